@@ -4,20 +4,17 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from shared.config import RunConfig
+from server import key_commands
 
 app = typer.Typer(no_args_is_help=True)
-keys = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
-app.add_typer(keys, name="keys")
+app.add_typer(key_commands.app, name="keys")
+app.command()(key_commands.invite)
 Run = Annotated[Path | None, typer.Argument(help="Folder of a run.")]
 RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
-RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
-Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 
 @app.callback()
@@ -58,6 +55,7 @@ def up(
 
     from server.live.certificates import check_certificates
     from server.live.keys import KEYS_FOLDER, ClientKeys
+    from server.live.live_config import read_live_config
     from server.live.run_display import RunDisplay
     from server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from server.live.superlink import max_reply_bytes
@@ -66,7 +64,7 @@ def up(
     from shared.files import make_private_folder
 
     run = run.resolve()
-    config = _read_config(scenario, [*(settings or []), f"out={run}"], "server up")
+    config = read_live_config(scenario, [*(settings or []), f"out={run}"], "server up")
     make_private_folder(run)
     console = Console()
     renewal = None
@@ -88,141 +86,6 @@ def up(
         is_finished = serve_run(config, superlink, client_keys, display, renewal)
     end = "finished" if is_finished else "stopped; the same command resumes it"
     console.print(f"{run}: {end}", soft_wrap=True)
-
-
-@keys.command()
-def create(
-    name: Name,
-    run: RunOption,
-    gateway: Annotated[
-        bool, typer.Option("--gateway", help="The key is for a gateway, which phones attach to.")
-    ] = False,
-) -> None:
-    """Make the key that a client needs to join a run, also while it is running.
-
-    Example: samara server keys create kitchen-orin --run runs/field
-    """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-
-    file = ClientKeys(run / KEYS_FOLDER).create(name, gateway)
-    print(
-        f"{file}: copy it to the {'gateway' if gateway else 'client'} {name}, then delete it here"
-    )
-
-
-@keys.command()
-def add(
-    name: Name, public: Annotated[Path, typer.Argument(help="Public key, PEM.")], run: RunOption
-) -> None:
-    """Register the key of a client that made it itself, such as a phone; also during a run.
-
-    Example: samara server keys add one phones/one.pem --run runs/field
-    """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-
-    print(f"{name}: may join as client {ClientKeys(run / KEYS_FOLDER).add(name, public).client}")
-
-
-@keys.command()
-def revoke(name: Name, run: RunOption) -> None:
-    """Revoke the key of a client, also while a run is running.
-
-    Example: samara server keys revoke kitchen-orin --run runs/field
-    """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-
-    print(f"{name}: revoked on {ClientKeys(run / KEYS_FOLDER).revoke(name).revoked}")
-
-
-@keys.command()
-def rotate(
-    name: Name,
-    run: RunOption,
-    public: Annotated[
-        Path | None,
-        typer.Argument(help="Public key (PEM) of a client that made it itself, such as a phone."),
-    ] = None,
-) -> None:
-    """Give a client a new key; it stays the same client, and its earlier key is refused.
-
-    Example: samara server keys rotate kitchen-orin --run runs/field
-    """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-
-    keys = ClientKeys(run / KEYS_FOLDER)
-    if public:
-        client = keys.rotate_to(name, public).client
-        print(f"{name}: stays client {client} with the key in {public}; a gateway needs it too")
-        return
-    file = keys.rotate(name)
-    print(f"{file}: copy it to {name} in place of its earlier key, then delete it here")
-
-
-@keys.command()
-def renew(run: RunOption) -> None:
-    """Give the server a new key and certificate; clients go on with the authority they have.
-
-    Example: samara server keys renew --run runs/field
-    """
-    from shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
-
-    file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
-    print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
-
-
-@keys.command()
-def operator(
-    file: Annotated[Path, typer.Argument(help="File of the private key, on your own machine.")],
-) -> None:
-    """Make the key with which you sign scenarios; the server does not need it.
-
-    Example: samara server keys operator operator.key
-    """
-    from server.live.scenario_signing import create_operator_key
-
-    print(f"{file}: key of operator {create_operator_key(file)}; keep it away from the server")
-
-
-@keys.command()
-def sign(
-    key: Annotated[Path, typer.Option(help="Key from `samara server keys operator`.")],
-    out: Annotated[Path, typer.Option(help="File for the clients.")],
-    scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
-    ] = None,
-) -> None:
-    """Sign a scenario, so that clients with it obey no other; scenario and --set of `server up`.
-
-    Example: samara server keys sign field.toml --key operator.key --out field.signed
-    """
-    from server.live.scenario_signing import sign_scenario
-
-    config = _read_config(scenario, settings or [], "server keys sign")
-    signed = sign_scenario(config, key, out)
-    print("\n".join([f"{out}: {signed.name}, for the clients", *signed.describe()]))
-
-
-@keys.command("list")
-def list_keys(run: RunOption) -> None:
-    """Show the keys of a run.
-
-    Example: samara server keys list --run runs/field
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-
-    table = Table("name", "client", "fingerprint", "created", "revoked")
-    client_keys = ClientKeys(run / KEYS_FOLDER)
-    for key in client_keys.read_all():
-        table.add_row(
-            key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
-        )
-    Console().print(table)
-    for damage in client_keys.find_damage():
-        print(damage)
 
 
 @app.command()
@@ -358,25 +221,3 @@ def _the_run(argument: Path | None, option: Path | None) -> Path:
     if len(given) != 1:
         raise ConfigError("name the folder of a run once, such as samara server inspect runs/first")
     return given[0]
-
-
-def _read_config(scenario: Path | None, assignments: list[str], command: str) -> "RunConfig":
-    """Read the settings of a live run, in which every client has its own data; store its files."""
-    from shared.blob_store import BlobStore
-    from shared.blobs import publish_blobs
-    from shared.config import RunConfig, load_scenario
-    from shared.errors import ConfigError
-    from shared.features import check_features
-    from shared.settings import parse_assignment
-
-    if scenario is not None:
-        config = load_scenario(scenario, assignments)
-    else:
-        config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
-    if config.evaluate.limit:
-        raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
-    cohort = config.cohort
-    config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
-    config = publish_blobs(config, BlobStore())
-    check_features({"engine": "flower", "clients": "board"} | config.features, command)
-    return config

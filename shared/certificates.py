@@ -55,7 +55,7 @@ def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
     Raises:
         SamaraError: if a file cannot be read, such as the authority's key when it has to sign.
     """
-    tls = _tls_files(folder)
+    tls = tls_files(folder)
     wanted = {"localhost", "127.0.0.1", socket.gethostname(), *names}
     make_folder(folder)
     if not tls.authority.exists():
@@ -76,7 +76,7 @@ def renew_certificate(folder: Path) -> TlsFiles:
     Raises:
         SamaraError: if the folder holds no certificate yet, or a file cannot be read.
     """
-    tls = _tls_files(folder)
+    tls = tls_files(folder)
     names = certificate_names(tls.certificate)
     if not _is_authority_current(tls.authority):
         _write_authority(folder)
@@ -93,7 +93,8 @@ def certificate_end(certificate: Path) -> datetime:
     return _read_certificate(certificate).not_valid_after_utc
 
 
-def _tls_files(folder: Path) -> TlsFiles:
+def tls_files(folder: Path) -> TlsFiles:
+    """Return the paths of the files that `make_certificates` makes in a folder."""
     return TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
 
 
@@ -130,12 +131,12 @@ def _write_authority(folder: Path) -> None:
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     builder = builder.add_extension(_key_usage(is_authority=True), critical=True)
-    write_durably(_tls_files(folder).authority, _pem(builder.sign(key, hashes.SHA256())))
+    write_durably(tls_files(folder).authority, _pem(builder.sign(key, hashes.SHA256())))
 
 
 def _write_certificate(folder: Path, names: Iterable[str]) -> None:
     """Write a new key of the server, and then its certificate."""
-    tls = _tls_files(folder)
+    tls = tls_files(folder)
     issuer_key, authority = _load_key(_authority_key(folder)), _read_certificate(tls.authority)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
         _key_identifier(authority)

@@ -194,6 +194,12 @@ class RejectedError(DeviceError):
     exit_status = 77  # EX_NOPERM of sysexits.h, which the systemd unit does not restart
 
 
+class InvitationError(DeviceError):
+    """A device cannot join a run by an invitation."""
+
+    refusal_code = RefusalCode.DEVICE
+
+
 class CodeError(DeviceError):
     """The server's app differs from the code that is installed on this machine."""
 

@@ -126,12 +126,15 @@ def make_private_folder(folder: Path) -> None:
 def write_secret(path: Path, secret: bytes) -> None:
     """Write a file that only its owner may read, at no moment with other permissions.
 
+    A crash leaves either the old content or the new, as of `write_durably`.
+
     Raises:
         OSError: if writing fails.
     """
-    path.touch(0o600, exist_ok=True)
-    path.chmod(0o600)
-    path.write_bytes(secret)
+    temporary = path.with_name(path.name + UNFINISHED)
+    temporary.unlink(missing_ok=True)  # it may have other permissions
+    temporary.touch(0o600)
+    write_durably(path, secret)
 
 
 def read_safetensors_metadata(data: bytes, key: str) -> dict[str, Any]:

@@ -20,8 +20,10 @@ def client() -> None:
 
 @app.command()
 def up(
-    superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
     name: Name,
+    superlink: Annotated[
+        str, typer.Option(help="Address of the server, host:port; default the one joined.")
+    ] = "",
     model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
@@ -85,22 +87,31 @@ def up(
     from devices.jetson.nvpmodel import check_power_mode
     from devices.live import client_supervisor as live
     from devices.live.client_folder import check_name, client_folder
+    from devices.live.join import read_joined_server
     from devices.live.limits import check_hours
     from devices.live.settings import (
         ClientSettings,
-        parse_address,
         resolve_device,
         resolve_device_settings,
     )
+    from shared.addresses import parse_address
     from shared.errors import ConfigError
     from shared.tasks.catalog import load_task
     from shared.tasks.embedded import check_data_is_given
 
-    parse_address(superlink)
     folder = client_folder(name, home)
+    if not superlink:
+        if (joined := read_joined_server(folder)) is None:
+            raise ConfigError(
+                "--superlink HOST:PORT is missing; or join first, with the line that "
+                "`samara server invite` prints on the server"
+            )
+        superlink, key, certs = joined.superlink, key or joined.key, certs or joined.certificates
+    parse_address(superlink)
     if not insecure and key is None and not dry_run:
         raise ConfigError(
-            "--key FILE is missing; create one with `samara server keys create` on the server"
+            "--key FILE is missing; create one with `samara server keys create` on the server, or "
+            "join by the line that `samara server invite` prints there"
         )
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
@@ -137,6 +148,27 @@ def up(
         live.dry_run(client_settings)
     else:
         live.up(client_settings, dashboard)
+
+
+@app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="Address of the server, host:port.")],
+    code: Annotated[str, typer.Argument(help="Code of the invitation.")],
+    name: Name,
+    home: Home = None,
+) -> None:
+    """Join a run by the line that `samara server invite` has printed; needed once.
+
+    Example: samara client join example.org:8000 CODE --name kitchen-orin
+    """
+    from devices.live.client_folder import client_folder
+    from devices.live.join import join_run
+    from shared.invitation import InvitationCode
+
+    folder = client_folder(name, home)
+    print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
+    at = f" --home {folder}" if home else ""
+    print(f"next: samara client up --name {name}{at} --model MODEL --data DATA --task TASK")
 
 
 @app.command()

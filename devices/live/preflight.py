@@ -26,7 +26,8 @@ from devices.hardware.run_step import examples_in_pass
 from devices.jetson import telemetry
 from devices.jetson.nvpmodel import read_power_mode
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
-from devices.live.settings import ClientSettings, parse_address
+from devices.live.settings import ClientSettings
+from shared.addresses import parse_address
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
 from shared.sections import ModelSettings

@@ -19,8 +19,6 @@ from shared.sections import EMBEDDED_MODEL
 from shared.settings import Scalar, describe, parse_assignment
 from shared.tasks.catalog import shipped_tasks
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
-
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 
@@ -94,18 +92,6 @@ class ClientSettings(DeviceLimits):
             return cls.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise DeviceError(f"{file}: cannot be read: {error}; run samara client up") from error
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Return the host and port of a SuperLink's address.
-
-    Raises:
-        ConfigError: if the address is not host:port.
-    """
-    match = _ADDRESS.fullmatch(address)
-    if not match or not 0 < int(match[2]) < 2**16:
-        raise ConfigError(f"--superlink {address}: write it as host:port, e.g. example.org:8000")
-    return match[1].strip("[]"), int(match[2])
 
 
 def resolve_device_settings(

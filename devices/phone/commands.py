@@ -228,9 +228,9 @@ def gateway_up(
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
     --phones phones --name gateway.example
     """
-    from devices.live.settings import parse_address
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
+    from shared.addresses import parse_address
     from shared.errors import ConfigError
 
     parse_address(superlink)

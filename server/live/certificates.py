@@ -1,9 +1,14 @@
-"""The certificate that an operator gives a server, instead of the one that Samara makes."""
+"""The certificates of a server: an operator's own, and what clients need of one."""
 
+import socket
 from pathlib import Path
 
-from shared.certificates import TlsFiles, certificate_names
+from shared.addresses import parse_address
+from shared.certificates import TlsFiles, certificate_names, tls_files
 from shared.errors import SamaraError
+
+DEFAULT_PORT = 8000
+"""Port of a server unless it is given another."""
 
 
 def check_certificates(certificate: Path, key: Path | None, authority: Path | None) -> TlsFiles:
@@ -30,3 +35,38 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
             "it; add IP:127.0.0.1 to its subject alternative names, or leave --cert out"
         )
     return tls
+
+
+def server_address(folder: Path, address: str = "") -> tuple[Path, str]:
+    """Return a server's authority, and the address by which its clients reach it.
+
+    Args:
+        folder: folder of the certificates that Samara made for the server.
+        address: host:port; empty for the name that the server was given.
+
+    Raises:
+        SamaraError: if there is no certificate yet, it is not for this address, or it has several
+            names of which one has to be chosen.
+    """
+    tls = tls_files(folder)
+    if not tls.certificate.exists():
+        raise SamaraError(
+            f"{tls.certificate}: is not made yet; start `samara server up` first, with --name HOST "
+            "for the name by which clients reach it"
+        )
+    names = certificate_names(tls.certificate)
+    if not address:
+        given = sorted(names - {"localhost", "127.0.0.1", socket.gethostname()})
+        if len(given) > 1:
+            raise SamaraError(
+                f"the server has the names {', '.join(given)}; say which with --address HOST:PORT"
+            )
+        host = given[0] if given else socket.gethostname()
+        address = f"[{host}]:{DEFAULT_PORT}" if ":" in host else f"{host}:{DEFAULT_PORT}"
+    host, _ = parse_address(address, "--address")
+    if host not in names:
+        raise SamaraError(
+            f"the server's certificate is for {', '.join(sorted(names))} and not for {host}: start "
+            f"`samara server up` with --name {host}, or give another --address"
+        )
+    return tls.authority, address

@@ -10,18 +10,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from server.live.key_pairs import encode_key, new_key, read_public_key
 from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
-from shared.errors import ClientKeyError, DeviceError, RevokedKeyError, SamaraError
+from shared.errors import ClientKeyError, RevokedKeyError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
-from shared.signing import normalize_public_key
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
@@ -100,11 +96,11 @@ class ClientKeys:
         Raises:
             SamaraError: if the name is used already, or cannot be a file name.
         """
-        self._check_name(name)
-        private, public = _new_key({key.client for key in self.read_all()})
+        self.check_name(name)
+        private, public = new_key({key.client for key in self.read_all()})
         make_folder(self._folder)
         secret_file = self._folder / f"{name}.key"
-        write_secret(secret_file, _encode_key(private))
+        write_secret(secret_file, encode_key(private))
         self._write(ClientKey(name, public.decode(), _now(), gateway=gateway))
         return secret_file
 
@@ -119,8 +115,23 @@ class ClientKeys:
             SamaraError: if the name is used already or cannot be a file name, the file holds no
                 public key on an elliptic curve, or another client has the same index.
         """
-        self._check_name(name)
-        added = ClientKey(name, self._read_new_key(file).decode(), _now())
+        return self.register(name, read_public_key(file), str(file))
+
+    def register(self, name: str, public_key: bytes, source: str) -> ClientKey:
+        """Register a public key, PEM, as `add` does.
+
+        Args:
+            name: name of the client.
+            public_key: PEM, as `normalize_public_key` returns it.
+            source: where the key is from, for messages.
+
+        Raises:
+            SamaraError: if the name is used already or cannot be a file name, or another client
+                has the same index.
+        """
+        self.check_name(name)
+        self._check_is_new(public_key, source)
+        added = ClientKey(name, public_key.decode(), _now())
         make_folder(self._folder)
         self._write(added)
         return added
@@ -135,9 +146,9 @@ class ClientKeys:
             SamaraError: if there is no key of this name, or it was revoked.
         """
         key = self._key_to_rotate(name)
-        private, public = _new_key({each.client for each in self.read_all()})
+        private, public = new_key({each.client for each in self.read_all()})
         secret_file = self._folder / f"{name}.key"
-        write_secret(secret_file, _encode_key(private) + index_line(key.client))
+        write_secret(secret_file, encode_key(private) + index_line(key.client))
         self._write(replace(key, public_key=public.decode(), created=_now(), index=key.client))
         return secret_file
 
@@ -152,8 +163,9 @@ class ClientKeys:
             SamaraError: as of `rotate` and `add`.
         """
         key = self._key_to_rotate(name)
-        public = self._read_new_key(file).decode()
-        rotated = replace(key, public_key=public, created=_now(), index=key.client)
+        public = read_public_key(file)
+        self._check_is_new(public, str(file))
+        rotated = replace(key, public_key=public.decode(), created=_now(), index=key.client)
         self._write(rotated)
         return rotated
 
@@ -202,6 +214,10 @@ class ClientKeys:
         """Return the text of `refusal`; empty if the holder of the key may take part."""
         return str(self.refusal(public_key) or "")
 
+    def find_by_name(self, name: str) -> ClientKey | None:
+        """Return the key of this name; None if there is none, or its file is damaged."""
+        return next((key for key in self.read_all() if key.name == name), None)
+
     def name_of(self, client: int) -> str:
         """Return the name of the key of a client; empty if there is none."""
         return next((key.name for key in self.read_all() if key.client == client), "")
@@ -224,25 +240,18 @@ class ClientKeys:
             holder = key.client if key else "nobody"
             raise ClientKeyError(f"its key is that of client {holder}, not {client}")
 
-    def _read_new_key(self, file: Path) -> bytes:
-        """Return the public key (PEM) in a file, which nobody in this run has or had first.
+    def _check_is_new(self, public_key: bytes, source: str) -> None:
+        """Check that nobody in this run has or had a public key first.
 
         Raises:
-            SamaraError: if the file holds no such key.
+            SamaraError: if somebody has, or has one of the same index.
         """
-        try:
-            public = normalize_public_key(file.read_bytes())
-        except OSError as error:
-            raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
-        except DeviceError as error:
-            raise SamaraError(f"{file}: {error}") from error
-        index = client_index_of_key(public)
+        index = client_index_of_key(public_key)
         for key in self.read_all():
             if index in (key.client, client_index_of_key(key.public_key.encode())):
                 raise SamaraError(
-                    f"{file}: {key.name} has this key, or one of the same index; make another key"
+                    f"{source}: {key.name} has this key, or one of the same index; make another key"
                 )
-        return public
 
     def _key_to_rotate(self, name: str) -> ClientKey:
         """Return the valid key of this name.
@@ -264,7 +273,7 @@ class ClientKeys:
         Raises:
             SamaraError: if there is none.
         """
-        key = next((key for key in self.read_all() if key.name == name), None)
+        key = self.find_by_name(name)
         if key is None:
             raise SamaraError(
                 f"{self._folder}: there is no key {name}; `samara server keys list` shows all"
@@ -297,7 +306,12 @@ class ClientKeys:
         # File systems count time in ticks, so a folder that has just changed is searched again.
         self._settled = modified if modified < now - _SETTLED_NANOSECONDS else None
 
-    def _check_name(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
+        """Check that a client can be given this name.
+
+        Raises:
+            SamaraError: if it cannot be a file name, or a key has it already.
+        """
         if not _NAME.fullmatch(name):
             raise SamaraError(
                 f"{name!r}: not a client's name; use letters, digits, '.', '_' and '-', at most 64"
@@ -355,26 +369,6 @@ def _is_value_of(name: str, value: object) -> bool:
     if name == "index":
         return value is None or (type(value) is int and 0 <= value <= MAX_CLIENT)
     return type(value) is (bool if name == "gateway" else str)
-
-
-def _encode_key(private: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a private key in the format that ``flower-supernode`` reads."""
-    return private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-
-
-def _new_key(used_indices: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """Return a private key whose client index is not in use, and its public key as PEM."""
-    while True:
-        private = ec.generate_private_key(ec.SECP384R1())
-        public = private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        if client_index_of_key(public) not in used_indices:
-            return private, public
 
 
 def _now() -> str:

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from server.live.fleet_filter import FleetFilter, RejectedRequestError
-from server.live.keys import ClientKeys, keys_of_environment
+from server.live.invitations import Invitations
+from server.live.join_filter import JoinFilter
+from server.live.keys import KEYS_VARIABLE, ClientKeys, keys_of_environment
 from server.live.open_requests import OpenRequests
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
 from shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
+from shared.invitation import JOIN_PATH
 from shared.rejection import HEADER, RejectionCode
 
 LIVE_VARIABLE = "SAMARA_LIVE"
@@ -47,7 +50,7 @@ _FETCHED_PATH = "/v1/runtime/confirm-message-received"
 _WATCHED_PATHS = (_SENT_PATH, _FETCHED_PATH, "/v1/control/start-run")
 _MAX_LOG_LINES = 1000
 _MAX_PATH = 100
-_OPEN_PATHS = (_FLEET_PATH, "/health", FILTER_PATH)
+_OPEN_PATHS = (_FLEET_PATH, JOIN_PATH, "/health", FILTER_PATH)
 _NO_SECRET_PATHS = (*_OPEN_PATHS, "/v1/runtime/")
 
 log = logging.getLogger("samara.server")
@@ -78,15 +81,22 @@ class AccessFilter:
         max_bytes: most bytes of a request to the fleet API.
         keys: client keys of the run; None lets any node send.
         secret: secret that opens the control API; empty keeps it closed.
+        invitations: invitations of the run; None if it has none.
     """
 
     def __init__(
-        self, app: Any, max_bytes: int, keys: ClientKeys | None = None, secret: bytes = b""
+        self,
+        app: Any,
+        max_bytes: int,
+        keys: ClientKeys | None = None,
+        secret: bytes = b"",
+        invitations: Invitations | None = None,
     ) -> None:
         requests = OpenRequests(max_bytes)
         self._secret = secret
         self._app, self._requests = app, requests
         self._fleet = FleetFilter(app, max_bytes, keys, requests)
+        self._join = JoinFilter(invitations)
         self._logged: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -95,6 +105,9 @@ class AccessFilter:
             await self._app(scope, receive, send)
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
+        if path.startswith(JOIN_PATH):
+            await self._join(scope, receive, send)
+            return
         status, headers = 403, []
         if path == FILTER_PATH:
             status = 204
@@ -190,7 +203,8 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     limits |= {"ws": "none", "access_log": False}
     secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()
     max_bytes = int(os.environ[MAX_BYTES_VARIABLE])
-    serve(AccessFilter(app, max_bytes, keys, secret), **settings | limits)
+    invitations = Invitations(Path(os.environ[KEYS_VARIABLE]).parent) if keys else None
+    serve(AccessFilter(app, max_bytes, keys, secret, invitations), **settings | limits)
 
 
 def main() -> None:

@@ -33,11 +33,11 @@ from devices.live.preflight import (
 )
 from devices.live.settings import (
     ClientSettings,
-    parse_address,
     resolve_device,
     resolve_device_settings,
 )
 from samara.command import app
+from shared.addresses import parse_address
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
 from shared.sections import ModelSettings

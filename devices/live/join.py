@@ -1,0 +1,179 @@
+"""Joining a run by an invitation: the key is made here, and only its public half leaves.
+
+CLIENT/own.key        the private key, made at the first try and kept for the next
+CLIENT/ca.pem         the authority that verifies the server
+CLIENT/scenarios/     the operator's signed scenario, if the invitation has one
+CLIENT/joined.json    address of the server; written last
+"""
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from client.protocol.scenario_folder import ScenarioFolder
+from devices.live.client_folder import UP_LOCK, check_not_moved
+from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from devices.live.local_trainer import ANOTHER_SERVES
+from devices.live.processes import exclusive_lock
+from shared.addresses import parse_address
+from shared.errors import ConfigError, DeviceError, InvitationError
+from shared.files import make_private_folder, write_durably
+from shared.invitation import (
+    JOIN_PATH,
+    MAX_WELCOME_BYTES,
+    InvitationCode,
+    JoinRequest,
+    Welcome,
+    join_proof,
+)
+from shared.signed_scenario import SignedScenario
+from shared.signing import SigningKey
+
+AUTHORITY_FILE = "ca.pem"
+"""Name of the file with the server's authority in the folder of a client that has joined."""
+JOINED_FILE = "joined.json"
+_SECONDS = 20.0
+_REASONS = {
+    400: "the server does not understand this version's request; install the server's version",
+    403: "the key that was registered by this invitation was revoked; ask for another invitation, "
+    "with another name",
+    404: "the server has no such invitation (any more); ask for another one",
+    409: "the invitation was used with another key. If that was not you, tell the operator, who "
+    "revokes it: `samara server keys revoke`",
+    410: "the invitation has ended; ask for another one",
+    422: "another client of the run has this key, or one of the same index; delete {key}, and the "
+    "same command makes another",
+    429: "the server gets too many requests from this address; try again in a minute",
+}
+
+
+class JoinedServer(NamedTuple):
+    """The server of a client that has joined by an invitation.
+
+    Attributes:
+        superlink: its address, host:port.
+        key: private key file of the client.
+        certificates: file of the server's authority, PEM.
+    """
+
+    superlink: str
+    key: Path
+    certificates: Path
+
+
+def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
+    """Register this device's own key at a server, and keep what the invitation lets it trust.
+
+    The same call goes on after an interruption at any point, with the same key.
+
+    Args:
+        address: server, host:port.
+        code: code of the invitation.
+        folder: folder of the client; made if it is missing.
+
+    Returns:
+        Sentences about the client for its owner.
+
+    Raises:
+        SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
+            refuses.
+    """
+    host, port = parse_address(address, "the server's address")
+    key = folder / OWN_KEY_FILE
+    try:
+        make_private_folder(folder)
+        with exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES):
+            check_not_moved(folder)
+            create_key(key)
+            welcome = _fetch_welcome(host, port, code)
+            scenario = (
+                SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
+            )
+            _register(host, port, welcome, code, key)
+            lines = [f"client {read_client_index(key)} of {address}"]
+            if scenario:
+                ScenarioFolder(folder).add(scenario)
+                lines += scenario.describe()
+            write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
+            write_durably(folder / JOINED_FILE, json.dumps({"superlink": address}).encode())
+    except OSError as error:
+        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+    return lines
+
+
+def read_joined_server(folder: Path) -> JoinedServer | None:
+    """Return the server that a client has joined; None if it never joined by an invitation.
+
+    Raises:
+        DeviceError: if the file about it is damaged.
+    """
+    file = folder / JOINED_FILE
+    try:
+        superlink = json.loads(file.read_bytes())["superlink"]
+        parse_address(superlink)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        raise DeviceError(f"{file}: damaged; delete it and join again") from error
+    return JoinedServer(superlink, folder / OWN_KEY_FILE, folder / AUTHORITY_FILE)
+
+
+def _fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
+    """Return what the invitation lets this device trust, from whoever answers."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    status, body = _request(host, port, anybody, "GET", f"{JOIN_PATH}/{code.identifier}")
+    if status != 200:
+        raise InvitationError(_reason(status))
+    return Welcome.decode(body, code.trusted)
+
+
+def _register(host: str, port: int, welcome: Welcome, code: InvitationCode, key: Path) -> None:
+    """Send the public key to the server that the authority of the invitation verifies."""
+    signing = SigningKey(key)
+    signature = signing.sign(join_proof(code.secret))
+    request = JoinRequest(code.secret, signing.public, signature)
+    try:
+        verified = ssl.create_default_context(cadata=welcome.authority)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvitationError("the invitation holds no certificate; ask for another one") from error
+    status, _ = _request(host, port, verified, "POST", JOIN_PATH, request.encode())
+    if status != 200:
+        raise InvitationError(_reason(status, key))
+
+
+def _request(
+    host: str, port: int, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None
+) -> tuple[int, bytes]:
+    """Return the status and body of a server's answer.
+
+    Raises:
+        InvitationError: if the server does not answer, is not verified, or says too much.
+    """
+    connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        answer = response.read(MAX_WELCOME_BYTES + 1)
+    except ssl.SSLCertVerificationError as error:
+        raise InvitationError(
+            f"{host} is not verified by the authority of the invitation: {error.verify_message}; "
+            "nothing was sent to it. Check the address, or ask for another invitation"
+        ) from error
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
+        raise InvitationError(
+            f"no answer by TLS from {host}:{port}: {error or type(error).__name__}; check address, "
+            "port and firewall, and that the server is up"
+        ) from error
+    finally:
+        connection.close()
+    if len(answer) > MAX_WELCOME_BYTES:
+        raise InvitationError(f"{host}:{port} answers with more than an invitation has")
+    return response.status, answer
+
+
+def _reason(status: int, key: Path | str = OWN_KEY_FILE) -> str:
+    reason = _REASONS.get(status, f"the server answers with status {status}; see its log")
+    return reason.format(key=key)

@@ -1,0 +1,150 @@
+"""The invitations of a run: who may register a key of a client's own making, once, and until when.
+
+RUN/invitations/ID.json   the client's name, the end, and what its device is to trust; not the code
+
+An invitation is used by registering the key of its name, which is one write of one file: a server
+that is killed has either registered it or not, and a device that repeats its request gets the same
+answer.
+"""
+
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from shared.errors import SamaraError
+from shared.files import make_private_folder, write_durably
+from shared.invitation import InvitationCode, JoinRequest, Welcome
+from shared.signed_scenario import read_scenario
+
+INVITATIONS_FOLDER = "invitations"
+
+
+class JoinError(Exception):
+    """A request to join that is refused.
+
+    Args:
+        status: HTTP status of the answer, from which the device knows the reason.
+        reason: reason for the server's log.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class _Invitation:
+    name: str
+    end: str
+    authority: str
+    scenario: str
+
+
+def invite_client(
+    run: Path, name: str, authority: Path, scenario: Path | None, end: datetime
+) -> InvitationCode:
+    """Return the code of a new invitation, which takes the place of an earlier one of its name.
+
+    Args:
+        run: folder of the run.
+        name: name of the client.
+        authority: certificate that verifies the server's, PEM.
+        scenario: file of the operator's signed scenario; None if there is none.
+        end: time until which a key can be registered.
+
+    Raises:
+        SamaraError: if the client cannot be given this name, or a file cannot be read or written.
+    """
+    ClientKeys(run / KEYS_FOLDER).check_name(name)
+    folder = run / INVITATIONS_FOLDER
+    signed = read_scenario(scenario).encode().decode() if scenario else ""
+    try:
+        welcome = Welcome(authority.read_text(encoding="ascii"), signed)
+        code = InvitationCode(welcome.digest, secrets.token_bytes(16))
+        invitation = _Invitation(name, end.isoformat(), welcome.authority, welcome.scenario)
+        make_private_folder(folder)
+        for file in folder.glob("*.json"):
+            earlier = _read(file)
+            if earlier is None or earlier.name == name or _has_ended(earlier):
+                file.unlink()
+        write_durably(_file(folder, code.identifier), json.dumps(asdict(invitation)).encode())
+    except (OSError, ValueError) as error:
+        raise SamaraError(f"{name} cannot be invited: {error}") from error
+    return code
+
+
+class Invitations:
+    """The invitations of a run, for the process that answers devices.
+
+    Args:
+        run: folder of the run.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._folder, self._keys = run / INVITATIONS_FOLDER, ClientKeys(run / KEYS_FOLDER)
+
+    def welcome(self, identifier: str) -> bytes:
+        """Return what the device of an invitation is to trust, encoded.
+
+        Args:
+            identifier: name of the invitation, 32 hex digits.
+
+        Raises:
+            JoinError: if there is no such invitation.
+        """
+        invitation = self._find(identifier)
+        return Welcome(invitation.authority, invitation.scenario).encode()
+
+    def redeem(self, request: JoinRequest) -> str:
+        """Register the key of a device; return the name of its client.
+
+        A device that sends the same key again gets the same answer, also after the end.
+
+        Raises:
+            JoinError: if there is no such invitation, it has ended or was used with another key,
+                or the key cannot be registered.
+        """
+        invitation = self._find(request.identifier)
+        name = invitation.name
+        if key := self._keys.find_by_name(name):
+            if key.public_key.encode() != request.public_key:
+                raise JoinError(409, f"the invitation of {name} was used with another key")
+            if key.revoked:
+                raise JoinError(403, f"the key of {name} was revoked on {key.revoked}")
+            return name
+        if _has_ended(invitation):
+            raise JoinError(410, f"the invitation of {name} ended on {invitation.end}")
+        try:
+            self._keys.register(name, request.public_key, "its key")
+        except SamaraError as error:
+            raise JoinError(422, str(error)) from error
+        except OSError as error:
+            raise JoinError(503, f"the key of {name} cannot be written: {error}") from error
+        return name
+
+    def _find(self, identifier: str) -> _Invitation:
+        invitation = _read(_file(self._folder, identifier))
+        if invitation is None:
+            raise JoinError(404, "has a code that is of no invitation, or of an earlier one")
+        return invitation
+
+
+def _file(folder: Path, identifier: str) -> Path:
+    return folder / f"{identifier}.json"
+
+
+def _read(file: Path) -> _Invitation | None:
+    """Return an invitation; None if its file is missing or damaged."""
+    try:
+        invitation = _Invitation(**json.loads(file.read_text(encoding="utf-8")))
+        datetime.fromisoformat(invitation.end)
+    except (OSError, ValueError, TypeError):
+        return None
+    return invitation
+
+
+def _has_ended(invitation: _Invitation) -> bool:
+    return datetime.now(UTC) > datetime.fromisoformat(invitation.end)

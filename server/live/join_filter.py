@@ -1,0 +1,124 @@
+"""Requests of devices that join by an invitation: what is read of them, how many, and the answer.
+
+Whoever reaches the server may send them, so a request is bounded in bytes, time and number before
+anything is looked up.
+"""
+
+import asyncio
+import ipaddress
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from server.live.invitations import Invitations, JoinError
+from shared.errors import InvitationError
+from shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
+
+MAX_REQUESTS = 30
+"""Most requests of one address within `WINDOW_SECONDS`; joining takes two."""
+WINDOW_SECONDS = 60.0
+BODY_SECONDS = 10.0
+"""Time from a request's headers to the end of its body."""
+_MAX_ADDRESSES = 10_000
+"""Most addresses that are counted at once; further ones wait for the next window."""
+_IDENTIFIER = re.compile(r"[0-9a-f]{32}")
+
+log = logging.getLogger("samara.server")
+
+
+class JoinFilter:
+    """ASGI app that answers devices with an invitation.
+
+    Args:
+        invitations: invitations of the run; None if any client may join, without a key.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, invitations: Invitations | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._invitations, self._clock = invitations, clock
+        self._counts, self._window_end = Counter[str](), 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; a refusal is a status without a text."""
+        host = (scope.get("client") or ("",))[0]
+        try:
+            self._count(host)
+            status, body = 200, await self._answer(scope, receive, host)
+        except JoinError as error:
+            status, body = error.status, b""
+            log.warning("%s was not let in by an invitation: %s", host, error.reason)
+        headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Any, receive: Any, host: str) -> bytes:
+        if self._invitations is None:
+            raise JoinError(404, "this run has no keys, so nobody needs an invitation")
+        method, path = scope["method"], scope["path"]
+        _, _, identifier = path.partition(f"{JOIN_PATH}/")
+        if method == "GET" and _IDENTIFIER.fullmatch(identifier):
+            return self._invitations.welcome(identifier)
+        if method != "POST" or path != JOIN_PATH:
+            raise JoinError(404, "requested what there is not")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _read_body(receive)
+            name = self._invitations.redeem(JoinRequest.decode(body))
+        except TimeoutError:
+            raise JoinError(408, f"sent no whole request within {BODY_SECONDS:g} s") from None
+        except InvitationError as error:
+            raise JoinError(400, str(error)) from error
+        log.warning("%s has joined as %s by its invitation", host, name)
+        return json.dumps({"name": name}).encode()
+
+    def _count(self, host: str) -> None:
+        """Count a request of an address; those of one /64 of IPv6 are one.
+
+        Raises:
+            JoinError: if there were too many.
+        """
+        if (now := self._clock()) >= self._window_end:
+            self._counts.clear()
+            self._window_end = now + WINDOW_SECONDS
+        place = _place_of(host)
+        if self._counts[place] >= MAX_REQUESTS or (
+            place not in self._counts and len(self._counts) >= _MAX_ADDRESSES
+        ):
+            raise JoinError(429, f"sent over {MAX_REQUESTS} requests within {WINDOW_SECONDS:g} s")
+        self._counts[place] += 1
+
+
+async def _read_body(receive: Any) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        JoinError: if it is too long, or its sender leaves before the end.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise JoinError(400, "left before the end of a request")
+        body += message.get("body", b"")
+        if len(body) > MAX_REQUEST_BYTES:
+            raise JoinError(413, f"sent more than {MAX_REQUEST_BYTES} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _place_of(host: str) -> str:
+    """Return what a sender of many addresses cannot change: of IPv6 the first 64 bits."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

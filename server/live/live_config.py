@@ -1,0 +1,34 @@
+"""The settings of a live run, as the commands of a server read them."""
+
+from pathlib import Path
+
+from shared.blob_store import BlobStore
+from shared.blobs import publish_blobs
+from shared.config import RunConfig, load_scenario
+from shared.errors import ConfigError
+from shared.features import check_features
+from shared.settings import parse_assignment
+
+
+def read_live_config(scenario: Path | None, assignments: list[str], command: str) -> RunConfig:
+    """Return the settings of a run in which every client has its own data, and store its files.
+
+    Args:
+        scenario: scenario file; None for the defaults.
+        assignments: ``key=value`` as given to ``--set``.
+        command: command that reads them, for messages.
+
+    Raises:
+        SamaraError: if a setting is wrong, or is not for a live run.
+    """
+    if scenario is not None:
+        config = load_scenario(scenario, assignments)
+    else:
+        config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
+    if config.evaluate.limit:
+        raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
+    cohort = config.cohort
+    config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
+    config = publish_blobs(config, BlobStore())
+    check_features({"engine": "flower", "clients": "board"} | config.features, command)
+    return config

@@ -1,0 +1,58 @@
+"""A device joins a live server by the line of its invitation, and takes part with what it got."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import samara
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "adapter.layers": "top:1",
+    "rounds": 1,
+    "steps": 1,
+    "queries": 2,
+    "batch": 4,
+    "learning-rate": 0.01,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "evaluate.test": False,
+    "cohort.available": 1,
+    "cohort.minimum": 1,
+}
+
+
+def test_a_client_that_joined_by_one_line_takes_part(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("o")  # short: sockets lie in it
+    address = f"127.0.0.1:{20_000 + (os.getpid() + 7) % 20_000}"
+    key, signed = folder / "operator.key", folder / "field.signed"
+    samara(folder, "server", "keys", "operator", str(key))
+    settings = [word for k, v in SETTINGS.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+    samara(folder, "server", "keys", "sign", "--key", str(key), "--out", str(signed), *settings)
+    with LiveRun(folder, SETTINGS, [], address) as live:
+        live.start_server()
+        live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
+        live.wait(lambda: "listening on" in live.said(), "the server")
+        asked = ["invite", "kitchen", "--run", str(live.run), "--address", address]
+        line = samara(folder, "server", *asked, "--scenario", str(signed)).splitlines()[0]
+        home = ["--home", str(live.home("kitchen"))]
+        words = shlex.split(line)[1:]
+        assert "signed by operator" in samara(folder, *words, *home)
+        live.start("kitchen", ["client", "up", "--name", "kitchen", *home, "--set", "threads=1"])
+        server = live.server
+        assert server is not None
+        live.wait(lambda: server.poll() is not None, "the end of the run")
+        assert server.returncode == 0, live.said()[-2000:]
+        live.check()
+        assert "1 signed by operator" in live.said("kitchen")
+        assert "has joined as kitchen" in Path(live.run / "log.jsonl").read_text()
+        result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
+        assert [event["reports"] for event in result["rounds"]] == [1]

@@ -1,0 +1,426 @@
+"""A device joins a run by one line over TLS; whoever has no valid code, or is between, does not."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from golden.golden_scenario import golden_scenario
+from typer.testing import CliRunner
+
+from devices.live.client_folder import UP_LOCK
+from devices.live.join import AUTHORITY_FILE, JOINED_FILE, join_run, read_joined_server
+from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from samara.command import app as samara
+from server.commands import app as server_commands
+from server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
+from server.live.join_filter import MAX_REQUESTS, JoinFilter
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.superlink import AccessFilter
+from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
+from shared.invitation import (
+    JOIN_PATH,
+    MAX_REQUEST_BYTES,
+    MAX_WELCOME_BYTES,
+    InvitationCode,
+    JoinRequest,
+    Welcome,
+    join_proof,
+)
+from shared.signing import SigningKey
+
+SOON = timedelta(hours=1)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@contextmanager
+def serve(app: Any, run: Path) -> Iterator[str]:
+    """Serve an app over TLS with the certificate of a run; yield the address."""
+    tls = make_certificates(run / CERTIFICATES_FOLDER, [])
+    settings = uvicorn.Config(
+        app, "127.0.0.1", 0, ws="none", lifespan="off", log_level="error", access_log=False,
+        ssl_certfile=str(tls.certificate), ssl_keyfile=str(tls.key),
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+            assert thread.is_alive()
+        yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def no_flower(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("a request to join is none of Flower's")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    make_certificates(folder / CERTIFICATES_FOLDER, [])
+    return folder
+
+
+@pytest.fixture
+def address(run: Path) -> Iterator[str]:
+    access = AccessFilter(
+        no_flower, 10_000, ClientKeys(run / KEYS_FOLDER), b"secret", Invitations(run)
+    )
+    with serve(access, run) as served:
+        yield served
+
+
+def invite(run: Path, name: str = "kitchen", scenario: Path | None = None) -> InvitationCode:
+    authority = run / CERTIFICATES_FOLDER / "ca.pem"
+    return invite_client(run, name, authority, scenario, datetime.now(UTC) + SOON)
+
+
+def names(run: Path) -> list[str]:
+    return [key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()]
+
+
+def post(address: str, body: bytes) -> int:
+    answer = httpx.post(f"https://{address}{JOIN_PATH}", content=body, verify=False)
+    assert not answer.is_success or json.loads(answer.content).keys() == {"name"}
+    return answer.status_code
+
+
+def request_of(code: InvitationCode, key: Path) -> JoinRequest:
+    create_key(key)
+    signing = SigningKey(key)
+    return JoinRequest(code.secret, signing.public, signing.sign(join_proof(code.secret)))
+
+
+def test_a_device_joins_by_one_line_and_its_key_stays_there(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "field.signed"
+    scenario.write_bytes(golden_scenario().encode())
+    runner = CliRunner()
+    shown = runner.invoke(
+        server_commands,
+        [
+            "invite",
+            "kitchen",
+            f"--run={run}",
+            f"--address={address}",
+            f"--scenario={scenario}",
+            "--qr",
+        ],
+    )
+    assert shown.exit_code == 0, shown.output
+    line, picture = shown.stdout.split("\n", 1)
+    assert picture.count("█") > 100
+    assert not any(line.split()[4] in f.read_text() for f in run.rglob("*.json"))
+    program, *words = line.split()
+    assert program == "samara"
+    home = tmp_path / "device"
+    joined = runner.invoke(samara, [*words, "--home", str(home)])
+    assert joined.exit_code == 0, joined.output
+    assert "signed by operator" in joined.output
+    (key,) = ClientKeys(run / KEYS_FOLDER).read_all()
+    assert (key.name, key.public_key.encode()) == (
+        "kitchen",
+        SigningKey(home / OWN_KEY_FILE).public,
+    )
+    assert f"client {key.client} of {address}" in joined.output
+    assert read_client_index(home / OWN_KEY_FILE) == key.client
+    assert (home / AUTHORITY_FILE).read_text() == (run / CERTIFICATES_FOLDER / "ca.pem").read_text()
+    assert list((home / "scenarios").glob("*.signed"))
+    server = read_joined_server(home)
+    assert server is not None
+    assert server == (address, home / OWN_KEY_FILE, home / AUTHORITY_FILE)
+    secret_line = (home / OWN_KEY_FILE).read_text().splitlines()[1]
+    assert not any(secret_line in file.read_text() for file in run.rglob("*") if file.is_file())
+    assert home.stat().st_mode & 0o077 == 0
+    assert (run / INVITATIONS_FOLDER).stat().st_mode & 0o077 == 0
+
+
+def test_client_up_takes_server_key_and_authority_from_the_folder(tmp_path: Path) -> None:
+    up = ["client", "up", "--name", "kitchen", "--home", str(tmp_path / "home")]
+    missing = CliRunner().invoke(samara, up)
+    assert "samara server invite" in str(missing.exception)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / JOINED_FILE).write_text('{"superlink": "nowhere"}')
+    damaged = CliRunner().invoke(samara, up)
+    assert "join again" in str(damaged.exception)
+
+
+def test_wrong_and_broken_codes(run: Path, address: str, tmp_path: Path) -> None:
+    code = invite(run)
+    for text in ("", "a" * 56, str(code)[:-1], str(code)[::-1], f"{code}{code}", "é" * 56):
+        with pytest.raises(InvitationError, match="not whole"):
+            InvitationCode.parse(text)
+    assert InvitationCode.parse(f" {str(code).upper()}\n") == code
+    other = InvitationCode(code.trusted, bytes(16))
+    with pytest.raises(InvitationError, match="no such invitation"):
+        join_run(address, other, tmp_path / "home")
+    assert post(address, request_of(other, tmp_path / "key").encode()) == 404
+    assert names(run) == []
+
+
+def test_a_code_is_for_one_device_and_that_one_may_repeat_it(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    code = invite(run)
+    for _ in range(2):
+        join_run(address, code, tmp_path / "first")
+    with pytest.raises(InvitationError, match="used with another key"):
+        join_run(address, code, tmp_path / "second")
+    assert not (tmp_path / "second" / JOINED_FILE).exists()
+    (key,) = ClientKeys(run / KEYS_FOLDER).read_all()
+    assert key.public_key.encode() == SigningKey(tmp_path / "first" / OWN_KEY_FILE).public
+    with pytest.raises(SamaraError, match="has this name already"):
+        invite(run)
+    ClientKeys(run / KEYS_FOLDER).revoke("kitchen")
+    with pytest.raises(InvitationError, match="was revoked"):
+        join_run(address, code, tmp_path / "first")
+
+
+def test_a_recorded_request_lets_nobody_else_in(run: Path, address: str, tmp_path: Path) -> None:
+    code = invite(run)
+    recorded = request_of(code, tmp_path / "key")
+    assert post(address, recorded.encode()) == 200
+    before = (run / KEYS_FOLDER / "kitchen.json").read_bytes()
+    assert post(address, recorded.encode()) == 200  # the same key: nothing changes
+    mine = request_of(code, tmp_path / "mine")
+    stolen = JoinRequest(recorded.secret, mine.public_key, recorded.signature)
+    assert post(address, stolen.encode()) == 400  # not signed with the key that it names
+    assert post(address, mine.encode()) == 409
+    assert (run / KEYS_FOLDER / "kitchen.json").read_bytes() == before
+    # what was signed for one invitation is nothing for another
+    second = invite(run, "garden")
+    elsewhere = JoinRequest(second.secret, recorded.public_key, recorded.signature)
+    assert post(address, elsewhere.encode()) == 400
+
+
+def test_an_invitation_ends_and_a_later_one_takes_its_place(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    authority = run / CERTIFICATES_FOLDER / "ca.pem"
+    ended = invite_client(run, "kitchen", authority, None, datetime.now(UTC) - timedelta(seconds=1))
+    with pytest.raises(InvitationError, match="has ended"):
+        join_run(address, ended, tmp_path / "home")
+    first, second = invite(run), invite(run)
+    for code in (ended, first):
+        with pytest.raises(InvitationError, match="no such invitation"):
+            join_run(address, code, tmp_path / "home")
+    assert len(list((run / INVITATIONS_FOLDER).iterdir())) == 1
+    join_run(address, second, tmp_path / "home")
+
+
+def test_two_devices_race_for_one_code(run: Path, address: str, tmp_path: Path) -> None:
+    for number in range(6):
+        code = invite(run, f"client-{number}")
+        bodies = [request_of(code, tmp_path / f"{number}-{k}").encode() for k in range(2)]
+        start = threading.Barrier(2)
+
+        def send(body: bytes, start: threading.Barrier = start) -> int:
+            start.wait()
+            return post(address, body)
+
+        with ThreadPoolExecutor(2) as both:
+            assert sorted(both.map(send, bodies)) == [200, 409]
+    assert len(names(run)) == 6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"[" * 2000, b"\xff\xfe", b'{"secret": 1}',
+        b'{"public-key": "", "secret": "", "signature": ""}',
+        b'{"public-key": "-----BEGIN", "secret": "zz", "signature": "00"}',
+        b'{"extra": "", "public-key": "", "secret": "", "signature": ""}',
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_requests(run: Path, address: str, body: bytes) -> None:
+    assert post(address, body) == 400
+
+
+def test_bodies_and_paths_are_bounded(run: Path, address: str) -> None:
+    code = invite(run)
+    assert post(address, b"x" * (MAX_REQUEST_BYTES + 1)) == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"x" * MAX_REQUEST_BYTES
+
+    try:
+        answer = httpx.post(f"https://{address}{JOIN_PATH}", content=endless(), verify=False)
+        assert answer.status_code == 413
+    except httpx.WriteError:
+        pass  # the connection is closed before all is sent
+    for path in ("x", "../keys/kitchen", f"{code.identifier}/..", "A" * 32, "0" * 32, "%00" * 32):
+        answer = httpx.get(f"https://{address}{JOIN_PATH}/{path}", verify=False)
+        assert (answer.status_code, answer.content) in [(404, b""), (403, b"")], path
+    assert httpx.delete(f"https://{address}{JOIN_PATH}", verify=False).status_code == 404
+
+
+def test_requests_are_counted_by_address_and_a_key_by_its_index(run: Path, tmp_path: Path) -> None:
+    clock, code = Clock(), invite(run)
+    with serve(JoinFilter(Invitations(run), clock), run) as address:
+        url = f"https://{address}{JOIN_PATH}/{'0' * 32}"
+        with httpx.Client(verify=False) as client:
+            statuses = [client.get(url).status_code for _ in range(MAX_REQUESTS + 1)]
+        assert statuses == [404] * MAX_REQUESTS + [429]
+        with pytest.raises(InvitationError, match="try again in a minute"):
+            join_run(address, code, tmp_path / "home")
+        clock.seconds = 60
+        ClientKeys(run / KEYS_FOLDER).register(
+            "garden", SigningKey(tmp_path / "home" / OWN_KEY_FILE).public, "a test"
+        )
+        with pytest.raises(InvitationError, match=r"own\.key, and the\s+same command"):
+            join_run(address, code, tmp_path / "home")
+        (tmp_path / "home" / OWN_KEY_FILE).unlink()
+        join_run(address, code, tmp_path / "home")
+    with serve(JoinFilter(None), run) as insecure, pytest.raises(InvitationError, match="no such"):
+        join_run(insecure, code, tmp_path / "home")
+
+
+def test_nothing_is_told_to_another_server(run: Path, tmp_path: Path) -> None:
+    """Somebody between answers with all that is public, and with a certificate of his own."""
+    code = invite(run)
+    welcome = Invitations(run).welcome(code.identifier)
+    got: list[tuple[str, str]] = []
+    answers = {
+        "what is public": welcome,
+        "his own": Welcome("mine").encode(),
+        "too much": b"x" * (MAX_WELCOME_BYTES + 2),
+        "nothing": b"",
+    }
+
+    def impostor(answer: bytes) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            got.append((scope["method"], scope["path"]))
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": answer})
+
+        return app
+
+    messages = {}
+    for what, answer in answers.items():
+        with (
+            serve(impostor(answer), tmp_path / "impostor") as address,
+            pytest.raises(InvitationError) as error,
+        ):
+            join_run(address, code, tmp_path / "home")
+        messages[what] = str(error.value)
+    assert "is not verified by the authority" in messages["what is public"]
+    assert "somebody is between" in messages["his own"]
+    assert "somebody is" in messages["nothing"]
+    assert "more than an invitation has" in messages["too much"]
+    assert {method for method, _ in got} == {"GET"}
+    assert all(code.secret.hex() not in path for _, path in got)
+    assert sorted(p.name for p in (tmp_path / "home").iterdir() if p.name != UP_LOCK) == [
+        OWN_KEY_FILE
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        silent = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(InvitationError, match="no answer by TLS"):
+        join_run(silent, code, tmp_path / "home")
+
+
+def test_a_scenario_of_another_operator_is_not_taken(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "field.signed"
+    scenario.write_bytes(golden_scenario().encode())
+    (tmp_path / "home" / "scenarios").mkdir(parents=True)
+    (tmp_path / "home" / "scenarios" / "operator.pem").write_text("another")
+    with pytest.raises(ScenarioError, match="this client accepts"):
+        join_run(address, invite(run, scenario=scenario), tmp_path / "home")
+    assert not (tmp_path / "home" / JOINED_FILE).exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import shared.files as files
+count, at = 0, int(sys.argv[1])
+def killing(function):
+    def call(*arguments):
+        global count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+os.fsync, os.replace = killing(os.fsync), killing(os.replace)
+from devices.live.join import join_run
+from shared.invitation import InvitationCode
+join_run(sys.argv[2], InvitationCode.parse(sys.argv[3]), Path(sys.argv[4]))
+print(count)
+"""
+
+
+def test_a_join_that_is_killed_anywhere_goes_on(run: Path, address: str, tmp_path: Path) -> None:
+    code, home = invite(run), tmp_path / "home"
+
+    def start(at: int) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", KILLED, str(at), address, str(code), str(home)]
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+
+    keys = set()
+    at = 1
+    while (done := start(at)).returncode == -signal.SIGKILL:
+        keys |= {key.public_key for key in ClientKeys(run / KEYS_FOLDER).read_all()}
+        at += 1
+    assert done.returncode == 0, done.stderr
+    assert at > 6
+    (key,) = ClientKeys(run / KEYS_FOLDER).read_all()
+    assert keys <= {key.public_key}
+    assert SigningKey(home / OWN_KEY_FILE).public == key.public_key.encode()
+    assert read_joined_server(home) is not None
+
+
+def test_invitations_that_cannot_be_made(run: Path, tmp_path: Path) -> None:
+    def message(*arguments: str) -> str:
+        shown = CliRunner().invoke(server_commands, ["invite", *arguments])
+        assert shown.exit_code
+        return str(shown.exception)
+
+    on = ("--run", str(run))
+    assert "not a client's name" in message("../x", *on)
+    assert "and not for example.org" in message("kitchen", *on, "--address", "example.org:8000")
+    assert "write it as host:port" in message("kitchen", *on, "--address", "localhost")
+    assert "is not made yet" in message("kitchen", "--run", str(tmp_path / "none"))
+    assert "no such" in message("kitchen", *on, "--scenario", str(tmp_path / "none")).lower()
+    make_certificates(run / CERTIFICATES_FOLDER, ["a.example", "b.example"])
+    assert "a.example, b.example; say which" in message("kitchen", *on)
+    assert not (run / INVITATIONS_FOLDER).exists()
+
+
+def test_a_client_that_runs_is_not_joined_beside_it(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    from filelock import FileLock
+
+    (tmp_path / "home").mkdir()
+    with FileLock(tmp_path / "home" / UP_LOCK), pytest.raises(DeviceError):
+        join_run(address, invite(run), tmp_path / "home")
