@@ -201,7 +201,7 @@ class InvitationError(DeviceError):
 
 
 class CodeError(DeviceError):
-    """The server's app differs from the code that is installed on this machine."""
+    """The server's version of Samara asks for what the installed one does not know."""
 
     refusal_code = RefusalCode.CODE
 

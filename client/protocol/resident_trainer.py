@@ -31,8 +31,9 @@ from client.training.model_runtime import ModelRuntime, load_run
 from shared.blob_store import BlobStore
 from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, ModelError, SamaraError, ScenarioError
+from shared.errors import CodeError, ConfigError, DataError, ModelError, SamaraError, ScenarioError
 from shared.runs import identity_bytes, run_id_of
+from shared.settings import describe, flattened
 from shared.signed_scenario import SignedScenario
 from shared.tasks.catalog import load_task
 
@@ -272,9 +273,16 @@ def _read_server_config(settings: str) -> RunConfig:
     """Read a run config from a server, which may name files by their hashes only.
 
     Raises:
+        CodeError: if there is a setting in it that this version does not know.
         ConfigError: if the text is something else.
     """
-    config = RunConfig.of(_read_object(settings), "run config")
+    values = _read_object(settings)
+    if unknown := sorted(flattened(values).keys() - describe(RunConfig).keys()):
+        named = ", ".join(key[:60] for key in unknown[:3])
+        raise CodeError(
+            f"run config: this version of Samara does not know {named}; install that of the server"
+        )
+    config = RunConfig.of(values, "run config")
     published_blobs(config)
     return config
 

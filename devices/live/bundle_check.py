@@ -1,20 +1,20 @@
-"""The check that a shipped app bundle holds the same client code as the installed app.
+"""The difference between a shipped app bundle and the installed app, for the log.
 
 A SuperLink ships an app, and Flower's own client-app process runs the shipped code. A live client
-never runs it: the installed ClientApp answers messages (devices/live/executor.py), and the bundle
-is only compared with the installed code, so that a server with other code gets a clear error.
+never runs it: the installed ClientApp answers messages (devices/live/executor.py). Whether two
+versions understand each other is decided by the version in every frame (shared/wire.py), not here
+(docs/decisions/0026).
 """
 
 import hashlib
 import io
 import tomllib
 import zipfile
-from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import CodeError, DeviceError
+from shared.errors import DeviceError
 
 COMPARED_PACKAGES = ("client", "shared")
 """Packages that run on a client or define frames and results."""
@@ -22,29 +22,17 @@ _CLIENT_APP = "client.app:app"
 _MAX_FILE_BYTES = 10 * 2**20
 
 
-def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
-    """Check that an app bundle holds the installed client code.
+def describe_difference(bundle: bytes) -> str:
+    """Return how an app bundle's client code first differs from the installed one; empty if not.
 
     Args:
         bundle: app bundle (zip) as the SuperLink ships it.
-        trusted: SHA-256, in hexadecimal, of bundles that are accepted although they differ.
-
-    Raises:
-        CodeError: if the code differs; the message names the first difference and the remedies.
     """
-    name = hashlib.sha256(bundle).hexdigest()
-    if name in trusted:
-        return
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            difference = _first_difference(archive)
+            return _first_difference(archive)
     except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, OSError) as error:
-        difference = f"it cannot be read: {error}"
-    if difference:
-        raise CodeError(
-            f"the server's app differs from the installed one: {difference}; install the "
-            f"server's version of Samara, or trust the bundle with --trust {name}"
-        )
+        return f"it cannot be read: {error}"
 
 
 def installed_hashes() -> dict[str, str]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.jetson.nvpmodel import in_power_mode
-from devices.live.bundle_check import check_bundle
 from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.dashboard import dashboard
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
@@ -202,8 +201,7 @@ class _ClientSupervisor:
             raise DeviceError(
                 f"this version of Flower is built otherwise ({error}); pip install 'flwr==1.41.*'"
             ) from error
-        check = partial(check_bundle, trusted=self._settings.trusted)
-        return Executor(app, check, self._secret.read_bytes())
+        return Executor(app, self._secret.read_bytes())
 
     def _supernode_command(self) -> Sequence[str]:
         """Return the command of Flower's SuperNode, and note the address of its runtime API."""

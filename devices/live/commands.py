@@ -42,9 +42,6 @@ def up(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Device setting, key=value.")
     ] = None,
-    trust: Annotated[
-        list[str] | None, typer.Option(help="SHA-256 of an app bundle to accept.")
-    ] = None,
     max_temperature: Annotated[
         float, typer.Option(min=0, help="Pause above this temperature, °C; 0: no limit.")
     ] = 0.0,
@@ -128,7 +125,6 @@ def up(
         key=key.expanduser().absolute() if key else None,
         certificates=certs.expanduser().absolute() if certs else None,
         insecure=insecure,
-        trusted=tuple(trust or ()),
         max_temperature=max_temperature,
         mains_only=mains_only,
         min_battery=min_battery,

@@ -17,6 +17,7 @@ from flwr.app import MessageType
 from flwr.clientapp import ClientApp
 
 from client.app import error_reply
+from devices.live.bundle_check import describe_difference
 from shared.errors import SamaraError
 from shared.flower_compat import (
     AcquireTaskRequest,
@@ -48,13 +49,12 @@ class Executor:
 
     Args:
         app: ClientApp that answers messages.
-        check: function that raises a `SamaraError` if a task's app bundle is not accepted.
         secret: secret shared with the SuperNode.
     """
 
-    def __init__(self, app: ClientApp, check: Callable[[bytes], None], secret: bytes) -> None:
-        self._app, self._check, self._secret = app, check, secret
-        self._checked: set[str] = set()
+    def __init__(self, app: ClientApp, secret: bytes) -> None:
+        self._app, self._secret = app, secret
+        self._compared: set[str] = set()
         self._last = "", ""
 
     def run(self, address: Callable[[], str], stop: Event) -> None:
@@ -95,9 +95,10 @@ class Executor:
         message, context, _, fab = pull_task_input(client)
         start = time.monotonic()
         try:
-            if fab.hash_str not in self._checked:
-                self._check(fab.content)
-                self._checked.add(fab.hash_str)
+            if fab.hash_str not in self._compared:
+                self._compared.add(fab.hash_str)
+                if difference := describe_difference(fab.content):
+                    log.warning("the server's version of Samara is another one: %s", difference)
             reply = self._app(message, context)
         except Exception as raised:
             text = str(raised) if isinstance(raised, SamaraError) else repr(raised)

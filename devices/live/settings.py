@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from client.protocol.answer_limits import LIVE_LEAST_BATCH
 from devices.hardware.profile import load_device
@@ -35,13 +35,15 @@ class ClientSettings(DeviceLimits):
         key: private key file that authenticates the client to the SuperLink; None without TLS.
         certificates: PEM file of the server's certificate authority; None means the system's.
         insecure: whether the connection is plain text, without authentication of either side.
-        trusted: SHA-256 of app bundles that are accepted although they differ from the code here.
         nice: niceness of the trainer's process, 0 to 19.
         idle_io: whether the trainer reads and writes files only when no other process does.
         share_energy: whether the server is told what each report has cost this device.
         power_mode: nvpmodel's name of the mode in which a Jetson works for the client; empty leaves
             it as it is.
     """
+
+    # what another version has written, besides what this one knows
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
     folder: Path
@@ -52,7 +54,6 @@ class ClientSettings(DeviceLimits):
     key: Path | None = None
     certificates: Path | None = None
     insecure: bool = False
-    trusted: tuple[str, ...] = ()
     nice: Annotated[int, Field(ge=0, le=19)] = 0
     idle_io: bool = False
     share_energy: bool = False

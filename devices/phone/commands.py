@@ -216,9 +216,6 @@ def gateway_up(
     ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
-    trust: Annotated[
-        list[str] | None, typer.Option(help="SHA-256 of an app bundle to accept.")
-    ] = None,
     home: Annotated[
         Path | None, typer.Option(help="Folder of the gateway; default ~/.samara/gateway.")
     ] = None,
@@ -251,7 +248,6 @@ def gateway_up(
             key.expanduser().absolute() if key else None,
             certs.expanduser().absolute() if certs else None,
             insecure,
-            tuple(trust or ()),
         )
     )
 

@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devices.live.bundle_check import check_bundle
 from devices.live.client_supervisor import supernode_command
 from devices.live.executor import Executor
 from devices.live.keys import read_client_index
@@ -55,7 +53,6 @@ class GatewaySettings:
         key: private key that authenticates the gateway to the SuperLink.
         certificates: certificate of the SuperLink's authority.
         insecure: whether both connections are plain text.
-        trusted: SHA-256 of app bundles that are accepted besides the installed app.
     """
 
     folder: Path
@@ -68,7 +65,6 @@ class GatewaySettings:
     key: Path | None
     certificates: Path | None
     insecure: bool
-    trusted: tuple[str, ...] = ()
 
 
 class AdmittedKeys:
@@ -202,8 +198,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     gateway = Gateway(AdmittedKeys(settings.phones))
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
-    check = partial(check_bundle, trusted=settings.trusted)
-    executor = Executor(gateway_app(gateway, loop), check, secret.read_bytes())
+    executor = Executor(gateway_app(gateway, loop), secret.read_bytes())
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )

@@ -23,7 +23,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.TRAINER: "its resident trainer cannot be reached",
     RefusalCode.DEVICE: "its device cannot take part",
     RefusalCode.PAUSED: "it is paused by its owner's limits",
-    RefusalCode.CODE: "its installed version of Samara is not the server's",
+    RefusalCode.CODE: "its installed version of Samara does not know what the server asks for",
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
     RefusalCode.SCENARIO: "it has another scenario, or none of this run, signed by the operator",

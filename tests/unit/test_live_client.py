@@ -2,18 +2,23 @@
 
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from live import attempts
 
-from devices.live.bundle_check import COMPARED_PACKAGES, check_bundle
+from client.protocol.resident_trainer import _read_server_config
+from devices.live import executor
+from devices.live.bundle_check import COMPARED_PACKAGES, describe_difference
 from devices.live.keys import create_key, read_client_index
 from devices.live.processes import (
     SupervisedProcess,
@@ -24,8 +29,11 @@ from devices.live.processes import (
     status_of_rejection,
 )
 from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.errors import DeviceError, RejectedError
+from shared.config import RunConfig
+from shared.errors import CodeError, DeviceError, FrameError, RejectedError
+from shared.flower_compat import Fab
 from shared.rejection import RejectionCode, describe_rejection, rejection_in
+from shared.wire import FRAME_VERSION, Kind, kind_of, pack
 
 ROOT = Path(__file__).parents[2]
 APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
@@ -47,9 +55,10 @@ def bundle(files: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
-def test_the_installed_code_is_accepted_whatever_the_server_half_is() -> None:
-    check_bundle(bundle(installed()))
-    check_bundle(bundle(installed() | {"server/app.py": b"import os", "README.md": b"x"}))
+def test_the_server_half_of_a_bundle_is_not_compared() -> None:
+    assert describe_difference(bundle(installed())) == ""
+    other_server = bundle(installed() | {"server/app.py": b"import os", "README.md": b"x"})
+    assert describe_difference(other_server) == ""
 
 
 @pytest.mark.parametrize(
@@ -63,27 +72,45 @@ def test_the_installed_code_is_accepted_whatever_the_server_half_is() -> None:
         ({"pyproject.toml": b"\xff"}, "cannot be read"),
     ],
 )
-def test_other_code_is_refused_unless_it_is_trusted(
-    change: dict[str, bytes], difference: str
-) -> None:
-    other = bundle(installed() | change)
-    with pytest.raises(DeviceError) as refused:
-        check_bundle(other)
-    name = hashlib.sha256(other).hexdigest()
-    assert difference in str(refused.value)
-    assert f"--trust {name}" in str(refused.value)
-    check_bundle(other, [name])
+def test_how_other_code_differs(change: dict[str, bytes], difference: str) -> None:
+    assert difference in describe_difference(bundle(installed() | change))
 
 
-def test_missing_code_and_rubbish_are_refused() -> None:
+def test_missing_code_and_rubbish() -> None:
     less = installed()
     del less["shared/frames/report.py"]
-    with pytest.raises(DeviceError, match=r"shared/frames/report.py is missing"):
-        check_bundle(bundle(less))
-    with pytest.raises(DeviceError, match="cannot be read"):
-        check_bundle(b"PK\x03\x04 rubbish")
-    with pytest.raises(DeviceError, match="cannot be read"):
-        check_bundle(bundle(installed())[:-40])
+    assert "shared/frames/report.py is missing" in describe_difference(bundle(less))
+    assert "cannot be read" in describe_difference(b"PK\x03\x04 rubbish")
+    assert "cannot be read" in describe_difference(bundle(installed())[:-40])
+
+
+def test_other_code_is_logged_once_and_the_installed_app_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    evil = bundle(installed() | {"client/app.py": b"raise SystemExit", "shared/new.py": b""})
+    fab = Fab(hashlib.sha256(evil).hexdigest(), evil, {})
+    metadata = SimpleNamespace(message_type="query", group_id="1")
+    message = SimpleNamespace(metadata=metadata, has_error=lambda: False)
+    sent: list[Any] = []
+    monkeypatch.setattr(executor, "pull_task_input", lambda _: (message, None, None, fab))
+    monkeypatch.setattr(executor, "push_message", lambda _, reply, __: sent.append(reply))
+    monkeypatch.setattr(executor, "push_task_output", lambda *_, **__: None)
+    app: Any = lambda asked, _: asked  # noqa: E731
+    answering = executor.Executor(app, b"secret")
+    for _ in range(2):
+        answering._answer(None)  # type: ignore[arg-type]
+    assert sent == [message, message]
+    assert caplog.text.count("another one: client/app.py differs") == 1
+
+
+def test_a_frame_or_a_setting_of_another_version_is_refused_by_name() -> None:
+    other = bytearray(pack(Kind.HELLO, b"x"))
+    other[2] = FRAME_VERSION + 1
+    with pytest.raises(FrameError, match=f"frame version {FRAME_VERSION + 1} is not"):
+        kind_of(bytes(other))
+    settings = RunConfig().flat() | {"cohort.newer": 3}
+    with pytest.raises(CodeError, match=r"does not know cohort\.newer; install"):
+        _read_server_config(json.dumps(settings))
 
 
 def test_a_key_identifies_a_client(tmp_path: Path) -> None:
