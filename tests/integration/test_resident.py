@@ -252,11 +252,15 @@ def test_unsound_settings_from_the_server_are_refused(
 ) -> None:
     trainer = resident(settings, 7, short)
     with serve_trainer(lambda: trainer, short / "t.sock"):
-        for sent in ({"rounds": -1}, {"no-such": 1}):
+        unsound = [
+            ({"rounds": -1}, RefusalCode.SETTINGS, "1 mistake"),
+            ({"no-such": 1}, RefusalCode.CODE, "this version of Samara does not know no-such"),
+        ]
+        for sent, code, message in unsound:
             with RemoteTrainer(str(short / "t.sock"), sent) as remote:
                 refusal = Refusal.decode(remote.hello())
-            assert (refusal.client, refusal.code) == (7, RefusalCode.SETTINGS)
-            assert "client 7 refuses: run config: 1 mistake" in caplog.text
+            assert (refusal.client, refusal.code) == (7, code)
+            assert f"client 7 refuses: run config: {message}" in caplog.text
             caplog.clear()
         with RemoteTrainer(str(short / "t.sock"), {}) as remote:
             assert Refusal.decode(remote.status("[").hello).code == RefusalCode.SETTINGS
