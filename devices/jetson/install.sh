@@ -213,12 +213,14 @@ if [[ -n "$service" ]]; then
     options="/etc/samara/$service.env"
     if [[ ! -e "$options" ]]; then
         write "$options" <<OPTIONS
-# Options of \`samara client up\` beside --name and --home. The key: mode 0640, group samara.
-SAMARA_OPTIONS=--superlink server.example:8000 --key /etc/samara/$service.key --certs /etc/samara/ca.pem --device jetson-orin-nano
+# Options of \`samara client up\` beside --name and --home, such as --model, --data and --task.
+SAMARA_OPTIONS=--device jetson-orin-nano
 OPTIONS
         run chown root:samara "$options"
         run chmod 0640 "$options"
-        say "put the server and the files of the client into $options, then: systemctl start samara-client@$service"
+        say "put model, data and task into $options, and join with the operator's line:"
+        say "  $prefix/venv/bin/samara client join … --home /var/lib/samara/$service"
+        say "then: systemctl start samara-client@$service"
     fi
     run systemctl daemon-reload
     run systemctl enable "samara-client@$service"

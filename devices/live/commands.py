@@ -225,6 +225,29 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
+@app.command()
+def doctor(
+    name: Name = "",
+    home: Home = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default NAME-doctor.json here.")
+    ] = None,
+) -> None:
+    """Write versions, device, status and last messages to one file, to be sent to who helps.
+
+    It has no texts, labels, keys or paths; look at it before you send it.
+
+    Example: samara client doctor --name kitchen-orin
+    """
+    from devices.live.client_folder import client_folder
+    from devices.live.doctor import write_report
+
+    folder = client_folder(name, home)
+    file = (out or Path(f"{name or folder.name}-doctor.json")).absolute()
+    report = write_report(folder, file)
+    print(f"{file}: {len(report['messages'])} messages; no texts, labels, keys or paths are in it")
+
+
 app.command()(question_commands.ask)
 app.command()(question_commands.serve)
 app.command()(learning_commands.learn)

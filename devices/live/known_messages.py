@@ -1,0 +1,126 @@
+"""The messages of Samara's own code, by which a log can be shown without what was inserted in it.
+
+A line of a log may quote a text, a label or a path. What is known to be none of these are the words
+that stand in the source code, and numbers that the code prints as numbers.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+HIDDEN = "…"
+"""What stands for everything that was inserted into a message."""
+_PACKAGES = ("client", "devices", "shared")
+_LEAST_LETTERS = 12
+"""Fewest letters of the code's own by which a message is recognized."""
+_DEPTH = 3
+"""How often a message may be inserted into another."""
+_LOGGED = {"log", "debug", "info", "warning", "error", "exception"}
+_NUMBER, _ANYTHING = r"([-+]?\d[\d,]*(?:\.\d+)?%?)", "(.*)"
+_PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
+_NUMERIC_FORMAT = re.compile(r"[-+,0-9.]*[dfeg%,]")
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} samara\.[a-z]+: )(.*)", re.DOTALL)
+_Piece = tuple[str, bool]
+"""Words of the code (True), or the pattern of what is inserted between them (False)."""
+
+
+class _Message(NamedTuple):
+    """A message of the code.
+
+    Attributes:
+        words: its longest words.
+        pattern: whole message, with a group for each insertion.
+        are_numbers: for each insertion, whether the code prints it as a number.
+    """
+
+    words: str
+    pattern: re.Pattern[str]
+    are_numbers: tuple[bool, ...]
+
+
+def hide_insertions(line: str) -> str:
+    """Return a line of a client's log with the code's own words and numbers only.
+
+    Of a line that is no message of the code nothing is left but its length.
+    """
+    logged = _LINE.fullmatch(line)
+    beginning, text = logged.groups() if logged else ("", line)
+    shown = _shown(text, _DEPTH)
+    return beginning + (f"({len(text)} characters)" if shown is None else shown)
+
+
+def _shown(text: str, depth: int) -> str | None:
+    """Return what the code's own words leave of a text; None if it is no message of the code."""
+    for message in _messages():
+        if message.words in text and (match := message.pattern.fullmatch(text)):
+            break
+    else:
+        return None
+    parts, end = list[str](), 0
+    for group, is_number in enumerate(message.are_numbers, 1):
+        parts.append(text[end : match.start(group)])
+        inner = match[group] if is_number else depth and _shown(match[group], depth - 1)
+        parts.append(inner or HIDDEN)
+        end = match.end(group)
+    return "".join([*parts, text[end:]])
+
+
+@cache
+def _messages() -> tuple[_Message, ...]:
+    """Return every message of the code, those with most words first."""
+    found = dict[str, tuple[int, _Message]]()
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in Path(folder).rglob("*.py"):
+                for pieces in _messages_in(ast.parse(file.read_text(encoding="utf-8"))):
+                    words = [text for text, is_words in pieces if is_words]
+                    letters = sum(letter.isalpha() for text in words for letter in text)
+                    if letters < _LEAST_LETTERS:
+                        continue
+                    pattern = "".join(re.escape(t) if is_words else t for t, is_words in pieces)
+                    numbers = tuple(t == _NUMBER for t, is_words in pieces if not is_words)
+                    compiled = re.compile(pattern, re.DOTALL)
+                    found[pattern] = letters, _Message(max(words, key=len), compiled, numbers)
+    ordered = sorted(found.values(), key=lambda each: -each[0])
+    return tuple(message for _, message in ordered)
+
+
+def _messages_in(tree: ast.AST) -> Iterator[list[_Piece]]:
+    """Yield the messages that a module logs or raises."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = node.func
+        is_level_first = isinstance(called, ast.Attribute) and called.attr == "log"
+        first = node.args[1 if is_level_first and len(node.args) > 1 else 0]
+        if isinstance(called, ast.Attribute) and called.attr in _LOGGED:
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield list(_pieces_of_percent(first.value))
+        elif isinstance(called, ast.Name) and called.id.endswith("Error"):
+            if isinstance(first, ast.JoinedStr):
+                yield [_piece_of(value) for value in first.values]
+            elif isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield [(first.value, True)]
+
+
+def _pieces_of_percent(text: str) -> Iterator[_Piece]:
+    end = 0
+    for match in _PERCENT.finditer(text):
+        yield text[end : match.start()], True
+        kind, end = match[1], match.end()
+        yield ("%", True) if kind == "%" else (_NUMBER if kind in "dfeg" else _ANYTHING, False)
+    yield text[end:], True
+
+
+def _piece_of(value: ast.expr) -> _Piece:
+    """Return a part of an f-string; what it inserts without a format of numbers may be anything."""
+    if isinstance(value, ast.Constant):
+        return str(value.value), True
+    spec = value.format_spec if isinstance(value, ast.FormattedValue) else None
+    text = ast.unparse(spec)[2:-1] if spec else ""
+    return (_NUMBER if text and _NUMERIC_FORMAT.fullmatch(text) else _ANYTHING), False
