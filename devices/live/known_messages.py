@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 HIDDEN = "…"
-"""What stands for everything that was inserted into a message."""
+"""The sign for everything that was inserted into a message."""
 _PACKAGES = ("client", "devices", "shared")
 _LEAST_LETTERS = 12
 """Fewest letters of the code's own by which a message is recognized."""
 _DEPTH = 3
-"""How often a message may be inserted into another."""
+"""Messages that may be inserted into one another."""
 _LOGGED = {"log", "debug", "info", "warning", "error", "exception"}
 _NUMBER, _ANYTHING = r"([-+]?\d[\d,]*(?:\.\d+)?%?)", "(.*)"
 _PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
