@@ -7,6 +7,8 @@ import json
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,29 @@ def write_durably(path: Path, *parts: bytes | memoryview) -> None:
         OSError: if writing fails; the old content is then unchanged, unless only the fsync of the
             folder failed.
     """
+    with _replacing(path) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a path that takes the place of another at the end of a block, or is gone if it fails.
+
+    Raises:
+        OSError: that of the block; it names the file also where the system does not.
+    """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
-        with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
         raise
-    sync_folder(path.parent)
 
 
 def write_requested(path: Path, data: bytes) -> None:

@@ -146,7 +146,7 @@ def _json_records(text: str, report: Report) -> Records:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            report(number, f"is not JSON: {error.msg} at column {error.colno}")
+            report(number, f"is not JSON, column {error.colno}: {error.msg}")
             continue
         except (ValueError, RecursionError) as error:
             report(number, f"is not JSON that can be read: {error}")

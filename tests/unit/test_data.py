@@ -197,7 +197,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
     path.write_bytes(b"\n".join(lines))
     assert messages(str(path)) == [
         f"{path}:2: label 2 is unknown; task 'sst2' knows 0, 1",
-        f"{path}:3: is not JSON: Expecting property name enclosed in double quotes at column 2",
+        f"{path}:3: is not JSON, column 2: Expecting property name enclosed in double quotes",
         f'{path}:4: is not a JSON object such as {{"text": "…", "label": 0}}',
         f"{path}:5: lacks 'text' or 'sentence'; it has 'review', 'label'",
         f"{path}:6: the text is empty",

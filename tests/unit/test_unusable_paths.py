@@ -120,3 +120,17 @@ def test_a_run_that_goes_on_waits_for_no_revoked_client(tmp_path: Path) -> None:
     keys.revoke("kitchen")
     keys.revoke("garden")
     assert clients_to_await(config, keys) == 1
+
+
+def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shared.files.os.fsync", full)
+    monkeypatch.setattr("shared.files.sync_folder", lambda folder: None)
+    with pytest.raises(OSError, match="No space left") as error:
+        ClientKeys(tmp_path).create("kitchen")
+    assert error.value.filename == str(tmp_path / "kitchen.key")
+    assert list(tmp_path.iterdir()) == []
