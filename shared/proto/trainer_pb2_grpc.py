@@ -446,7 +446,7 @@ class PersonalModel(object):
 
 class GatewayStub(object):
     """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/guides/phone.md). Its results are
+    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
     signed with the key that identifies it.
     """
 
@@ -465,7 +465,7 @@ class GatewayStub(object):
 
 class GatewayServicer(object):
     """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/guides/phone.md). Its results are
+    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
     signed with the key that identifies it.
     """
 
@@ -493,7 +493,7 @@ def add_GatewayServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Gateway(object):
     """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/guides/phone.md). Its results are
+    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
     signed with the key that identifies it.
     """
 

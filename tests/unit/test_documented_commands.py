@@ -18,7 +18,7 @@ from command_pages import command_line, commands_page, leaves  # noqa: E402
 HISTORY = "docs/decisions/0015-rooms.md"
 PLACEHOLDER = re.compile(r"'[A-Z]+'")
 NO_COMMANDS = {
-    "docs/guides/phone.md": ("1", "answer"),
+    "docs/reference/phones.md": ("1", "answer"),
     "docs/reference/wire.md": ("report", "scenario"),  # what signatures begin with
     "docs/reference/commands.md": ("COMMAND",),
 }
