@@ -180,8 +180,8 @@ def test_an_hour_of_changing_conditions_loses_nothing_and_changes_no_bit(
         if begun < pause.begun < begun + PASS_SECONDS
     ]
     assert hour.seconds > 3600
-    assert len(pauses) > 15
-    assert cost.paused > 300
+    assert len(pauses) > 10
+    assert cost.paused > 120
     assert 0 < max(overrun) < PASS_SECONDS
     print(
         f"seed {seed}: {hour.seconds / 60:.0f} minutes, {len(hour.begun)} passes, {len(pauses)} "
