@@ -140,6 +140,8 @@ def _run(
     """Run the rounds that are left, with the evaluations before and after them."""
     grid.has_enough_replies = strategy.has_enough
     splits = [Split.VALIDATION, Split.TEST] if config.evaluate.test else [Split.VALIDATION]
+    if not config.privacy.allows_evaluation:
+        splits = []
     if strategy.round:
         log.info("continuing after round %d", strategy.round)
     strategy.evaluate_missing(grid, splits)

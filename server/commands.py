@@ -130,6 +130,7 @@ def inspect(run: Run = None, run_too: RunToo = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from server.rounds.releases import describe_spent
     from server.store import ledger_of, read_layout
     from shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
 
@@ -157,6 +158,8 @@ def inspect(run: Run = None, run_too: RunToo = None) -> None:
         with suppress(FileNotFoundError):  # compacted away in the meantime
             files.add_row(path.name, content, f"{path.stat().st_size:,}")
     Console().print(rounds, files)
+    if spent := describe_spent(run):
+        Console().print(f"{spent}; the rounds name no clients", highlight=False)
 
 
 @app.command()

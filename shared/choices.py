@@ -100,6 +100,8 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
 
 def _best(flat: Mapping[str, Any]) -> Choice:
     """Return by what a run with a readout chooses the round that it returns to."""
+    if flat.get("privacy.mode", "none") != "none":
+        return Choice(False, "evaluations have no noise, and ε does not cover them")
     if flat.get("evaluate.every", 1) == 0:
         return Choice(False, "no rounds are validated")
     if flat.get("method") == "readout":

@@ -19,6 +19,7 @@ from shared.features import refusals
 from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
 from shared.personal_settings import PersonalSettings
+from shared.privacy_settings import PrivacySettings
 from shared.run_terms import RunTerms, federated_rounds
 from shared.scenarios import read_scenario
 from shared.sections import (
@@ -226,6 +227,9 @@ class RunConfig(Settings):
     personal: PersonalSettings = setting(
         PersonalSettings(), "Private rounds", page="guides/personal.md"
     )
+    privacy: PrivacySettings = setting(
+        PrivacySettings(), "Differential privacy", page="guides/privacy.md"
+    )
     ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="reference/ledger.md")
     fleet: FleetSettings = setting(FleetSettings(), "Emulated devices", page="guides/fleet.md")
 
@@ -277,6 +281,7 @@ class RunConfig(Settings):
                 "basis": "informed" if self.adapter.basis else "none",
                 "scalar limit": "set" if self.data.has_answer_limits else "none",
                 "start": "given" if self.adapter.start else "none",
+                "privacy": self.privacy.feature,
                 "private rounds": "at the end" if self.personal.when == "end" else "earlier",
             }
         )
@@ -330,7 +335,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        if messages := refusals(self.features):
+        privacy = self.privacy.mistakes(self.federated_rounds, self.evaluate.best)
+        if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))
         return self
 

@@ -38,6 +38,7 @@ class RefusalCode(IntEnum):
     KEY = 20
     INDEX = 21
     REVOKED = 22
+    HIDDEN = 23
 
 
 class SamaraError(Exception):
@@ -229,6 +230,12 @@ class BatchLimitError(SamaraError):
     """
 
     refusal_code = RefusalCode.BATCH
+
+
+class HiddenRefusalError(SamaraError):
+    """A client does not take part, for a reason that may tell of its examples and stays its own."""
+
+    refusal_code = RefusalCode.HIDDEN
 
 
 class ClientKeyError(SamaraError):

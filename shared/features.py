@@ -26,7 +26,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "task": ("classification", "listed choice", "open choice", "generation"),
     "cohorts": ("sampled", "recorded"),
     "late reports": ("refused", "counted"),
-    "aggregation": ("reports", "coordinates"),
+    "aggregation": ("reports", "mean", "coordinates"),
     "label bias": ("none", "trained"),
     "adapter": ("inner", "readout", "both"),
     "gradients": ("differences", "exact"),
@@ -34,13 +34,15 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "scalar limit": ("none", "set"),
     "start": ("none", "given"),
     "private rounds": ("at the end", "earlier"),
+    "privacy": ("none", "central", "measured"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
 candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
-``aggregation``: rules that weigh whole reports, or medians and trimmed means ``coordinates`` by
-coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``: ``earlier`` is any
+``aggregation``: rules that weigh whole ``reports`` by what they hold, the plain ``mean``, or medians
+and trimmed means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``: ``earlier`` is any
 `personal.when` but ``end``.
+``privacy`` is `privacy.mode`; ``measured`` are runs of `privacy.evaluation` ``exact``.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -186,6 +188,44 @@ EXCLUSIONS = (
         {"scalar limit": ("set",), "clients": ("emulated",)},
         "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch "
         "and data.scalars-per-example out, or fleet.devices",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "seed-policy": ("independent", "pool")},
+        "noise is added to a sum, and reports add up along the same directions only; set "
+        "seed-policy to shared",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "aggregation": ("reports", "coordinates")},
+        "these rules look at what single clients report; set aggregation.rule to mean",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "late reports": ("counted",)},
+        "a late report is in no sum of its round; set cohort.late-rounds to 0",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "method": ("cluster",)},
+        "clusters are found by what single clients report; choose another method",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "cohorts": ("recorded",)},
+        "the ledger does not name the clients of a round; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "clients": ("phone",)},
+        "a phone does not clip its report as a whole; set privacy.mode to none",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "clients": ("emulated",)},
+        "emulated devices do not clip their reports as a whole; leave privacy.mode out, or "
+        "fleet.devices",
+    ),
+    Exclusion(
+        {"privacy": ("measured",), "engine": ("flower",)},
+        "exact evaluations are for measurements in this process; set privacy.evaluation to off",
+    ),
+    Exclusion(
+        {"privacy": ("measured",), "clients": ("board",)},
+        "a live client makes no evaluation that ε does not cover; set privacy.evaluation to off",
     ),
 )
 

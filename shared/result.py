@@ -71,8 +71,8 @@ class RoundCost(_ResultPart):
 class ClientRound(_ResultPart):
     """A client's contribution to a round."""
 
-    loss: float
-    examples: Count
+    loss: float | None = None
+    examples: Count = 0
     scalars: Count = 0
     bytes_up: Count
     bytes_down: Count
@@ -151,6 +151,7 @@ class Round(_ResultPart):
     digest: Hex
     seconds: Seconds
     clients: dict[Count, ClientRound]
+    epsilon: float | None = None
     fleet: FleetRound | None = None
 
 
@@ -228,6 +229,19 @@ class RunResult(_ResultPart):
     def newcomers(self) -> range:
         """The clients that never trained the global model."""
         return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
+
+    def describe_privacy(self) -> str:
+        """Return a sentence about the run's differential privacy; empty if it has none."""
+        spent = [event.epsilon for event in self.rounds if event.epsilon is not None]
+        if self.config.get("privacy.mode", "none") == "none" or not spent:
+            return ""
+        sentence = (
+            f"differential privacy, {self.config['privacy.mode']}: ε = {spent[-1]:.3g} at "
+            f"δ = {self.config['privacy.delta']:g} for a client in all rounds"
+        )
+        if self.config["privacy.evaluation"] == "exact":
+            sentence += "; evaluations are exact and not covered"
+        return sentence
 
     def training_cost(self, client: int) -> ClientCost:
         """Return the cost of training for a client, without the bytes of evaluations."""

@@ -265,8 +265,10 @@ class AggregationSettings(Section):
     )
 
 
-def aggregation_kind(rule: str) -> Literal["reports", "coordinates"]:
+def aggregation_kind(rule: str) -> Literal["mean", "reports", "coordinates"]:
     """Return what a value of ``aggregation.rule`` is in the feature matrix."""
+    if rule == "mean":
+        return "mean"
     return "coordinates" if rule in ("trimmed-mean", "median") else "reports"
 
 

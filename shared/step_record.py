@@ -20,6 +20,7 @@ log = logging.getLogger("samara")
 
 STEP_SIZE_FILE = "step_size.jsonl"
 _CLIENTS = "clients"
+_NOISES = ("loss_noise", "curvature_noise")
 
 
 class RecordedStepSize:
@@ -66,7 +67,7 @@ class RecordedStepSize:
         self.size = self.size.after(observation)
         if self._file:
             try:
-                event = asdict(observation) if observation else {}
+                event = _event(observation) if observation else {}
                 if observation and clients:
                     event[_CLIENTS] = sorted(clients)
                 append_event(self._file, {"step": self.size.done} | event)
@@ -105,6 +106,11 @@ def _replace_half_line(file: Path, done: int) -> None:
             file,
             done,
         )
+
+
+def _event(observation: Observation) -> dict[str, Any]:
+    event = asdict(observation)
+    return {key: value for key, value in event.items() if value or key not in _NOISES}
 
 
 def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:

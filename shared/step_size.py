@@ -78,6 +78,7 @@ class Observation:
         learning_rate: η of the update.
         curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over some directions; None if not measured.
         directions: number of these directions.
+        loss_noise, curvature_noise: standard deviations of the noise that was added to them.
     """
 
     loss: float
@@ -87,6 +88,8 @@ class Observation:
     learning_rate: float
     curvature: float | None
     directions: int
+    loss_noise: float = 0.0
+    curvature_noise: float = 0.0
 
     @classmethod
     def from_step(
@@ -128,8 +131,17 @@ class _Average:
     variance: float = 0.0
     count: float = 0.0
 
-    def after(self, value: float, memory: float, weight: float = 1.0) -> "_Average":
-        """Return the average with one more value, which is itself a mean of `weight` values."""
+    def after(
+        self, value: float, memory: float, weight: float = 1.0, noise: float = 0.0
+    ) -> "_Average":
+        """Return the average with one more value, which is itself a mean of `weight` values.
+
+        Args:
+            value: the value.
+            memory: number of values that the average reaches back.
+            weight: number of values that it is a mean of.
+            noise: standard deviation of the noise in it, which the variance includes at least.
+        """
         count = self.count + weight
         share = weight / min(count, max(memory, weight))
         off = value - self.mean
@@ -137,6 +149,7 @@ class _Average:
         variance = (1 - share) * (self.variance + share * off * off * weight)
         if self.count == 0:
             variance = 0.0
+        variance = max(variance, noise * noise * weight)
         return _Average(self.mean + share * off, variance, min(count, memory + weight))
 
     @property
@@ -186,8 +199,11 @@ class StepSize:
             return replace(self, done=self.done + 1, back_to=None)
         # By an η set by hand everything moves from the first step on: its loss is the start alone.
         at_start = self.given is not None and self.done == 0
-        loss = self._loss if at_start else self._loss.after(observation.loss, self._memory)
-        if self._has_risen(loss, observation.loss):
+        noise = observation.loss_noise
+        loss = self._loss
+        if not at_start:
+            loss = loss.after(observation.loss, self._memory, noise=noise)
+        if self._has_risen(loss, observation.loss - RISE * noise):
             return replace(
                 self,
                 done=self.done + 1,
@@ -201,13 +217,16 @@ class StepSize:
         measured, curvature = self._measured, self._curvature
         if observation.curvature is not None and np.isfinite(observation.curvature):
             curvature = curvature.after(
-                observation.curvature, MEMORY * observation.directions, observation.directions
+                observation.curvature,
+                MEMORY * observation.directions,
+                observation.directions,
+                observation.curvature_noise,
             )
             measured += observation.directions
         start = self._start
         early = self.warming_up or start.count < self._memory / 2
         if at_start or (self.given is None and early):
-            start = start.after(observation.loss, np.inf)
+            start = start.after(observation.loss, np.inf, noise=noise)
         after = replace(
             self,
             done=self.done + 1,

@@ -57,6 +57,7 @@ class Kind(IntEnum):
     BLOB_PART = 11
     BLOB_RECEIPT = 12
     ROUND_COST = 13
+    VECTOR_REPORT = 14
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

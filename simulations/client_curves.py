@@ -26,7 +26,8 @@ def write_curves(folder: Path) -> None:
             if event["loss"] is not None:
                 points["loss"].append((event["loss"], number))
             for client, own in event["clients"].items():
-                points[f"client {client}/loss"].append((own["loss"], number))
+                if "loss" in own:  # hidden where a run has differential privacy
+                    points[f"client {client}/loss"].append((own["loss"], number))
             continue
         for name, column in event["columns"].items():
             what = f"{event['split']} accuracy, {name}"

@@ -9,6 +9,8 @@ from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.frames.vector_report import VectorReport
+from shared.privacy.vector import OTHERS
 from shared.wire import Kind, kind_of
 
 EARLIER = "earlier runs"
@@ -78,6 +80,9 @@ class LoggedAnswer:
             columns = Evaluation.decode(answer).columns
             counts = sum(column.counts.size for column in columns)
             about = {"losses": len(columns), "counts": counts}
+        elif kind_of(answer) is Kind.VECTOR_REPORT:
+            scalars = VectorReport.decode(answer).scalars
+            about = {"scalars": scalars, "losses": OTHERS}
         else:
             report = Report.decode(answer)
             losses = 1 + (report.curvature is not None)

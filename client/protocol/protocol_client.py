@@ -37,17 +37,31 @@ from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.errors import DataError, FrameError, SamaraError
+from shared.errors import (
+    DataError,
+    EvaluationLimitError,
+    FrameError,
+    HiddenRefusalError,
+    RefusalCode,
+    SamaraError,
+)
 from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.frames.vector_report import VectorReport
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_id_of
 from shared.tasks.rows import data_fingerprint
 
 log = logging.getLogger("samara.client")
+
+_TELLING = {
+    *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),
+    *(RefusalCode.TRAINING, RefusalCode.SCALARS, RefusalCode.BATCH, RefusalCode.EVALUATION),
+}
+"""The refusals whose reason may tell of a client's examples; others are of files and messages."""
 
 
 class ProtocolClient(ClientHandler):
@@ -122,7 +136,8 @@ class ProtocolClient(ClientHandler):
             last_round = session.position.round if session else 0
             counts = {split: len(self._data.in_split(split)) for split in Split}
             self._guard.add_introduction(self._run_id, counts)
-            return introduction(self._runtime, self._data, last_round).encode()
+            hides = self._hides_examples
+            return introduction(self._runtime, self._data, last_round, hides).encode()
 
         return self._reply_or_refuse(b"", introduce)
 
@@ -151,6 +166,18 @@ class ProtocolClient(ClientHandler):
         return self._reply_or_refuse(
             instruction, lambda: self._evaluate(instruction, personal), personal
         )
+
+    def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
+        """Log an error, and return a refusal; with privacy a constant one if it is about examples.
+
+        Args:
+            instruction: the refused frame; empty for a hello.
+            error: the reason.
+            personal: whether the instruction is to compare personal models.
+        """
+        if self._config.privacy.is_on and error.refusal_code in _TELLING:
+            error = HiddenRefusalError(str(error))
+        return super().refuse(instruction, error, personal)
 
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: this client was loaded with all files that its run needs.
@@ -188,6 +215,15 @@ class ProtocolClient(ClientHandler):
             if self._takes_private_rounds_between:
                 self._note_private_rounds(instruction.run_id, session)
         return b""
+
+    @property
+    def _hides_examples(self) -> bool:
+        """Return whether nothing but noised sums may tell of this client's examples.
+
+        Simulated clients evaluate for measurements; a live client never does with privacy.
+        """
+        is_measured = self._config.privacy.allows_evaluation and bool(self._data.client_count)
+        return self._config.privacy.is_on and not is_measured
 
     @property
     def _run_id(self) -> bytes:
@@ -229,12 +265,13 @@ class ProtocolClient(ClientHandler):
         terms = self._config.terms
         parts = composition(terms, self._runtime.layout)
 
-        def train(instruction: TrainInstruction, session: Session) -> Report:
+        def train(instruction: TrainInstruction, session: Session) -> Report | VectorReport:
             private = intercept_for_training(self._learner, terms, session.state)
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
             self._record_passes(instruction.run_id)
-            return report
+            privacy = self._config.privacy
+            return VectorReport.of(report, privacy.clip) if privacy.is_on else report
 
         return self._report_once(frame, self._session_at, train)
 
@@ -242,6 +279,11 @@ class ProtocolClient(ClientHandler):
         data, terms = self._data, self._config.terms
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
+            if self._hides_examples:
+                raise EvaluationLimitError(
+                    f"round {instruction.round}: the server asks for an evaluation, and the run's "
+                    "differential privacy does not cover any"
+                )
             session, split = self._session_at(instruction), instruction.split
             state = session.state
             if not data.in_split(Split.TRAIN) and (personal or terms.method == "readout"):
@@ -268,29 +310,36 @@ class ProtocolClient(ClientHandler):
         return catch_up_session(self._sessions, self._runtime, instruction, missed)
 
 
-def introduction(runtime: ModelRuntime, data: ClientData, last_round: int) -> Hello:
+def introduction(
+    runtime: ModelRuntime, data: ClientData, last_round: int, hides_examples: bool = False
+) -> Hello:
     """Return the hello of a client.
 
     Args:
         runtime: model runtime.
         data: examples of the client.
         last_round: last round in the client's state.
+        hides_examples: whether it says nothing of its examples, not even how many there are.
     """
     facts = runtime.facts() | {
         "clients": data.client_count or 0,
-        SPLIT_EXAMPLES: {split.name.lower(): len(data.in_split(split)) for split in Split},
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
     }
-    if data.client_count:  # a hash of a person's own few examples could be recognised
+    if not hides_examples:
+        counts = {split.name.lower(): len(data.in_split(split)) for split in Split}
+        facts[SPLIT_EXAMPLES] = counts
+    if (
+        data.client_count and not hides_examples
+    ):  # a hash of a person's own few examples could be recognised
         facts["fingerprints"] = {
             split.name.lower(): data_fingerprint(data.in_split(split)) for split in Split
         }
     return Hello(
         data.client,
-        len(data.in_split(Split.TRAIN)),
+        0 if hides_examples else len(data.in_split(Split.TRAIN)),
         last_round,
         runtime.model_id,
         runtime.layout.to_json(),

@@ -20,6 +20,7 @@ from shared.directions import DIRECTION_BITS, pool_seeds
 from shared.errors import ReportError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.frames.vector_report import VectorReport
 from shared.layout import Layout
 from shared.replay import default_backend, quantize, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
@@ -57,6 +58,21 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
         )
     if report.examples < 1:
         raise ReportError(f"client {report.client} reports without having examples")
+
+
+def check_vector_report(report: VectorReport, instruction: TrainInstruction) -> None:
+    """Raise an error for a vector report that does not fit the instruction.
+
+    Raises:
+        ReportError: naming the client and what does not fit.
+    """
+    if report.token != token_of(instruction.encode()):
+        raise ReportError(f"client {report.client} answers another instruction than this round's")
+    if report.scalars != instruction.report_scalars:
+        raise ReportError(
+            f"client {report.client} reports {report.scalars} scalars; the instruction asks for "
+            f"{instruction.report_scalars}"
+        )
 
 
 def staleness_weight(rounds_late: int) -> float:

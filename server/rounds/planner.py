@@ -46,6 +46,11 @@ class Request(Generic[Instruction]):
     bytes_down: dict[int, int]
     wanted_reports: int = 0
 
+    @property
+    def expected_reports(self) -> int:
+        """The number of reports that the round waits for."""
+        return self.wanted_reports or len(self.messages)
+
     def has_enough(self, replies: Iterable[Message]) -> bool:
         """Return whether as many replies as wanted hold a report on this instruction."""
         if not self.wanted_reports:

@@ -31,11 +31,21 @@ class AggregatedRound:
         problem: reason why the round changes nothing; empty if it does.
         too_large: clients whose reports were left out, since those of the others fit the exact
             state without them.
+        observation: what the round says of the step size; None without reports in time.
+        observed: clients whose reports it is made of, as far as that may be known.
+        loss: mean loss of the reports, late ones included; None without any.
+        reports: number of reports in the delta, as far as that may be known.
+        epsilon: ε that the run has spent; None without differential privacy.
     """
 
     delta: RoundDelta
     problem: str = ""
     too_large: list[int] = field(default_factory=list)
+    observation: Observation | None = None
+    observed: Collection[int] = ()
+    loss: float | None = None
+    reports: int = 0
+    epsilon: float | None = None
 
 
 class RoundAggregator:
@@ -54,13 +64,29 @@ class RoundAggregator:
     def aggregate(
         self, instruction: TrainInstruction, replies: ValidatedReplies[Report], minimum: int
     ) -> AggregatedRound:
-        """Return the delta of as many reports as fit the exact state, the smallest first.
+        """Return the delta of as many reports as fit the exact state, and what they say.
 
         Args:
             instruction: instruction of the round.
             replies: replies to it that have been validated.
             minimum: number of reports below which the round changes nothing.
         """
+        folded = self._fold(instruction, replies, minimum)
+        left_out = set(folded.too_large)
+        in_time = {c: report for c, report in replies.answers.items() if c not in left_out}
+        reports = [own for c, own in replies.all_reports().items() if c not in left_out]
+        return replace(
+            folded,
+            observation=self.observe(instruction, in_time, bool(folded.problem)),
+            observed=in_time.keys(),
+            loss=mean_loss(reports, self._weight_cap, self._rule),
+            reports=len(folded.delta.contributors),
+        )
+
+    def _fold(
+        self, instruction: TrainInstruction, replies: ValidatedReplies[Report], minimum: int
+    ) -> AggregatedRound:
+        """Return the delta of as many reports as fit the exact state, the smallest first."""
         answers = [(instruction, report) for report in replies.answers.values()]
         answers = sorted([*answers, *replies.late.values()], key=_size)
         if len(answers) < minimum:
@@ -101,10 +127,6 @@ class RoundAggregator:
             instruction, list(reports.values()), self._weight_cap, self._rule
         )
         return replace(observation, learning_rate=0.0) if is_unused else observation
-
-    def loss(self, reports: Collection[Report]) -> float | None:
-        """Return the mean loss of a round's reports, late ones included; None without any."""
-        return mean_loss(reports, self._weight_cap, self._rule)
 
     def _delta(self, instruction: TrainInstruction, answers: Sequence[Answer]) -> RoundDelta:
         """Return the delta of some reports.

@@ -13,19 +13,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from server.rounds.answered_round import RoundAnswers
 from server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
     RoundEvent,
-    client_fields,
     reasons_by_text,
 )
 from server.rounds.health import ClientHealth
 from server.rounds.late_reports import LateReportFilter
 from server.rounds.planner import Request, RoundPlanner
 from server.rounds.recorded_cohorts import RecordedCohorts
-from server.rounds.round_aggregator import TOO_LARGE, RoundAggregator
 from server.rounds.validator import ReplyValidator
 from server.store import RunStore
 from server.transport.clock import Clock, SystemClock
@@ -71,8 +70,8 @@ class ScalarStrategy(Strategy):
         self._late_reports = LateReportFilter(config.cohort.late_rounds)
         self._events = EventLog(store)
         self._planner = RoundPlanner(config, store, roster, self._health, cohorts)
-        self._aggregator = RoundAggregator(config, store)
         self._validator = ReplyValidator(config, roster, self._late_reports, self._events)
+        self._answers = RoundAnswers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
         decreasing = config.learning_rate_schedule == "linear"
         size = StepSize(config.federated_rounds, given, config.epsilon, decreasing)
@@ -123,6 +122,7 @@ class ScalarStrategy(Strategy):
         instruction, number = request.instruction, request.instruction.round
         self._request = request
         self._late_reports.add_instruction(instruction)
+        self._answers.check_budget(instruction)
 
         # 2. Exchange: send the instruction, receive replies until enough or the time is over.
         messages = yield request.messages
@@ -130,18 +130,14 @@ class ScalarStrategy(Strategy):
             messages = self._cohorts.take_replies(number, messages, self._roster)
 
         # 3. Validate: keep sound reports, refuse the others.
-        replies = self._validator.validate_reports(messages, instruction)
-
         # 4. Aggregate: fold the reports that fit into a round delta, count who failed.
-        aggregated = self._aggregator.aggregate(instruction, replies, self._planner.minimum)
+        answered = self._answers.fold(request, messages, self._planner.minimum)
+        aggregated = answered.aggregated
         delta, problem = aggregated.delta, aggregated.problem
-        self._validator.leave_out(replies, aggregated.too_large, TOO_LARGE)
-        reports = replies.all_reports()
-        absent = self._update_health(request, reports.keys(), replies.refused)
+        absent = self._update_health(request, answered.reporting, answered.refused)
 
         # 5. Step size: note what was observed; a loss that rose reverts rounds instead.
-        observation = self._aggregator.observe(instruction, replies.answers, bool(problem))
-        size = self._step_sizes.record(observation, replies.answers.keys())
+        size = self._step_sizes.record(aggregated.observation, aggregated.observed)
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
             problem = f"the loss rose: back to the state after round {reached}"
@@ -154,21 +150,22 @@ class ScalarStrategy(Strategy):
         # 7. Record: write the round's event.
         event = RoundEvent(
             round=number,
-            loss=self._aggregator.loss(reports.values()),
+            loss=aggregated.loss,
             learning_rate=instruction.learning_rate,
-            reports=len(delta.contributors),
-            refused=reasons_by_text(replies.refused),
+            reports=aggregated.reports if size.back_to is None else 0,
+            refused=reasons_by_text(answered.refused),
             absent=absent,
-            late={str(client): asked.round for client, (asked, _) in replies.late.items()},
+            late=answered.late,
             resting=self._health.resting_clients(number + 1),
             problem=problem,
             back_to=size.back_to,
-            bytes_up=sum(replies.bytes_up.values()),
+            bytes_up=answered.bytes_up,
             bytes_down=sum(request.bytes_down.values()),
             ledger_bytes=ledger_bytes,
-            clients=client_fields(reports, replies.bytes_up, request.bytes_down, replies.costs),
+            clients=answered.clients,
         )
-        self._events.record_round(event, **self._clock.finish_round())
+        spent = {} if aggregated.epsilon is None else {"epsilon": aggregated.epsilon}
+        self._events.record_round(event, **spent, **self._clock.finish_round())
         self._stop_if_nothing_is_learned(event)
 
         # 8. Validate the model: every `evaluate.every` rounds, by all connected clients.
@@ -365,7 +362,7 @@ class ScalarStrategy(Strategy):
         )
 
     def _is_validation_round(self, number: int) -> bool:
-        every = self._config.evaluate.every
+        every = self._config.evaluate.every if self._config.privacy.allows_evaluation else 0
         return bool(every) and number % every == 0 and number != self._config.federated_rounds
 
     def _record_evaluation(

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from flwr.app import Message
 
 from server.live.superlink import max_reply_bytes
-from server.rounds.aggregation import check_report
+from server.rounds.aggregation import check_report, check_vector_report
 from server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
@@ -28,11 +28,12 @@ from shared.frames.instructions import EvaluateInstruction, TrainInstruction, to
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
+from shared.frames.vector_report import VectorReport
 from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-Answer = TypeVar("Answer", Report, Evaluation)
+Answer = TypeVar("Answer", Report, VectorReport, Evaluation)
 
 
 @dataclass
@@ -95,6 +96,16 @@ class ReplyValidator:
             self._add_answer(result, reply, Report, token, number - 1, check)
         for reply in late:
             self._add_late_report(result, reply, number)
+        return result
+
+    def validate_vectors(
+        self, replies: Iterable[Message], instruction: TrainInstruction
+    ) -> ValidatedReplies[VectorReport]:
+        """Return the vector reports on a round's instruction; late ones are refused."""
+        token, result = token_of(instruction.encode()), ValidatedReplies[VectorReport]()
+        check = partial(check_vector_report, instruction=instruction)
+        for reply in replies:
+            self._add_answer(result, reply, VectorReport, token, instruction.round - 1, check)
         return result
 
     def validate_evaluations(

@@ -31,7 +31,8 @@ _CLIENTS_SHOWN = 60
 def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
     """Print a run's result: whole splits, every client, the cost, and the file of the result."""
     console = console or Console()
-    console.print(splits_table(result.evaluations, first_column(result)))
+    if result.evaluations:
+        console.print(splits_table(result.evaluations, first_column(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
         columns = client_columns(result)
         console.print(clients_table(columns))
@@ -71,6 +72,8 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
             f"{ratios.max:.2g} at most",
             highlight=False,
         )
+    if privacy := result.describe_privacy():
+        console.print(privacy, highlight=False)
     refusing = {client for event in result.evaluations for client in event.refused}
     agree = "all digests agree"
     if refusing:

@@ -1,0 +1,96 @@
+"""The answers of a round: replies that are validated, aggregated and counted."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+
+from server.rounds.event_log import client_fields, hidden_client_fields
+from server.rounds.planner import Request
+from server.rounds.private_aggregator import PrivateAggregator
+from server.rounds.round_aggregator import TOO_LARGE, AggregatedRound, RoundAggregator
+from server.rounds.validator import ReplyValidator
+from server.store import RunStore
+from shared.config import RunConfig
+from shared.frames.instructions import TrainInstruction
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """A round whose replies were validated and aggregated.
+
+    Attributes:
+        aggregated: delta of the round, and what it says of the step size.
+        reporting: clients with a report that counts.
+        refused: by client without one, the reason why its reply cannot be used.
+        bytes_up: bytes of all replies.
+        clients: what the round's event says of each client with a report.
+        late: by client whose report is late, the round that it answers.
+    """
+
+    aggregated: AggregatedRound
+    reporting: Collection[int]
+    refused: Mapping[int, str]
+    bytes_up: int
+    clients: Mapping[str, Mapping[str, Any]]
+    late: Mapping[str, int] = field(default_factory=dict)
+
+
+class RoundAnswers:
+    """Folds the answers to a round's instruction.
+
+    Args:
+        config: settings of the run.
+        store: folder of the run.
+        validator: validator of the replies.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
+        self._validator = validator
+        self._private = PrivateAggregator(config, store) if config.privacy.is_on else None
+        self._aggregator = RoundAggregator(config, store)
+
+    def check_budget(self, instruction: TrainInstruction) -> None:
+        """Raise an error if a round would spend more privacy than the run may.
+
+        Raises:
+            TrainingError: if it would.
+        """
+        if self._private:
+            self._private.check_budget(instruction)
+
+    def fold(
+        self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
+    ) -> AnsweredRound:
+        """Return a round with the replies to its instruction.
+
+        Args:
+            request: instruction of the round, and who was asked.
+            replies: replies to it.
+            minimum: number of reports below which the round changes nothing.
+
+        Raises:
+            LedgerError: if a release cannot be written.
+        """
+        instruction, bytes_down = request.instruction, request.bytes_down
+        if self._private:
+            vectors = self._validator.validate_vectors(replies, instruction)
+            released = self._private.aggregate(
+                instruction, vectors, minimum, request.expected_reports
+            )
+            fields = hidden_client_fields(vectors.answers, vectors.bytes_up, bytes_down)
+            up = sum(vectors.bytes_up.values())
+            return AnsweredRound(released, vectors.answers.keys(), vectors.refused, up, fields)
+        valid = self._validator.validate_reports(replies, instruction)
+        aggregated = self._aggregator.aggregate(instruction, valid, minimum)
+        self._validator.leave_out(valid, aggregated.too_large, TOO_LARGE)
+        reports = valid.all_reports()
+        return AnsweredRound(
+            aggregated,
+            reports.keys(),
+            valid.refused,
+            sum(valid.bytes_up.values()),
+            client_fields(reports, valid.bytes_up, bytes_down, valid.costs),
+            {str(client): asked.round for client, (asked, _) in valid.late.items()},
+        )

@@ -1,0 +1,166 @@
+"""The private aggregator: the delta and the observation that a round's noised sum makes.
+
+Nothing here looks at the vector of a single client: they are added up, noise is added to the sum,
+the result is on the disk, and all else follows from it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.rounds.releases import RELEASES_FILE, Release, ReleaseLog
+from server.rounds.round_aggregator import AggregatedRound
+from server.rounds.validator import ValidatedReplies
+from server.store import RunStore
+from shared.config import RunConfig
+from shared.errors import ReplayError
+from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.vector_report import VectorReport
+from shared.privacy.discrete_gaussian import sample_noise
+from shared.privacy.vector import (
+    SENSITIVITY,
+    VectorSum,
+    limit_sum,
+    noise_of_others,
+    read_sum,
+)
+from shared.replay import quantize
+from shared.round_delta import DerivedSeeds, Group, RoundDelta
+from shared.step_size import Observation
+
+Noise = Callable[[int, int], NDArray[np.object_]]
+"""A source of noise: count and σ to samples of the discrete Gaussian, Python integers [count]."""
+_SURE = 3.0
+"""The standard deviations by which the noised count must be below the number of clients asked, for
+it to be taken as the number of clients that answered."""
+
+
+class PrivateAggregator:
+    """Adds up the vectors of rounds, and makes releases of the sums.
+
+    Args:
+        config: settings of the run.
+        store: ledger that the deltas must fit; the releases are beside it.
+        noise: source of noise; the operating system's randomness by default.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore, noise: Noise = sample_noise) -> None:
+        self._ledger, self._clip, self._noise = store.ledger, config.privacy.clip, noise
+        file: Path = store.folder / RELEASES_FILE
+        self._releases = ReleaseLog(file, config.privacy, config.federated_rounds)
+
+    @property
+    def epsilon(self) -> float:
+        """The ε that was spent."""
+        return self._releases.epsilon
+
+    def check_budget(self, instruction: TrainInstruction) -> None:
+        """Raise an error if a round would need a release that the budget does not allow.
+
+        Raises:
+            TrainingError: if it would.
+        """
+        self._releases.check_budget(instruction.round, token_of(instruction.encode()))
+
+    def aggregate(
+        self,
+        instruction: TrainInstruction,
+        replies: ValidatedReplies[VectorReport],
+        minimum: int,
+        expected: int,
+    ) -> AggregatedRound:
+        """Return the delta and the observation that the release of a round makes.
+
+        Args:
+            instruction: instruction of the round.
+            replies: replies to it that have been validated.
+            minimum: number of reports below which nothing is released.
+            expected: number of reports that the round waits for.
+        """
+        token = token_of(instruction.encode())
+        release = self._releases.find(token)
+        if release is None:
+            vectors = [report.vector for _, report in sorted(replies.answers.items())]
+            if len(vectors) < minimum:
+                problem = "fewer reports than cohort.minimum"
+                return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
+            release = self._release(instruction, vectors)
+        total = read_sum(release.total, self._clip)
+        clients = _clients_of(total, release.noise_multiplier, expected)
+        means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
+        observation = self._observe(instruction, total, clients, release.noise_multiplier)
+        source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
+        try:
+            blocks = quantize(instruction.coefficients(means).ravel())
+            groups = tuple(Group(instruction.round, source, block) for block in blocks)
+            delta, problem = _delta(instruction, groups), ""
+            self._ledger.check(delta)
+        except ReplayError as error:
+            delta, problem = _delta(instruction, ()), str(error)
+        if problem:
+            observation = replace(observation, learning_rate=0.0)
+        return AggregatedRound(
+            delta,
+            problem,
+            observation=observation,
+            loss=observation.loss,
+            reports=0 if problem else round(clients),
+            epsilon=self.epsilon,
+        )
+
+    def _release(
+        self, instruction: TrainInstruction, vectors: Sequence[NDArray[np.int32]]
+    ) -> Release:
+        """Add noise to the sum of vectors, and return the release once it is on the disk."""
+        multiplier = self._releases.noise_multiplier
+        exact = np.sum(vectors, axis=0, dtype=np.int64).astype(object)
+        noise = self._noise(len(exact), math.ceil(multiplier * SENSITIVITY))
+        total = limit_sum(exact + noise)
+        token = token_of(instruction.encode())
+        delta = self._releases.delta
+        return self._releases.add(Release(instruction.round, token, multiplier, delta, total))
+
+    def _observe(
+        self, instruction: TrainInstruction, total: VectorSum, clients: float, multiplier: float
+    ) -> Observation:
+        """Return what a release says of the step size, and how much of it is noise.
+
+        Of single clients nothing is known but what the clip allows: the mean square of their
+        projected gradients, and how far their local steps go, are taken as large as it lets them
+        be. The energy of the update includes its noise, which moves the model as well.
+        """
+        scalars = instruction.steps * instruction.queries
+        means = total.gradients / clients
+        loss_noise, curvature_noise, _ = noise_of_others(multiplier)
+        directions = instruction.measured_directions(instruction.steps)
+        return Observation(
+            loss=total.loss / clients,
+            mean_square=self._clip**2 / scalars,
+            squared_norm=float(means @ means) / instruction.queries**2,
+            local_squared_norm=self._clip**2 / instruction.queries**2,
+            learning_rate=instruction.learning_rate,
+            curvature=total.curvature / clients if directions else None,
+            directions=directions,
+            loss_noise=loss_noise / clients,
+            curvature_noise=curvature_noise / clients,
+        )
+
+
+def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
+    """Return the number of clients that a sum is divided by.
+
+    It is the number of clients that the round waited for, unless the noised count is below it by
+    more than noise explains; then it is the count.
+    """
+    _, _, noise = noise_of_others(multiplier)
+    return max(1.0, total.count) if total.count < expected - _SURE * noise else float(expected)
+
+
+def _delta(instruction: TrainInstruction, groups: tuple[Group, ...]) -> RoundDelta:
+    """Return a round delta that names no contributors: who took part is hidden by the noise."""
+    token = token_of(instruction.encode())
+    return RoundDelta(instruction.round, instruction.track, token, (), groups)
