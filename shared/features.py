@@ -39,9 +39,9 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
 candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
-``aggregation``: rules that weigh whole ``reports`` by what they hold, the plain ``mean``, or medians
-and trimmed means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``: ``earlier`` is any
-`personal.when` but ``end``.
+``aggregation``: rules that weigh whole ``reports``, the plain ``mean``, or medians and trimmed
+means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
+``earlier`` is any `personal.when` but ``end``.
 ``privacy`` is `privacy.mode`; ``measured`` are runs of `privacy.evaluation` ``exact``.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
@@ -205,6 +205,10 @@ EXCLUSIONS = (
     Exclusion(
         {"privacy": ("central", "measured"), "method": ("cluster",)},
         "clusters are found by what single clients report; choose another method",
+    ),
+    Exclusion(
+        {"privacy": ("central", "measured"), "method": ("local",)},
+        "it sends nothing that noise could hide; set privacy.mode to none",
     ),
     Exclusion(
         {"privacy": ("central", "measured"), "cohorts": ("recorded",)},

@@ -90,7 +90,7 @@ class PrivacySettings(Section):
                 "evaluate.best: it chooses a round by evaluations that have no noise; set it to "
                 "false, or privacy.mode to none"
             )
-        spent = rho_of(self.multiplier(rounds), rounds)
+        spent = rho_of(self.multiplier(rounds), rounds) if rounds else 0.0
         if rounds and spent > self.budget(rounds):
             mistakes.append(
                 f"privacy.epsilon: {rounds:,} rounds with noise multiplier "

@@ -140,8 +140,8 @@ def describe_spent(run: Path) -> str:
     rho = sum(rho_of(release.noise_multiplier) for release in releases)
     delta = releases[-1].delta
     return (
-        f"differential privacy: {len(releases):,} releases, ε = {epsilon_of(rho, delta):.3g} so far "
-        f"at δ = {delta:g}"
+        f"differential privacy: {len(releases):,} releases, "
+        f"ε = {epsilon_of(rho, delta):.3g} so far at δ = {delta:g}"
     )
 
 

@@ -15,6 +15,7 @@ from write import (
     SEGMENT,
     SNAPSHOT,
     frames,
+    frames_of_privacy,
     later_frames,
     plain,
 )
@@ -60,13 +61,17 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
 
 def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
+    cases |= golden("frames-3.json")
     return cases
 
 
-@pytest.mark.parametrize("name", frames() | later_frames())
+ALL_FRAMES = frames() | later_frames() | frames_of_privacy()
+
+
+@pytest.mark.parametrize("name", ALL_FRAMES)
 def test_every_frame_in_the_file_is_read_to_its_fields(name: str) -> None:
     case = golden_frames()[name]
-    decoded = type((frames() | later_frames())[name]).decode(bytes.fromhex(case["frame"]))
+    decoded = type(ALL_FRAMES[name]).decode(bytes.fromhex(case["frame"]))
     assert plain(asdict(decoded)) == case["fields"]
 
 

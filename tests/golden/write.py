@@ -52,6 +52,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
+from shared.frames.vector_report import VectorReport
 from shared.replay import (
     CoefficientBlock,
     Shrink,
@@ -253,6 +254,13 @@ def later_frames() -> dict[str, Any]:
     return {"round_cost": RoundCost(bytes(range(8)), 4, 61.5, 12.25, 430.5)}
 
 
+def frames_of_privacy() -> dict[str, Any]:
+    """The kind that came with differential privacy."""
+    gradients = np.array([[3.0, -4.0, 0.5], [0.25, 0.0, -1.0]], np.float32)
+    report = Report(bytes(range(8)), 4, 120, 0.6875, gradients, curvature=-2.5)
+    return {"vector_report": VectorReport.of(report, 2.0)}
+
+
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames.items()
@@ -344,6 +352,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "seeds.json": lambda: as_json(made_seeds()),
     "frames.json": lambda: as_json(made_frames(frames())),
     "frames-2.json": lambda: as_json(made_frames(later_frames())),
+    "frames-3.json": lambda: as_json(made_frames(frames_of_privacy())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

@@ -65,9 +65,11 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
                 "readout": "readout",
                 "both": "readout,top:2",
             }[combination["adapter"]],
-            "aggregation.rule": {"reports": "median-norm", "coordinates": "trimmed-mean"}[
-                combination["aggregation"]
-            ],
+            "aggregation.rule": {
+                "reports": "median-norm",
+                "mean": "mean",
+                "coordinates": "trimmed-mean",
+            }[combination["aggregation"]],
             "personal.part": {"readout": "label bias"}.get(combination["adapter"], "*.1.*"),
             "cohort.clustering-rounds": 1,
             "rounds": 1,
@@ -78,6 +80,10 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "personal.learning-rate": 0.1,
             "data.scalar-limit": 10.0 if combination["scalar limit"] == "set" else 0.0,
         }
+        if combination["privacy"] != "none":
+            own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
+        if combination["privacy"] == "measured":
+            own["privacy.evaluation"] = "exact"
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
         if combination["task"] == "listed choice":
@@ -108,6 +114,10 @@ def test_supported_pairs_run(
 ) -> None:
     result = run(combination)
     assert result.config["method"] == combination["method"]
+    if combination["privacy"] == "central":
+        assert not result.evaluations
+        assert not any(event.refused for event in result.rounds)
+        return
     (column,) = list(result.evaluations[-1].columns.values())[-1:]
     assert set(column.clients) == {0, 1, 2}
     assert not any(event.refused for event in [*result.rounds, *result.evaluations])
@@ -116,5 +126,5 @@ def test_supported_pairs_run(
 def test_all_values_of_this_process_are_covered() -> None:
     chosen = covering()
     dimensions = ("method", "seed-policy", "cohorts", "late reports", "label bias", "gradients")
-    for name in (*dimensions, "basis"):
+    for name in (*dimensions, "basis", "privacy"):
         assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

@@ -23,6 +23,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
+from shared.frames.vector_report import VectorReport
 from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
@@ -122,8 +123,9 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
     return RoundDelta(draw(U32.filter(bool)), track, draw(NAME), contributors, some)
 
 
+VECTORS = st.builds(VectorReport.of, reports(), st.floats(1e-3, 1e3))
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
-FRAMES |= RECEIPTS | blob_parts() | COSTS
+FRAMES |= RECEIPTS | blob_parts() | COSTS | VECTORS
 DECODED_BY: dict[Kind, Any] = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,
@@ -136,6 +138,7 @@ DECODED_BY: dict[Kind, Any] = {
     Kind.ROUND_DELTA: RoundDelta,
     Kind.REPORT_OF_SUMS: Report,
     Kind.ROUND_COST: RoundCost,
+    Kind.VECTOR_REPORT: VectorReport,
 }
 
 

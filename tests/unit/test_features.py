@@ -50,6 +50,12 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["cohort.late-rounds"] = 2
     if combination.get("aggregation") == "coordinates":
         own["aggregation.rule"] = "median"
+    if combination.get("aggregation") == "mean":
+        own["aggregation.rule"] = "mean"
+    if combination.get("privacy", "none") != "none":
+        own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
+    if combination.get("privacy") == "measured":
+        own["privacy.evaluation"] = "exact"
     if combination.get("scalar limit") == "set":
         own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":
@@ -78,6 +84,8 @@ def usual(combination: Combination) -> dict[str, str]:
         first["label bias"] = "trained"
     if combination.get("aggregation") == "coordinates":
         first["seed-policy"] = "shared"
+    if combination.get("privacy", "none") != "none":
+        first |= {"seed-policy": "shared", "aggregation": "mean"}
     return first | dict(combination)
 
 

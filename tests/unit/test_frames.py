@@ -24,6 +24,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
+from shared.frames.vector_report import VectorReport
 from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
@@ -48,6 +49,7 @@ FRAMES: dict[Kind, Any] = {
     Kind.BLOB_RECEIPT: BlobReceipt(bytes(8), 3, bytes(range(32)), 57),
     Kind.REPORT_OF_SUMS: report_to(POOL),
     Kind.ROUND_COST: RoundCost(bytes(8), 3, 2.5, 0.5, 40.0),
+    Kind.VECTOR_REPORT: VectorReport(bytes(8), 3, np.array([5, -7, 2**22, 9], np.int32)),
 }
 DECODERS: list[Callable[[bytes], object]] = [
     Hello.decode,
@@ -60,6 +62,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     BlobPart.decode,
     BlobReceipt.decode,
     RoundCost.decode,
+    VectorReport.decode,
 ]
 every_kind = pytest.mark.parametrize("kind", Kind)
 
@@ -356,6 +359,10 @@ def test_contributors_must_ascend(clients: tuple[int, int]) -> None:
         (Kind.REPORT, 16, "<HH", (65_535, 65_535)),
         (Kind.REPORT_OF_SUMS, 22, "<I", (2**20,)),
         (Kind.REPORT_OF_SUMS, 22, "<I", (2**32 - 1,)),
+        (Kind.VECTOR_REPORT, 12, "<I", (3,)),
+        (Kind.VECTOR_REPORT, 12, "<I", (2**32 - 1,)),
+        (Kind.VECTOR_REPORT, 16, "<ii", (2**24, 1)),
+        (Kind.VECTOR_REPORT, 16, "<i", (-(2**31),)),
         (Kind.EVALUATION, 12, "<H", (1024,)),
         (Kind.EVALUATION, 12, "<HH", (1024, 64)),
         (Kind.EVALUATION, 16, "<I", (2**32 - 1,)),

@@ -1,5 +1,6 @@
 """The step size: what it spends, when it returns, and that a record gives it back."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -318,3 +319,40 @@ def test_a_decreasing_step_size_moves_no_farther_at_once_either() -> None:
     flat = replace(CALM, curvature=1e-9)
     size = after(StepSize(STEPS, epsilon=0.01, decreasing=True), [flat] * 20)
     assert size.learning_rate == after(StepSize(STEPS, epsilon=0.01), [flat] * 20).learning_rate
+
+
+def noisy(loss: float, noise: float, curvature: float = 5.0) -> Observation:
+    return Observation(
+        *(loss, 1.0, 0.1, 0.1, 0.0, curvature, 32), loss_noise=noise, curvature_noise=noise
+    )
+
+
+def test_a_loss_that_noise_explains_is_no_rise() -> None:
+    """2.5 above the lowest is a rise at once, but not where the noise has a deviation of 1."""
+    for noise, rises in ((0.0, True), (1.0, False)):
+        size = StepSize(100).after(noisy(0.7, noise)).after(noisy(0.7 + 4.5, noise))
+        assert (size.back_to is not None) is rises
+
+
+def test_a_curvature_of_noise_is_taken_as_large_as_the_noise() -> None:
+    """So that the step is small until enough was measured: its error falls with the rounds."""
+    small = StepSize(100).after(noisy(0.7, 0.0, curvature=0.1))
+    noised = StepSize(100).after(noisy(0.7, 40.0, curvature=0.1))
+    assert small.curvature == pytest.approx(0.1)
+    assert noised.curvature == pytest.approx(40.0)
+    later = noised
+    for _ in range(3):
+        later = later.after(noisy(0.7, 40.0, curvature=0.1))
+    assert later.curvature == pytest.approx(20.0)
+    assert later.learning_rate > noised.learning_rate
+
+
+def test_observations_without_noise_are_recorded_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "step_size.jsonl"
+    recorded = RecordedStepSize(StepSize(10), file)
+    recorded.record(noisy(0.7, 0.0))
+    recorded.record(noisy(0.7, 2.0))
+    plain, noised = (json.loads(line) for line in file.read_text().splitlines())
+    assert "loss_noise" not in plain
+    assert (noised["loss_noise"], noised["curvature_noise"]) == (2.0, 2.0)
+    assert RecordedStepSize(StepSize(10), file, 2).size == recorded.size

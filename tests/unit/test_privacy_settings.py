@@ -1,0 +1,67 @@
+"""The settings of differential privacy: what they need, what follows, what the run id has."""
+
+from typing import Any
+
+import pytest
+
+from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.privacy.accountant import epsilon_of, rho_of
+from shared.runs import identity_bytes
+
+CENTRAL: dict[str, Any] = {
+    "privacy.mode": "central",
+    "seed-policy": "shared",
+    "aggregation.rule": "mean",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "central needs privacy.epsilon or privacy.noise-multiplier"),
+        ({"privacy.epsilon": 2.0, "evaluate.best": True}, "evaluate.best: it chooses a round"),
+        (
+            {"privacy.epsilon": 2.0, "privacy.noise-multiplier": 1.0},
+            "40 rounds with noise multiplier 1 cost 48.8, over 2",
+        ),
+        ({"privacy.epsilon": 2.0, "aggregation.rule": "median-norm"}, "set aggregation.rule to"),
+        ({"privacy.epsilon": 2.0, "seed-policy": "independent"}, "set seed-policy to shared"),
+        ({"privacy.epsilon": 2.0, "method": "cluster"}, "choose another method"),
+        ({"privacy.epsilon": 2.0, "privacy.delta": 0.0}, "privacy.delta"),
+        ({"privacy.epsilon": 2.0, "privacy.clip": 0.0}, "privacy.clip"),
+        ({"privacy.epsilon": 2.0, "privacy.mode": "local"}, "privacy.mode"),
+    ],
+)
+def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.of(CENTRAL | settings, "test")
+
+
+def test_an_epsilon_gives_the_least_noise_for_all_rounds() -> None:
+    config = RunConfig.of(CENTRAL | {"privacy.epsilon": 2.0}, "test")
+    multiplier = config.privacy.multiplier(config.federated_rounds)
+    assert multiplier == pytest.approx(13.59, abs=0.01)
+    assert epsilon_of(rho_of(multiplier, 40), 1e-5) == pytest.approx(2.0)
+
+
+def test_a_noise_multiplier_alone_has_the_budget_of_its_rounds() -> None:
+    privacy = RunConfig.of(CENTRAL | {"privacy.noise-multiplier": 2.0}, "test").privacy
+    assert (privacy.multiplier(40), privacy.budget(40)) == (2.0, 5.0)
+
+
+def test_the_run_id_names_the_stage_and_runs_without_it_keep_theirs() -> None:
+    assert b"privacy" not in identity_bytes(RunConfig())
+    config = RunConfig.of(CENTRAL | {"privacy.epsilon": 2.0}, "test")
+    assert b'"privacy.mode":"central"' in identity_bytes(config).replace(b": ", b":")
+
+
+def test_evaluations_are_off_unless_they_are_asked_for() -> None:
+    private = CENTRAL | {"privacy.epsilon": 2.0}
+    assert RunConfig().privacy.allows_evaluation
+    config = RunConfig.of(private, "test")
+    assert not config.privacy.allows_evaluation
+    assert config.evaluate.best is False
+    measured = RunConfig.of(private | {"privacy.evaluation": "exact"}, "test")
+    assert measured.privacy.allows_evaluation
+    assert (config.features["privacy"], measured.features["privacy"]) == ("central", "measured")
