@@ -40,6 +40,7 @@ from shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, Tra
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
+from shared.frames.vector_report import VectorReport
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.result import read_result
@@ -146,6 +147,34 @@ def test_a_run_over_sockets_ends_where_the_devices_stand(
     assert read_result(again)["final_digest"] == result["final_digest"]
     with pytest.raises(ConfigError, match="add --cohorts-from"):
         simulate(repeated, homes=folders)
+
+
+def test_live_clients_of_a_private_run_say_nothing_of_their_examples(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    private = {
+        "privacy__mode": "central",
+        "privacy__epsilon": 4.0,
+        "seed_policy": "shared",
+        "aggregation__rule": "mean",
+        "rounds": 2,
+    }
+    config = config_of(server_config.flat(), **private)
+    one = resident(settings, CLIENTS[0], short / "one")
+    with serve_trainer(lambda: one, short / "one.sock", shares_cost=True):
+        folder = serve(config, Live([short / "one.sock"], config))
+    result = read_result(folder)
+    (facts,) = result["clients"].values()
+    assert facts["examples"] == 0
+    assert "split_examples" not in facts
+    assert result["evaluations"] == []
+    assert [set(next(iter(e["clients"].values()))) for e in result["rounds"]] == [
+        {"scalars", "bytes_up", "bytes_down"}
+    ] * 2
+    assert result["rounds"][-1]["epsilon"] == pytest.approx(4.0)
+    [session] = sessions_of(short / "one")
+    assert session.position.round == 1
+    assert VectorReport.decode(session.report).client == CLIENTS[0]
 
 
 def test_killing_the_trainer_between_messages_changes_nothing(
