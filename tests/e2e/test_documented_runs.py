@@ -42,6 +42,12 @@ RUN = (
     "docs/guides/devices-of-your-own.md",
     "docs/guides/server.md",
     "docs/guides/devices.md",
+    "docs/guides/tune.md",
+    "docs/guides/papers.md",
+    "docs/guides/lsp.md",
+    "docs/guides/streaming.md",
+    "docs/guides/fleet.md",
+    "docs/guides/privacy.md",
 )
 """Pages whose commands are run in their order, in one folder each."""
 ELSEWHERE = {
@@ -62,12 +68,6 @@ PAGES_ELSEWHERE = {
     "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
     "docs/guides/phone.md": "phones and their gateway: tests/e2e/test_phone_run.py",
     "docs/guides/personal.md": "a sweep and its table: tests/unit/test_sweep.py",
-    "docs/guides/fleet.md": "minutes of many devices: tests/integration/test_fleet.py",
-    "docs/guides/tune.md": "methods of tune: tests/integration/test_tune.py, test_start.py",
-    "docs/guides/papers.md": "methods of tune: tests/integration/test_tune.py",
-    "docs/guides/lsp.md": "offloading: tests/integration/test_offloaded_tuning.py",
-    "docs/guides/streaming.md": "streamed blocks: tests/integration/test_streamed_tuning.py",
-    "docs/concepts/basis.md": "a basis: tests/integration/test_basis_federation.py",
 }
 SMALLER = {"demo": ("simulate", "demo.toml")}
 """Commands that have no settings to make them small, and what stands for them."""
