@@ -6,15 +6,18 @@ with what runs them instead.
 
 import csv
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documented import FENCED, PAGES, Command, commands
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import samara.command
+from samara.overrides import settings_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +51,7 @@ RUN = (
     "docs/guides/streaming.md",
     "docs/guides/fleet.md",
     "docs/guides/privacy.md",
+    "docs/concepts/basis.md",
 )
 """Pages whose commands are run in their order, in one folder each."""
 ELSEWHERE = {
@@ -152,6 +156,30 @@ def test_commands_of_a_page_run_as_they_are_written(
         printed = capfd.readouterr()
         assert status == 0, f"{command}\n{printed.out[-800:]}\n{printed.err[-2000:]}"
         assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/python.md"])
+def test_python_of_a_page_runs_as_it_is_written(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small: dict[str, Any] = {"rounds": 1, "steps": 1, "queries": 2, "batch": 4, "threads": 1}
+    small |= {"data.clients": 4, "evaluate.limit": 4, "personal.rounds": 1}
+    simulate = samara.simulate
+
+    def smaller(scenario: Any, **named: Any) -> Any:
+        seeds = {"seeds": named.pop("seeds")} if "seeds" in named else {}
+        return simulate(scenario, **seeds, **settings_of(named) | small)
+
+    monkeypatch.setattr(samara, "simulate", smaller)
+    (folder / "DATA").mkdir()
+    (folder / "reviews.csv").rename(folder / "DATA" / "train.csv")
+    example = runpy.run_path(str(ROOT / "examples" / "objective_focal.py"))
+    names = {"samara": samara, "MODEL": "MODEL", "DATA": "DATA", "focal": example["focal"]}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = [match[3] for match in FENCED.finditer(text) if match[2] == "python"]
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
 
 
 def test_every_command_is_run_or_there_is_a_reason() -> None:
