@@ -10,13 +10,14 @@ export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: help install demo test test-all arm64 check docs format protocol tables release clean
+.PHONY: help install demo test test-all arm64 test-arm64 check docs format protocol tables release clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"
+	@echo "make test-arm64  golden files, replay and a ledger of this machine on emulated arm64"
 	@echo "make check     lint, types, import layers, and the documentation builds"
 	@echo "make docs      build the documentation site: build/site/index.html"
 	@echo "make format    rewrite the code in the house style"
@@ -59,6 +60,11 @@ test-all: install
 
 arm64:
 	tests/arm64.sh .arm64
+
+test-arm64: install
+	@if command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then \
+		{ [ -d .arm64 ] || tests/arm64.sh .arm64; } && $(BIN)/python -m pytest tests/e2e/test_arm64.py; \
+	else echo "skipped: needs Debian or Ubuntu with qemu-user-static"; fi
 
 check: install
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: 
 	--abi "cp${version/./}" --abi abi3 --abi none \
 	--platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
 	--platform manylinux2014_aarch64 \
-	numpy numba pydantic hypothesis pytest cryptography safetensors filelock
+	numpy numba pydantic hypothesis pytest cryptography safetensors filelock "typer<0.21" rich psutil
 for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
 ln -s "python$version" "$work/root/usr/bin/python"
 rm -rf "$folder" && mkdir -p "$folder" && mv "$work/root" "$work/site" "$folder/"

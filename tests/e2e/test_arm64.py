@@ -1,8 +1,10 @@
 """Directions, replay, frames and ledger on an emulated arm64 processor: the same golden files."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,18 +34,34 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.skipif(
         not (ARM64.is_dir() and shutil.which("qemu-aarch64-static")),
-        reason="no Python for arm64 or no qemu-aarch64-static; make arm64 sets both up on Debian",
+        reason="no Python for arm64 or no qemu-aarch64-static; see make test-arm64",
     ),
 ]
 
 
-def run_on_arm64(*arguments: str) -> str:
+SCENARIO = """
+rounds = 3
+steps = 2
+queries = 2
+batch = 8
+learning-rate = 0.1
+adapter.layers = "top:1"
+data.clients = 2
+personal.rounds = 1
+evaluate.every = 0
+evaluate.test = false
+"""
+
+
+def run_on_arm64(*arguments: str, cpu: str = "max") -> str:
     """Return the standard output of the emulated Python, which must end well."""
     root = ARM64 / "root"
     ended = subprocess.run(
         ["qemu-aarch64-static", "-L", root, root / "usr/bin/python", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ARM64 / 'site'}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ
+        | {"PYTHONPATH": f"{ARM64 / 'site'}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        | {"QEMU_CPU": cpu},
         capture_output=True,
         text=True,
         check=False,
@@ -55,6 +73,30 @@ def run_on_arm64(*arguments: str) -> str:
 def test_the_golden_files_hold_on_arm64() -> None:
     plain = ["-q", "-p", "no:cacheprovider", "--noconftest", "-k", "not frozen_a"]
     assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/golden")
+
+
+@pytest.fixture(scope="module")
+def run_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was computed here, with personal ledgers."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "small.toml").write_text(SCENARIO)
+    command = ["simulate", "small.toml", "--out", "run"]
+    subprocess.run(
+        [sys.executable, "-m", "samara", *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+    )
+    return folder / "run"
+
+
+@pytest.mark.parametrize("cpu", ["cortex-a76", "cortex-a57"])
+def test_a_ledger_of_this_machine_is_verified_on_arm64(run_of_this_machine: Path, cpu: str) -> None:
+    digest = json.loads((run_of_this_machine / "result.json").read_text())["final_digest"]
+    said = run_on_arm64("-m", "samara", "server", "verify", str(run_of_this_machine), cpu=cpu)
+    assert f"every digest reproduced; ends in {digest}" in " ".join(said.split())
+    assert "personal ledgers of 2 clients: every digest reproduced" in said
 
 
 def test_numba_and_numpy_replay_the_same_bits_on_arm64() -> None:
