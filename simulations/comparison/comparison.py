@@ -208,10 +208,12 @@ class Comparison:
         if clients < 2:
             return f"{gained} for one client, which says nothing about others."
         few = "so few clients cannot show one; " if self.too_few else ""
+        disagree = not main.is_significant and own.low * own.high > 0
+        alone = f" for all {len(self.tested)}; the interval is of this comparison alone"
         return (
             f"{few}{gained} (95 % interval {points(own.low)} to {points(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
-            f"corrected p {format_p(main.p)}."
+            f"corrected p {format_p(main.p)}{alone if disagree else ''}."
         )
 
     def cost(self, variant: Variant) -> Cost:

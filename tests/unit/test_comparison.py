@@ -194,6 +194,7 @@ def test_too_few_clients_are_told(compare: Compare) -> None:
     comparison = compare(result_of(clients=4))
     assert comparison.too_few
     assert comparison.answer().startswith("No difference between personalized and global is shown")
+    assert "for all 6; the interval is of this comparison alone" in comparison.answer()
     assert "With 4 clients and 6 comparisons no corrected p can fall below 0.05" in said(comparison)
 
 
