@@ -58,6 +58,7 @@ FAMILIES = {
         "shared/events.py",
         "shared/layout.py",
         "shared/result.py",
+        "shared/run_settings.py",
         "shared/runs.py",
         "server/store.py",
         "server/rounds/recorded_cohorts.py",

@@ -42,6 +42,7 @@ from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
+from shared.run_settings import check_settings, record_settings
 from shared.run_terms import cluster_id
 from shared.runs import run_folder, run_id_of
 from shared.scalar_ratio import summarize_scalar_ratios
@@ -109,6 +110,7 @@ def serve(
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
+    check_settings(folder, config)
     strategy: ScalarStrategy | ClusteredStrategy
     if config.method == "cluster":
         strategy = ClusteredStrategy(config, folder, layout, run_id, roster)
@@ -117,6 +119,7 @@ def serve(
         store = RunStore(folder, layout, header, config.ledger.snapshot_every)
         strategy = ScalarStrategy(config, store, roster, cohorts, grid.clock)
     try:
+        record_settings(folder, config)
         if (folder / RESULT_FILE).exists():
             log.info("%s holds the result of this run already", folder)
             return folder

@@ -62,9 +62,11 @@ def up(
     from server.live.superlink_process import SuperLinkProcess
     from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
     from shared.files import make_private_folder
+    from shared.run_settings import check_settings
 
     run = run.resolve()
     config = read_live_config(scenario, [*(settings or []), f"out={run}"], "server up")
+    check_settings(run, config)
     make_private_folder(run)
     console = Console()
     renewal = None
@@ -96,7 +98,7 @@ def status(
         Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
     ] = None,
 ) -> None:
-    """Show the last round of a run and of its clients, also while it is running.
+    """Show the last round of a run and of its clients, also while it is running or waits.
 
     Example: samara server status --run runs/field
     """
@@ -112,6 +114,8 @@ def status(
         if client.last_failure:
             name = f" ({client.name})" if client.name else ""
             console.print(f"client {number}{name}, {client.last_failure}", markup=False)
+    if run_status.waits_for:
+        console.print(run_status.waits_for, markup=False, soft_wrap=True)
     if tensorboard:
         from server.round_curves import write_curves
 

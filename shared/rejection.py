@@ -18,6 +18,7 @@ class RejectionCode(IntEnum):
     CLOCK = 3
     SIGNATURE = 4
     CONNECTED = 5
+    FINISHED = 6
 
 
 _SENTENCES = {
@@ -29,6 +30,7 @@ _SENTENCES = {
     RejectionCode.SIGNATURE: "a request was not signed with this client's key; update Samara",
     RejectionCode.CONNECTED: "this client's key is connected already, from here within the last "
     "minute or from another machine, or the server is just starting",
+    RejectionCode.FINISHED: "the run has finished",
 }
 
 

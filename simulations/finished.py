@@ -1,6 +1,5 @@
 """Finished runs: the result of a command that has run to its end is found without a model."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from shared.blobs import file_settings
@@ -8,9 +7,9 @@ from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.model.model_folder import model_id_of
 from shared.result import RESULT_FILE, RunResult
+from shared.run_settings import describe_differences, settings_of_run
 from shared.run_terms import hash_identity
 from shared.runs import RUNS_FOLDER, identity_bytes
-from shared.settings import Scalar, describe
 
 
 def find_finished(config: RunConfig) -> Path | None:
@@ -40,7 +39,7 @@ def find_finished(config: RunConfig) -> Path | None:
         run_id = hash_identity(identity, layout_hash, model_id).hex()
         if (run_id, files) == (result.run_id, file_settings(stored)):
             return folder
-        other = _differences({**stored.identity(), **file_settings(stored)}, config)
+        other = describe_differences(settings_of_run(stored), config)
         if model_id.hex() != result.model_id:
             other.append("the base model")
         if config.out and other:
@@ -51,14 +50,3 @@ def find_finished(config: RunConfig) -> Path | None:
                 "begins with its model)"
             )
     return None
-
-
-def _differences(stored: Mapping[str, Scalar], config: RunConfig) -> list[str]:
-    """Return the settings that differ from those of a finished run, with both values."""
-    here = {**config.identity(), **file_settings(config)}
-    before = {key: setting.before for key, setting in describe(RunConfig).items()}
-    return [
-        f"{key} ({stored.get(key, before[key])} there, {here.get(key, before[key])} here)"
-        for key in sorted({*here, *stored})
-        if stored.get(key, before[key]) != here.get(key, before[key])
-    ]

@@ -30,6 +30,7 @@ from shared.features import check_features
 from shared.frames.instructions import Split
 from shared.machine import cores
 from shared.model.loading import check_torch_device
+from shared.run_settings import check_settings
 from shared.runs import check_results_folder, run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import check_labels
@@ -83,6 +84,8 @@ def simulate(
     if not cohorts and (finished := find_finished(config)):
         log.info("%s holds the result of this run already", finished)
         return finished
+    if config.out:
+        check_settings(Path(config.out), config)
     log.info("loading the model and reading the data")
     if emulated:
         from simulations.fleet.run import simulate_fleet

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.jetson.nvpmodel import in_power_mode
-from devices.live.client_folder import UP_LOCK, check_not_moved
+from devices.live.client_folder import UP_LOCK, check_not_moved, client_folder
 from devices.live.dashboard import dashboard
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
@@ -30,6 +30,7 @@ from devices.live.processes import (
     child_environment,
     describe_exit,
     exclusive_lock,
+    is_run_finished,
     module_command,
 )
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
@@ -44,6 +45,8 @@ log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
 _EXECUTOR_SECONDS = 5.0
+AFTER_THE_RUN = ("on-data", "always")
+"""Values of personal.when by which a device has work when the run is finished."""
 
 
 def load_client_index(folder: Path, key: Path | None) -> int:
@@ -80,7 +83,10 @@ def dry_run(settings: ClientSettings) -> None:
 
 
 def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
-    """Run the preflight, then serve until SIGINT or SIGTERM; processes that end are restarted.
+    """Run the preflight, then serve until the run is finished, or SIGINT or SIGTERM.
+
+    Processes that end are restarted. A client whose owner wants private rounds when data change
+    goes on with them after the end of the run.
 
     Args:
         settings: settings of the client.
@@ -97,7 +103,20 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
             dashboard(settings.folder) if with_dashboard else nullcontext(),
             in_power_mode(settings.power_mode, settings.folder),
         ):
-            _ClientSupervisor(settings).serve()
+            is_finished = _ClientSupervisor(settings).serve()
+        if is_finished:
+            log.info("%s: %s", settings.name, describe_end(settings))
+
+
+def describe_end(settings: ClientSettings) -> str:
+    """Return what the owner of a client can do when the run is finished."""
+    is_usual = settings.folder == client_folder(settings.name, None)
+    which = f"--name {settings.name}" if is_usual else f"--home {settings.folder}"
+    return (
+        "the run is finished, and this client keeps its model: ask it with `samara client ask "
+        f'"a text" {which}`, have programs ask it with `samara client serve {which}`, write it to '
+        f"files with `samara client export {which} --out FOLDER`"
+    )
 
 
 @contextmanager
@@ -142,8 +161,8 @@ class _ClientSupervisor:
             "the SuperNode", command, child_environment(), explain=describe_exit
         )
 
-    def serve(self) -> None:
-        """Serve until SIGINT or SIGTERM.
+    def serve(self) -> bool:
+        """Serve until the run is finished, or SIGINT or SIGTERM; return whether it is finished.
 
         Raises:
             DeviceError: if the trainer cannot be loaded, or the server turns this client away.
@@ -153,6 +172,7 @@ class _ClientSupervisor:
         write_secret(self._secret, secrets.token_hex(32).encode())
         run = partial(self._executor().run, lambda: self._runtime, self._stop)
         executor = threading.Thread(target=run, name="executor", daemon=True)
+        children, is_finished = [self._trainer, self._supernode], False
         try:
             self._await_trainer()
             if not self._stop.is_set():
@@ -163,11 +183,22 @@ class _ClientSupervisor:
                 if executor.is_alive():
                     notify_service_manager(ALIVE)
                 check_not_revoked(self._supernode)
-                for child in (self._trainer, self._supernode):
+                if not is_finished and is_run_finished(self._supernode):
+                    is_finished = True
+                    children.remove(self._supernode)
+                    if self._settings.device_settings.get("personal.when") not in AFTER_THE_RUN:
+                        break
+                    log.info(
+                        "%s: the run is finished; private rounds go on when the data change, "
+                        "until Ctrl-C",
+                        self._settings.name,
+                    )
+                for child in children:
                     if message := child.restart_if_due():
                         log.warning("%s", message)
         finally:
             self._stop_all(executor)
+        return is_finished
 
     def _await_trainer(self) -> None:
         """Wait until the trainer is ready or a signal arrives."""

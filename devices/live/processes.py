@@ -166,6 +166,11 @@ def exit_with_parent(parent: int) -> None:
         sys.exit("the parent process has ended")
 
 
+def is_run_finished(process: SupervisedProcess) -> bool:
+    """Return whether the process ended since the server said that the run is finished."""
+    return process.exit_status == status_of_rejection(RejectionCode.FINISHED)
+
+
 @contextmanager
 def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock file for the duration of a block.

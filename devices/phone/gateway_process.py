@@ -23,6 +23,7 @@ from devices.live.processes import (
     child_environment,
     describe_exit,
     exclusive_lock,
+    is_run_finished,
 )
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
@@ -211,6 +212,9 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         count = -1
         while not stop.wait(_POLL_SECONDS):
             check_not_revoked(supernode)
+            if is_run_finished(supernode):
+                log.info("the run is finished; phones keep its model")
+                break
             if message := supernode.restart_if_due():
                 log.warning("%s", message)
             if time.monotonic() > renewal:

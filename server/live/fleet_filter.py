@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from server.live.keys import ClientKey, ClientKeys
@@ -96,12 +97,22 @@ class FleetFilter:
         max_bytes: most bytes of a request.
         keys: client keys of the run; None lets any node send.
         requests: the requests that nodes may reply to.
+        result: file that exists when the run is finished; None if it never is.
+
+    Attributes:
+        told: public keys of the nodes that were told that the run is finished.
     """
 
     def __init__(
-        self, app: Any, max_bytes: int, keys: ClientKeys | None, requests: OpenRequests
+        self,
+        app: Any,
+        max_bytes: int,
+        keys: ClientKeys | None,
+        requests: OpenRequests,
+        result: Path | None = None,
     ) -> None:
         self._app, self._max_bytes, self._requests = app, max_bytes, requests
+        self._result, self.told = result, set[bytes]()
         self._keys = _RegisteredKeys(keys) if keys else None
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
@@ -135,11 +146,15 @@ class FleetFilter:
             raise RejectedRequestError(415, "sent something else than Flower's messages")
         if int(headers.get(b"content-length", b"0")) > self._max_bytes:
             raise RejectedRequestError(413, self._too_long)
-        if self._keys is None:
-            return b""
         public_key = _sender_of(headers)
-        _check_key(headers, public_key, self._keys.find(public_key))
-        return public_key
+        if self._keys is not None:
+            _check_key(headers, public_key, self._keys.find(public_key))
+        if self._result is not None and self._result.exists():
+            self.told.add(public_key)
+            raise RejectedRequestError(
+                410, "was told that the run is finished", RejectionCode.FINISHED
+            )
+        return public_key if self._keys is not None else b""
 
     @property
     def _too_long(self) -> str:

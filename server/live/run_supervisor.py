@@ -29,6 +29,8 @@ _STABLE_SECONDS = 60.0
 """A run that was up for longer is restarted at once when it ends."""
 _MAX_FAILURES = 5
 """Failures in a row, without a round or an evaluation between them, that end the run."""
+_FAREWELL_SECONDS = 15.0
+"""Longest time in which connected clients are told that the run is finished; they ask every 3 s."""
 _RENEWAL_SECONDS = 3600.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
@@ -91,6 +93,7 @@ def serve_run(
                     problem = _supervise(superlink, run, keys, display, renew_certificate)
                     has_failed = problem.startswith(_FAILED)
                 if not problem:
+                    _tell_clients(superlink, display)
                     return True
                 has_progressed = _events_size(folder) > events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
@@ -190,6 +193,19 @@ def _supervise(
             return f"{_FAILED}{reason[:_MAX_REASON]}; see {superlink.log_file}"
         if status == "running" and not has_server_app:
             return "the ServerApp ended"
+
+
+def _tell_clients(superlink: SuperLinkProcess, display: RunDisplay) -> None:
+    """Wait until the connected clients have heard that the run is finished, or have not asked."""
+    end = time.monotonic() + _FAREWELL_SECONDS
+    try:
+        connected = sum(node.online for node in superlink.list_nodes())
+        if connected:
+            display.show(f"the run is finished; telling {connected} connected clients")
+        while superlink.count_told() < connected and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+    except SamaraError:
+        return  # Flower's processes have ended, and clients see that nobody answers
 
 
 def _try_renewal(renew_certificate: Callable[[], object], display: RunDisplay) -> None:

@@ -12,8 +12,6 @@ from shared.errors import SamaraError
 from shared.events import EventFollower
 from shared.ledger.reading import read_ledger
 
-_SHOWN_REFUSALS = 5
-
 
 @dataclass
 class ClientStatus:
@@ -71,6 +69,7 @@ class RunStatus:
         clients: status of the clients by index, ascending.
         bytes_up: size of all frames from clients.
         bytes_down: size of everything that was sent to clients.
+        waits_for: what a run that has not begun waits for, a sentence; empty if it has begun.
     """
 
     round: int
@@ -78,25 +77,20 @@ class RunStatus:
     clients: dict[int, ClientStatus]
     bytes_up: int
     bytes_down: int
+    waits_for: str = ""
 
 
 def read_status(run: Path) -> RunStatus:
-    """Read the status of a run, which need not be running.
+    """Read the status of a run, which need not be running, nor have begun.
 
     Raises:
         SamaraError: if the folder holds no run.
     """
     ledger = ledger_of(run)
-    if not ledger.is_dir():
-        log = list(EventFollower(run / LOG_FILE).read_new())
-        shown = [line for line in log if line.get("event") == REFUSED_EVENT][-_SHOWN_REFUSALS:]
-        shown += [line for line in log[-1:] if line not in shown]
-        lines = "".join(f"\n  {line['message']}" for line in shown)
-        raise SamaraError(
-            f"{run}: there is no ledger; it begins when the clients have introduced themselves"
-            + (f"; the server's log has{lines}" if lines else "")
-        )
-    records = deque(read_ledger(ledger), maxlen=1)
+    has_begun, keys = ledger.is_dir(), ClientKeys(run / KEYS_FOLDER).read_all()
+    if not (has_begun or keys or (run / LOG_FILE).exists()):
+        raise SamaraError(f"{run}: there is no run: no ledger, no server's log and no keys")
+    records = deque(read_ledger(ledger) if has_begun else (), maxlen=1)
     last = records[0] if records else None
     events = list(EventFollower(run / METRICS_FILE).read_new())
     clients: dict[int, ClientStatus] = {}
@@ -106,7 +100,7 @@ def read_status(run: Path) -> RunStatus:
     for line in _refusals(run):
         if isinstance(line.get("client"), int):
             _add_refusal(clients.setdefault(line["client"], ClientStatus()), line)
-    for key in ClientKeys(run / KEYS_FOLDER).read_all():
+    for key in keys:
         client = clients.setdefault(key.client, ClientStatus())
         client.name = key.name
         client.state = "revoked" if key.revoked else client.state
@@ -116,7 +110,15 @@ def read_status(run: Path) -> RunStatus:
         dict(sorted(clients.items())),
         sum(event.get("bytes_up", 0) for event in events),
         sum(event.get("bytes_down", 0) for event in events),
+        "" if has_begun else _describe_wait(run),
     )
+
+
+def _describe_wait(run: Path) -> str:
+    """Return what a run without a ledger waits for: the last line that its server has logged."""
+    lines = [line.get("message", "") for line in EventFollower(run / LOG_FILE).read_new()]
+    said = f"; its server's last line: {lines[-1]}" if lines else "; no server has been started yet"
+    return f"the run begins when enough clients have introduced themselves{said}"
 
 
 def _refusals(run: Path) -> list[dict[str, Any]]:

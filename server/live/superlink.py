@@ -31,6 +31,7 @@ from shared.config import RunConfig
 from shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
 from shared.invitation import JOIN_PATH
 from shared.rejection import HEADER, RejectionCode
+from shared.result import RESULT_FILE
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable of a ServerApp whose clients come and go."""
@@ -44,6 +45,8 @@ SECRET_HEADER = "samara-control-secret"
 """Header of a request to the control API, with the secret."""
 FILTER_PATH = "/samara/access-filter"
 """Path that the filter itself answers, which shows that it is in front of the SuperLink."""
+TOLD_HEADER = "samara-told"
+"""Header of that answer: the number of nodes that were told that the run is finished."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
 _SENT_PATH = "/v1/runtime/push-messages"
 _FETCHED_PATH = "/v1/runtime/confirm-message-received"
@@ -82,6 +85,7 @@ class AccessFilter:
         keys: client keys of the run; None lets any node send.
         secret: secret that opens the control API; empty keeps it closed.
         invitations: invitations of the run; None if it has none.
+        result: file that exists when the run is finished; None if it never is.
     """
 
     def __init__(
@@ -91,11 +95,12 @@ class AccessFilter:
         keys: ClientKeys | None = None,
         secret: bytes = b"",
         invitations: Invitations | None = None,
+        result: Path | None = None,
     ) -> None:
         requests = OpenRequests(max_bytes)
         self._secret = secret
         self._app, self._requests = app, requests
-        self._fleet = FleetFilter(app, max_bytes, keys, requests)
+        self._fleet = FleetFilter(app, max_bytes, keys, requests, result)
         self._join = JoinFilter(invitations)
         self._logged: set[tuple[str, str]] = set()
 
@@ -108,9 +113,9 @@ class AccessFilter:
         if path.startswith(JOIN_PATH):
             await self._join(scope, receive, send)
             return
-        status, headers = 403, []
+        status, headers = 403, list[tuple[bytes, bytes]]()
         if path == FILTER_PATH:
-            status = 204
+            status, headers = 204, [_header(TOLD_HEADER, len(self._fleet.told))]
         elif not is_allowed(host, path):
             self._log_once(
                 host, f"requested {path[:_MAX_PATH]!r}, which is for this machine only: refused"
@@ -122,7 +127,7 @@ class AccessFilter:
             except RejectedRequestError as error:
                 status = error.status
                 if error.code is not None:
-                    headers = [_header(error.code)]
+                    headers = [_header(HEADER, error.code)]
                 self._log_once(host, error.reason)
         elif not path.startswith(_NO_SECRET_PATHS) and not self._has_secret(scope):
             self._log_once(
@@ -178,7 +183,8 @@ class AccessFilter:
                 "was rejected by Flower: its key is connected already, or the server is just "
                 "starting",
             )
-            message["headers"] = [*message.get("headers", ()), _header(RejectionCode.CONNECTED)]
+            connected = _header(HEADER, RejectionCode.CONNECTED)
+            message["headers"] = [*message.get("headers", ()), connected]
         await send(message)
 
     def _log_once(self, host: str, event: str) -> None:
@@ -188,8 +194,8 @@ class AccessFilter:
             log.warning("%s %s", host, event)
 
 
-def _header(code: RejectionCode) -> tuple[bytes, bytes]:
-    return HEADER.encode(), str(int(code)).encode()
+def _header(name: str, number: int) -> tuple[bytes, bytes]:
+    return name.encode(), str(int(number)).encode()
 
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
@@ -204,7 +210,8 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()
     max_bytes = int(os.environ[MAX_BYTES_VARIABLE])
     invitations = Invitations(Path(os.environ[KEYS_VARIABLE]).parent) if keys else None
-    serve(AccessFilter(app, max_bytes, keys, secret, invitations), **settings | limits)
+    result = Path.cwd().parent / RESULT_FILE
+    serve(AccessFilter(app, max_bytes, keys, secret, invitations, result), **settings | limits)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from server.live.superlink import (
     MAX_BYTES_VARIABLE,
     SECRET_HEADER,
     SECRET_VARIABLE,
+    TOLD_HEADER,
 )
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
@@ -237,6 +238,10 @@ class SuperLinkProcess:
             if node.status != "unregistered"
         ]
 
+    def count_told(self) -> int:
+        """Return how many nodes have been told that the run is finished."""
+        return self._ask_filter() or 0
+
     def register(self, public_key: bytes, name: str) -> None:
         """Let the holder of a key (PEM) connect."""
         from shared.flower_compat import RegisterNodeRequest
@@ -289,14 +294,19 @@ class SuperLinkProcess:
 
     def _is_serving(self) -> bool:
         """Return whether the SuperLink's access filter answers."""
+        return self._ask_filter() is not None
+
+    def _ask_filter(self) -> int | None:
+        """Return how many nodes the access filter has told of the end; None without an answer."""
         import httpx
 
         scheme = "https" if self._tls else "http"
         url = f"{scheme}://127.0.0.1:{self._port}{FILTER_PATH}"
         try:
-            return httpx.get(url, verify=False, timeout=5.0).status_code == 204
+            answer = httpx.get(url, verify=False, timeout=5.0)
         except httpx.HTTPError:
-            return False
+            return None
+        return int(answer.headers.get(TOLD_HEADER, 0)) if answer.status_code == 204 else None
 
     def _arguments(self) -> list[str]:
         """Return the arguments of the SuperLink, ``--``, and those of its SuperExec."""

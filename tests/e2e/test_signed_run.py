@@ -6,7 +6,6 @@ import shutil
 from typing import Any
 
 import pytest
-from live import terminate
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import samara
@@ -43,13 +42,20 @@ def start(live: LiveRun, *options: str) -> None:
 
 
 def finish(live: LiveRun) -> str:
-    """The digest at the end of a run."""
+    """The digest at the end of a run, of which the clients hear."""
     live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
     assert live.server is not None
     assert live.server.returncode == 0, live.said()[-2000:]
     live.check()
     result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
     assert [event["reports"] for event in result["rounds"]] == [2, 2]
+    assert "the run is finished; telling 2 connected clients" in live.said()
+    for name, client in live.clients.items():
+        live.wait(lambda client=client: client.poll() is not None, f"the end of {name}")
+        assert client.returncode == 0, live.said(name)[-2000:]
+        last = live.said(name).splitlines()[-1]
+        assert f"{name}: the run is finished, and this client keeps its model" in last
+        assert f'samara client ask "a text" --home {live.home(name)}`' in last
     return str(result["final_digest"])
 
 
@@ -87,7 +93,6 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         for name in NAMES:
             assert f"field.signed: signed by operator {operator}" in live.said(name)
             assert f"1 signed by operator {operator}" in live.said(name)
-        assert [terminate(process) for process in live.clients.values()] == [0, 0]
 
     shutil.copytree(keys, folder / "foreign" / "run" / KEYS_FOLDER)
     for name in NAMES:  # the same clients, which keep the scenario

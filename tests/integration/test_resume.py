@@ -25,6 +25,7 @@ from shared.ledger import ledger as ledgers
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.result import RESULT_FILE, read_result
+from shared.run_settings import SETTINGS_FILE
 from shared.step_size import Observation
 from simulations.adapter import export
 from simulations.simulate import simulate
@@ -220,6 +221,22 @@ def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
         simulate(config_of(settings, learning_rate=0.2))
 
 
+def test_an_unfinished_run_names_the_setting_that_was_edited(settings: Settings) -> None:
+    config = config_of(settings)
+    serve_until_killed(config, 5)
+    differs = (
+        r"was begun with other settings: learning-rate \(0.1 there, 0.2 here\); a run keeps its "
+        r"settings: set them back to go on with it, or begin a new run in another folder"
+    )
+    changed = config_of(settings, learning_rate=0.2)
+    for begin in (simulate, lambda config: serve(config, grid_of(config))):
+        with pytest.raises(LedgerError, match=differs):
+            begin(changed)
+    assert not (Path(config.out) / RESULT_FILE).exists()
+    simulate(config)
+    assert (Path(config.out) / RESULT_FILE).exists()
+
+
 def test_a_run_goes_on_though_its_model_moved_and_is_executed_otherwise(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -241,6 +258,7 @@ def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
     with monkeypatch.context() as earlier:
         earlier.setattr(RunConfig, "identity", RunConfig.flat)
         folder = simulate(config)
+    (folder / SETTINGS_FILE).unlink()
     result = read_result(folder)
     for now, then in (
         ("model.torch-device", "model.device"),

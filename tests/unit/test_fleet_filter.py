@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
 from server.live import fleet_filter, open_requests
 from server.live.keys import ClientKeys
-from server.live.superlink import AccessFilter
+from server.live.superlink import FILTER_PATH, TOLD_HEADER, AccessFilter
 from shared.flower_compat import SUPERLINK_NODE_ID
 from shared.rejection import HEADER, RejectionCode, rejection_in
 from shared.signing import SigningKey
@@ -317,7 +317,7 @@ def test_only_registered_keys_with_a_present_signature_reach_flower(
     assert len(flower.paths) == 1
 
 
-def rejection_of(access: AccessFilter, headers: Any) -> RejectionCode | None:
+def rejection_of(access: AccessFilter, headers: Any, status: int = 401) -> RejectionCode | None:
     """Send a request that is rejected; return the reason that its sender is told."""
     sent: list[Any] = []
 
@@ -326,7 +326,7 @@ def rejection_of(access: AccessFilter, headers: Any) -> RejectionCode | None:
 
     scope = {"type": "http", "method": "POST", "client": FAR_AWAY, "headers": list(headers)}
     asyncio.run(access(scope | {"path": "/v1/fleet/activate-node"}, None, send))
-    assert sent[0]["status"] == 401
+    assert sent[0]["status"] == status
     return rejection_in({k: v.decode() for k, v in sent[0]["headers"]}.get(HEADER.encode()))
 
 
@@ -352,6 +352,36 @@ def test_who_holds_a_key_is_told_why_it_is_rejected(
     lines = [record.getMessage() for record in caplog.records]
     assert any("was rejected: the key known was revoked on 20" in line for line in lines)
     assert any("the clock of known differs" in line for line in lines)
+
+
+def test_nodes_are_told_that_the_run_is_finished(flower: Flower, tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    known = SigningKey(keys.create("known"))
+    stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
+    result = tmp_path / "result.json"
+    access = AccessFilter(flower, MAX_BYTES, keys, result=result)
+    assert post(access, "/v1/fleet/pull-messages", headers=signed_headers(known)) == 200
+    assert told(access) == 0
+    result.touch()
+    assert rejection_of(access, signed_headers(known), 410) is RejectionCode.FINISHED
+    assert rejection_of(access, signed_headers(known), 410) is RejectionCode.FINISHED
+    assert rejection_of(access, signed_headers(stranger)) is RejectionCode.UNREGISTERED
+    assert told(access) == 1
+    without_keys = AccessFilter(flower, MAX_BYTES, result=result)
+    assert rejection_of(without_keys, signed_headers(stranger), 410) is RejectionCode.FINISHED
+    assert told(without_keys) == 1
+
+
+def told(access: AccessFilter) -> int:
+    """Return how many nodes the filter has told of the end of the run."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "client": HERE, "headers": [], "path": FILTER_PATH}
+    asyncio.run(access(scope, None, send))
+    return int(dict(sent[0]["headers"])[TOLD_HEADER.encode()])
 
 
 async def _hold(access: AccessFilter, count: int, part: bytes, ends: bool) -> list[int]:

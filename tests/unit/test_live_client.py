@@ -25,6 +25,7 @@ from devices.live.processes import (
     check_not_revoked,
     describe_exit,
     exclusive_lock,
+    is_run_finished,
     restart_delay,
     status_of_rejection,
 )
@@ -203,13 +204,14 @@ def test_a_process_that_the_server_turns_away_says_why(code: RejectionCode) -> N
             check_not_revoked(child)
     else:
         check_not_revoked(child)
+    assert is_run_finished(child) is (code is RejectionCode.FINISHED)
     expected = f"{describe_rejection(code)}; restarting it in 2 s"
     assert child.restart_if_due() == expected
 
 
 def test_other_statuses_are_no_rejections() -> None:
-    assert [describe_exit(status) for status in (1, 3, 40, 46, 77)] == [""] * 5
-    assert [rejection_in(text) for text in (None, "", "x", "0", "6", "²")] == [None] * 6
+    assert [describe_exit(status) for status in (1, 3, 40, 47, 77)] == [""] * 5
+    assert [rejection_in(text) for text in (None, "", "x", "0", "7", "²")] == [None] * 6
     assert rejection_in("2") is RejectionCode.REVOKED
 
 

@@ -51,6 +51,7 @@ class SuperLink:
         self.nodes: dict[int, Node] = {}
         self._is_up = False
         self.certificate = self.loaded_certificate = 1
+        self.told = 0
 
     def start(self) -> None:
         self.calls.append("start")
@@ -84,6 +85,9 @@ class SuperLink:
 
     def list_nodes(self) -> list[Node]:
         return list(self.nodes.values())
+
+    def count_told(self) -> int:
+        return self.told
 
     def register(self, public_key: bytes, name: str) -> None:
         self.nodes[len(self.nodes)] = Node(len(self.nodes), public_key, name, False)
@@ -158,6 +162,28 @@ def test_a_run_that_has_ended_waits_for_nobody(serve: Serve, tmp_path: Path) -> 
     assert serve(superlink, display)
     assert superlink.calls == []
     assert display.lines == ["the run has ended before; for another one give another --run"]
+
+
+def test_connected_clients_are_told_of_the_end(
+    serve: Serve, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink, display = SuperLink(iter([("finished", "")]), iter([])), Display()
+    superlink.nodes = {
+        n: Node(n, b"", str(n), online) for n, online in enumerate((True, True, False))
+    }
+    monkeypatch.setattr(superlink, "count_told", lambda: 1 + (clock.seconds > 6))
+    assert serve(superlink, display)
+    assert display.lines[-1] == "the run is finished; telling 2 connected clients"
+    assert 6 < clock.seconds < 10
+
+
+def test_a_server_does_not_wait_for_ever_for_clients_that_do_not_ask(
+    serve: Serve, clock: Time
+) -> None:
+    superlink = SuperLink(iter([("finished", "")]), iter([]))
+    superlink.nodes = {0: Node(0, b"", "asleep", True)}
+    assert serve(superlink, Display())
+    assert 15 <= clock.seconds < 30
 
 
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:

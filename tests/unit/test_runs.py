@@ -1,11 +1,17 @@
 """The run id: equal for what computes the same numbers, wherever and however that is done."""
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import layout_of
 
+import samara.command
 from shared.config import RunConfig
+from shared.errors import LedgerError
+from shared.run_settings import SETTINGS_FILE, check_settings, record_settings
 from shared.runs import run_id_of
 from shared.settings import describe
 
@@ -66,3 +72,47 @@ def test_data_are_known_by_their_path_and_the_model_by_its_id() -> None:
     assert run_id(own | {"data.path": "one"}) != run_id(own | {"data.path": "other"})
     assert run_id({}, bytes(32)) != run_id({}, bytes([1] * 32))
     assert run_id({}, size=20) != run_id({}, size=22)
+
+
+def test_the_settings_of_a_run_stay_those_of_its_begin(tmp_path: Path) -> None:
+    begun = RunConfig.of({"rounds": 6}, "test")
+    check_settings(tmp_path, begun)  # nothing is there yet
+    record_settings(tmp_path, begun)
+    check_settings(tmp_path, RunConfig.of({"rounds": 6, "threads": 3}, "test"))
+    edited = RunConfig.of({"rounds": 8, "cohort.fraction": 0.5}, "test")
+    differs = r"cohort.fraction \(1.0 there, 0.5 here\), rounds \(6 there, 8 here\); a run keeps"
+    with pytest.raises(LedgerError, match=differs):
+        check_settings(tmp_path, edited)
+    record_settings(tmp_path, edited)
+    check_settings(tmp_path, begun)
+
+
+def test_a_setting_of_a_later_version_differs(tmp_path: Path) -> None:
+    config = RunConfig.of({"rounds": 6}, "test")
+    record_settings(tmp_path, config)
+    file = tmp_path / SETTINGS_FILE
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"of-a-later-version": 1}))
+    with pytest.raises(LedgerError, match=r"of-a-later-version \(1 there, None here\); a run"):
+        check_settings(tmp_path, config)
+
+
+def test_a_server_with_an_edited_scenario_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from server.live.live_config import read_live_config
+
+    run, scenario = tmp_path / "run", tmp_path / "field.toml"
+    run.mkdir()
+    scenario.write_text("rounds = 6\n")
+    record_settings(run, read_live_config(scenario, [f"out={run}"], "test"))
+    scenario.write_text("rounds = 8\n")
+    monkeypatch.setattr(
+        sys, "argv", ["samara", "server", "up", "--run", str(run), str(scenario), "--insecure"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        samara.command.main()
+    assert ended.value.code == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "begun with other settings: rounds (6 there, 8 here); a run keeps its settings" in said
+    assert [file.name for file in run.iterdir()] == [SETTINGS_FILE]

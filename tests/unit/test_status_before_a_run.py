@@ -1,38 +1,51 @@
 """What `samara server status` says before the first round."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+import samara.command
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.live.server_log import LOG_FILE, REFUSED_EVENT
 from server.live.status import read_status
 from shared.errors import SamaraError
 
 
-def test_the_latest_refusals_and_the_last_line_are_shown(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [
-        {"message": "waiting for 3 clients; 0 are connected"},
-        {"message": "refused: client 4: another model", "event": REFUSED_EVENT},
-        {"message": "waiting for 3 clients; 2 are connected"},
-    ]
-    (tmp_path / LOG_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(SamaraError, match="there is no ledger") as error:
-        read_status(tmp_path)
-    assert str(error.value).splitlines()[1:] == [
-        "  refused: client 4: another model",
-        "  waiting for 3 clients; 2 are connected",
-    ]
+def write_log(run: Path, *messages: str) -> None:
+    lines = [{"message": message, "time": "2026-01-01T00:00:00"} for message in messages]
+    refusal = {"message": "refused: another model", "event": REFUSED_EVENT, "client": 1}
+    content = [refusal | {"time": "2026-01-01T00:00:00"}, *lines]
+    (run / LOG_FILE).write_text("".join(json.dumps(line) + "\n" for line in content))
 
 
-def test_a_run_whose_last_line_is_a_refusal_shows_it_once(tmp_path: Path) -> None:
-    line = {"message": "refused: client 4: another model", "event": REFUSED_EVENT}
-    (tmp_path / LOG_FILE).write_text(json.dumps(line) + "\n")
-    with pytest.raises(SamaraError) as error:
-        read_status(tmp_path)
-    assert str(error.value).count("another model") == 1
+def test_a_run_that_waits_shows_its_clients_and_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ClientKeys(tmp_path / KEYS_FOLDER)
+    for name in ("kitchen", "garden"):
+        keys.create(name)
+    write_log(tmp_path, "waiting for 3 clients; 0 are connected", "waiting for 3 clients; 2 are")
+    status = read_status(tmp_path)
+    assert (status.round, status.digest, status.bytes_up) == (0, "", 0)
+    assert {client.name for client in status.clients.values()} >= {"kitchen", "garden"}
+    assert status.clients[1].state == "refused"
+    assert status.waits_for.endswith("server's last line: waiting for 3 clients; 2 are")
+    monkeypatch.setattr(sys, "argv", ["samara", "server", "status", "--run", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        samara.command.main()
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    for words in ("round 0", "kitchen", "garden", "refused: another model", status.waits_for):
+        assert words in shown
 
 
-def test_a_folder_without_a_log_has_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(SamaraError, match="there is no ledger; it begins when the clients have"):
+def test_keys_without_a_server_are_a_run_that_waits_for_it(tmp_path: Path) -> None:
+    ClientKeys(tmp_path / KEYS_FOLDER).create("kitchen")
+    assert read_status(tmp_path).waits_for.endswith("no server has been started yet")
+
+
+def test_a_folder_of_something_else_holds_no_run(tmp_path: Path) -> None:
+    with pytest.raises(SamaraError, match="there is no run: no ledger, no server's log and no"):
         read_status(tmp_path)
