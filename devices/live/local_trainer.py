@@ -1,7 +1,9 @@
 """The trainer that answers questions: that of a running client, or one that is started for them."""
 
+import logging
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +19,9 @@ from devices.live.processes import (
     exclusive_lock,
     module_command,
 )
-from shared.errors import DeviceError, TrainerError
+from shared.errors import DeviceError, SamaraError, TrainerError
+
+log = logging.getLogger("samara.device")
 
 ANOTHER_SERVES = (
     "another `samara client up` serves this client, or an `ask` or `serve` that began without it; "
@@ -28,6 +32,9 @@ _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
 """Time to wait for the trainer of a running client, which may be starting, restarting or busy."""
 _GRACE_SECONDS = 10.0
+_WATCH_SECONDS = 2.0
+_ABSENCE_SECONDS = 30.0
+"""Time for which a client that has ended may be started again before its trainer is replaced."""
 
 
 @contextmanager
@@ -59,6 +66,46 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
             own.enter_context(_started(folder, socket))
             break
         yield socket
+
+
+@contextmanager
+def keep_trainer(folder: Path) -> Iterator[Path]:
+    """Give the socket of a client's trainer, and start one when there has been none for 30 s.
+
+    A client that ends takes its trainer with it, also when its run is finished; what serves its
+    models goes on.
+
+    Args:
+        folder: folder of the client.
+
+    Raises:
+        DeviceError, TrainerError: those of `find_or_start_trainer`, before the block.
+    """
+    stop = threading.Event()
+    with ExitStack() as held:
+        socket = held.enter_context(find_or_start_trainer(folder))
+        watcher = threading.Thread(target=_replace_trainer, args=(folder, held, stop), daemon=True)
+        watcher.start()
+        try:
+            yield socket
+        finally:
+            stop.set()
+            watcher.join(_GRACE_SECONDS)
+
+
+def _replace_trainer(folder: Path, held: ExitStack, stop: threading.Event) -> None:
+    """Find or start another trainer whenever none has answered for long, until told to stop."""
+    answered = time.monotonic()
+    while not stop.wait(_WATCH_SECONDS):
+        if not _answers(folder / SOCKET, _LOOK_SECONDS):
+            if time.monotonic() < answered + _ABSENCE_SECONDS:
+                continue
+            held.close()  # what is left of a trainer that was started here
+            try:
+                held.enter_context(find_or_start_trainer(folder))
+            except SamaraError as error:
+                log.warning("%s", error)
+        answered = time.monotonic()
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def serve(
     from devices.live import http_server
     from devices.live.client_folder import check_not_moved, client_folder
     from devices.live.http_requests import FeedbackBody
-    from devices.live.local_trainer import find_or_start_trainer
+    from devices.live.local_trainer import keep_trainer
     from devices.live.settings import ClientSettings
     from shared.tasks.catalog import load_task
 
@@ -119,7 +119,7 @@ def serve(
         return example
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), find_or_start_trainer(folder) as trainer:
+    with suppress(KeyboardInterrupt), keep_trainer(folder) as trainer:
         if socket:
             listener, where = http_server.open_unix(socket), f"Unix socket {socket}"
         else:

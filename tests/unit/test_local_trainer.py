@@ -1,5 +1,6 @@
 """Whose trainer answers questions: that of a running client, even if it is slow, or a new one."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from devices.live import local_trainer
 from devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
-from devices.live.local_trainer import find_or_start_trainer
+from devices.live.local_trainer import find_or_start_trainer, keep_trainer
 from devices.live.processes import exclusive_lock
 from shared.errors import DeviceError, TrainerError
 
@@ -17,7 +18,8 @@ class Trainer:
     """A trainer that accepts connections after some looks, and those that were started."""
 
     def __init__(self, looks: int) -> None:
-        self.looks, self.started = looks, 0
+        self.looks, self.started, self.ended = looks, 0, 0
+        self.has_started = threading.Event()
 
     def answers(self, socket: Path, seconds: float) -> bool:
         self.looks -= 1
@@ -25,8 +27,10 @@ class Trainer:
 
     @contextmanager
     def start(self, folder: Path, socket: Path) -> Iterator[None]:
-        self.started += 1
+        self.started, self.looks = self.started + 1, 0
+        self.has_started.set()
         yield
+        self.ended += 1
 
 
 @pytest.fixture
@@ -74,5 +78,21 @@ def test_without_a_client_a_trainer_is_started_and_no_client_may_run(
             exclusive_lock(folder / UP_LOCK, local_trainer.ANOTHER_SERVES),
         ):
             pass
+    with exclusive_lock(folder / UP_LOCK, "test"):
+        pass
+
+
+def test_a_trainer_that_is_gone_is_replaced_while_its_models_are_served(
+    folder: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's run is finished: the client has ended, and its trainer with it."""
+    for name in ("_WATCH_SECONDS", "_ABSENCE_SECONDS"):
+        monkeypatch.setattr(local_trainer, name, 0.01)
+    trainer.looks = 0
+    with keep_trainer(folder) as socket:
+        assert (socket, trainer.started) == (folder / SOCKET, 0)
+        trainer.looks = 10**6
+        assert trainer.has_started.wait(60)
+    assert (trainer.started, trainer.ended) == (1, 1)
     with exclusive_lock(folder / UP_LOCK, "test"):
         pass
