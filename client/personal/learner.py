@@ -42,6 +42,10 @@ class Learner(Protocol):
         """The layout of the adapter."""
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the task, in their order; empty where rows have candidates of their own."""
+
+    @property
     def backend(self) -> Backend:
         """The replay backend."""
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from client.personal.kept_label_bias import LabelBiases
 from client.personal.learner import Learner, State
 from client.personal.methods import composition
 from client.personal.personalizations import Personalizations, Score, StartState
@@ -35,6 +36,8 @@ class Personalizer:
         run_id: run id, 8 bytes.
         folder: folder of the client's own files in that of the run.
         snapshot_every: records between snapshots of the personal ledger; 0 for none.
+        runs: folder of all runs of the client, with the label bias of an earlier one; None if it
+            begins with none.
     """
 
     def __init__(
@@ -44,10 +47,12 @@ class Personalizer:
         run_id: bytes,
         folder: Path,
         snapshot_every: int,
+        runs: Path | None = None,
     ) -> None:
         self._learner, self._terms = learner, terms
         self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
         self._files = Personalizations(folder, learner.layout)
+        self._label_biases = LabelBiases(learner, terms, folder, runs)
 
     @property
     def is_due(self) -> bool:
@@ -88,6 +93,7 @@ class Personalizer:
         with closing(self._open_ledger()) as ledger:
             while (start := self._files.begun or self._begin(ledger)) is not None:
                 private = self._train(start, ledger)
+                self._label_biases.keep(private)
                 after = self._score(start.state, private)
                 self._files.finish(start, ledger.position.round, ledger.digest, after)
                 if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
@@ -136,6 +142,7 @@ class Personalizer:
         start, finished = self._files.next, self._files.finished
         if start is None:
             return None
+        self._label_biases.begin(start.state, is_new=not ledger.position.round)
         data = self._learner.data_hash(Split.TRAIN)
         goes_on = finished is None and self._terms.when == "end"
         first = 1 if goes_on else ledger.position.round + 1
@@ -167,7 +174,8 @@ class Personalizer:
         """
         if fits_private_part(self._terms.method):
             return record_private_fit(self._learner, self._terms, state, ledger, first)
-        return run_private_rounds(self._learner, self._terms, state, ledger, first)
+        began_with = self._label_biases.began_with
+        return run_private_rounds(self._learner, self._terms, state, ledger, first, began_with)
 
     def _train(self, start: StartState, ledger: Ledger) -> State:
         try:

@@ -35,7 +35,7 @@ from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
-from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
+from shared.replay import DenseValues, Shrink, check_fits, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
 from shared.run_terms import RunTerms
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
@@ -91,6 +91,7 @@ def run_private_rounds(
     state: NDArray[np.int64],
     ledger: Ledger | None = None,
     first: int = 1,
+    began_with: tuple[DenseValues, ...] = (),
 ) -> NDArray[np.int64]:
     """Take the private rounds of a client from one state, and return its private state.
 
@@ -101,8 +102,9 @@ def run_private_rounds(
         state: int64 [d], state of the federation; it is not changed.
         ledger: personal ledger that records the rounds; those in it already are not repeated.
         first: number in the ledger of the first round from this state. Those before it were taken
-            from other states. The private state goes on from them, or with `personal.retrain` from
-            zero: then the first record erases it.
+            from other states. The private state goes on from them, or with `personal.retrain`
+            begins anew: then the first record erases it.
+        began_with: values that a private state begins with in place of zero, as a first record.
 
     Returns:
         int64 [d], for `Composition.model`.
@@ -130,10 +132,13 @@ def run_private_rounds(
         return ledger.state
 
     before = first - 1  # records before the first round
+    beginning: tuple[Shrink | DenseValues, ...] = began_with if first == 1 else ()
     if terms.retrains and first > 1:
+        beginning = (*ERASURE, *began_with)
+    if beginning:
         before += 1
         if recorded < before:
-            private = apply(RoundDelta(before, PERSONAL_TRACK, bytes(8), (), ERASURE))
+            private = apply(RoundDelta(before, PERSONAL_TRACK, bytes(8), (), beginning))
     done = max(recorded - before, 0)
     step_sizes = _step_record(terms, ledger, first, min(done, rounds))
     for number in range(before + done + 1, before + rounds + 1):

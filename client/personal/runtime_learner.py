@@ -1,5 +1,6 @@
 """The private rounds of a client with a model runtime."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from shared.frames.report import Report
 from shared.layout import Layout
 from shared.replay import Backend
 from shared.runs import client_folder
+from shared.tasks.kinds import GenerationTask
 
 
 class RuntimeLearner:
@@ -51,6 +53,12 @@ class RuntimeLearner:
     def layout(self) -> Layout:
         """The layout of the adapter."""
         return self._runtime.layout
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the task by their first values in the data."""
+        task = self._runtime.task
+        return () if isinstance(task, GenerationTask) else tuple(each[0] for each in task.labels)
 
     @property
     def backend(self) -> Backend:
@@ -110,6 +118,7 @@ def runtime_personalizer(
     config: RunConfig,
     run_id: bytes,
     interrupted: InterruptedSteps[Any] | None = None,
+    runs: Path | None = None,
 ) -> Personalizer:
     """Return the private rounds of a client with a model runtime, in its folder of the run.
 
@@ -119,7 +128,9 @@ def runtime_personalizer(
         config: settings of the run on this client.
         run_id: run id, 8 bytes.
         interrupted: keeps the finished steps of a round that an exception interrupts.
+        runs: folder of all runs of a live client; see `Personalizer`.
     """
     folder = client_folder(config, run_id, data.client)
     learner = RuntimeLearner(runtime, data, interrupted)
-    return Personalizer(learner, config.terms, run_id, folder, config.ledger.snapshot_every)
+    snapshot_every = config.ledger.snapshot_every
+    return Personalizer(learner, config.terms, run_id, folder, snapshot_every, runs)

@@ -52,7 +52,7 @@ from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruct
 from shared.frames.report import Report
 from shared.frames.vector_report import VectorReport
 from shared.ledger.catch_up import CatchUp
-from shared.runs import run_id_of
+from shared.runs import run_folder, run_id_of
 from shared.tasks.rows import data_fingerprint
 
 log = logging.getLogger("samara.client")
@@ -250,8 +250,11 @@ class ProtocolClient(ClientHandler):
             log.warning("client %d: the private rounds failed: %s", self._client, error)
 
     def _personalizer_of(self, run_id: bytes) -> Personalizer:
+        config, runs = self._config, None
+        if self._has_idle_time:  # a live client, whose folder holds its runs side by side
+            runs = run_folder(config, run_id).parent
         return runtime_personalizer(
-            self._runtime, self._data, self._config, run_id, self._interrupted
+            self._runtime, self._data, config, run_id, self._interrupted, runs
         )
 
     def _private_state(self, run_id: bytes, session: Session) -> NDArray[np.int64]:

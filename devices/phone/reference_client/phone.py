@@ -201,8 +201,9 @@ class Phone(ClientHandler):
         return session
 
     def _personalizer(self, run_id: bytes, terms: RunTerms) -> Personalizer:
-        folder = self._folder.folder_of(run_id) / "clients" / str(self._client)
-        return Personalizer(self._learner, terms, run_id, folder, SNAPSHOT_EVERY)
+        run = self._folder.folder_of(run_id)
+        folder = run / "clients" / str(self._client)
+        return Personalizer(self._learner, terms, run_id, folder, SNAPSHOT_EVERY, run.parent)
 
 
 def _signed_runs(

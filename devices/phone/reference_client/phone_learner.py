@@ -37,6 +37,11 @@ class PhoneLearner:
         return self._trainer.layout
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The label words of the program, which stand for its labels."""
+        return self._trainer.labels
+
+    @property
     def backend(self) -> Backend:
         """The replay backend."""
         return self._trainer.backend

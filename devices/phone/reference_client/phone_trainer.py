@@ -36,6 +36,7 @@ class PhoneTrainer:
     Attributes:
         layout: layout of the adapter.
         model_id: model id of the base model, 32 bytes.
+        labels: label words of the program.
         backend: backend that replays by the program.
     """
 
@@ -51,7 +52,7 @@ class PhoneTrainer:
             self._calls = ReadoutCalls(program, examples, kept_bytes)
         else:
             self._calls = AdapterCalls(program, examples)
-        self._label_count = len(program.manifest.words)
+        self.labels = tuple(program.manifest.words)
         self.layout = program.layout
         self.model_id = bytes.fromhex(program.manifest.model_id)
         self._start = program.manifest.start_values()
@@ -87,7 +88,7 @@ class PhoneTrainer:
 
     def smallest_batch(self, instruction: TrainInstruction) -> int:
         """Return the number of examples in the smallest batch of an instruction's steps."""
-        return smallest_batch(instruction, self._examples[Split.TRAIN].labels, self._label_count)
+        return smallest_batch(instruction, self._examples[Split.TRAIN].labels, len(self.labels))
 
     def train(
         self,
@@ -113,7 +114,7 @@ class PhoneTrainer:
             ReplayError: if a local step does not fit the exact state.
         """
         examples, token = self._examples[Split.TRAIN], token_of(instruction.encode())
-        plan = LocalStepPlan(instruction, client, examples.labels, self._label_count)
+        plan = LocalStepPlan(instruction, client, examples.labels, len(self.labels))
         steps = _Steps(plan, state + self._start)
         if interrupted:
             steps = interrupted.resume(token, examples, steps)
@@ -133,7 +134,7 @@ class PhoneTrainer:
         """Return a split's examples with their scores under a state; None is the base model."""
         weights = np.zeros_like(self._start) if state is None else state + self._start
         scores, labels = self._calls.scores(weights, split), self._examples[split].labels
-        return ScoredExamples(scores.reshape(len(labels), self._label_count), labels)
+        return ScoredExamples(scores.reshape(len(labels), len(self.labels)), labels)
 
     def features(self) -> NDArray[np.float32]:
         """Return what a readout alone reads of the training examples, float32 [n, features]."""
