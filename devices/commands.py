@@ -1,4 +1,4 @@
-"""The commands `samara device`: list profiles, estimate a step, calibrate this machine."""
+"""The commands `samara device`: profiles, estimates, calibration, a board's wheelhouse."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from click.core import ParameterSource
+
+from devices.jetson.commands import wheelhouse
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
@@ -381,3 +383,6 @@ def calibrate(
         f"{profile.memory.bandwidth / 1e9:.1f} GB/s, {profile.compute.fp32 / 1e9:.0f} Gop/s, "
         f"{profile.timing.launch_seconds * 1e6:.1f} µs an operation; profile in {out}"
     )
+
+
+app.command()(wheelhouse)

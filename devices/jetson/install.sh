@@ -11,6 +11,8 @@ usage: install.sh [options]
   --from SAMARA         a checkout, a wheel, or samara-fl: default the checkout of this script, if any
   --torch-index URL     the one index that torch is asked for; default by JetPack
   --torch-wheel URL     a wheel of torch, with --sha256 HEX, in place of an index
+  --wheelhouse DIR      install from a folder of `samara device wheelhouse`, without a network;
+                        default the folder of this script, if it is one
   --python VERSION      default 3.12
   --bitsandbytes TAG    also build bitsandbytes for this board, for quantized models: for example
                         0.50.2; needs git, cmake, a compiler and the JetPack's nvcc
@@ -24,9 +26,10 @@ USAGE
 if ((EUID)); then prefix="$HOME/.local/share/samara"; else prefix=/opt/samara; fi
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 checkout="$(cd "$here/../.." && pwd)"
-source_of_samara=samara-fl
+source_of_samara=samara-fl wheelhouse=""
+if [[ -e "$here/wheelhouse.toml" ]]; then wheelhouse="$here"; fi
 if grep -qs '^name = "samara-fl"' "$checkout/pyproject.toml"; then source_of_samara="$checkout"; fi
-torch_index="" torch_wheel="" sha256="" python=3.12 bitsandbytes="" service="" dry="" uninstall=""
+torch_index="" torch_wheel="" sha256="" python="" bitsandbytes="" service="" dry="" uninstall=""
 
 die() {
     echo "install.sh: $*" >&2
@@ -50,6 +53,7 @@ while (($#)); do
         --torch-index) torch_index="${2:?}"; shift 2 ;;
         --torch-wheel) torch_wheel="${2:?}"; shift 2 ;;
         --sha256) sha256="${2:?}"; shift 2 ;;
+        --wheelhouse) wheelhouse="$(realpath -m "${2:?}")"; shift 2 ;;
         --python) python="${2:?}"; shift 2 ;;
         --bitsandbytes) bitsandbytes="${2:?}"; shift 2 ;;
         --service) service="${2:?}"; shift 2 ;;
@@ -87,6 +91,23 @@ if [[ -n "$service" ]]; then
     [[ "$service" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--service $service: letters, digits, . _ - only"
 fi
 
+fact() { # NAME: what a wheelhouse says of itself
+    sed -nE "s/^$1 = \"?([^\"]*)\"?\$/\1/p" "$wheelhouse/wheelhouse.toml"
+}
+if [[ -n "$wheelhouse" ]]; then
+    [[ -z "$torch_index$torch_wheel$bitsandbytes" ]] \
+        || die "--torch-index, --torch-wheel and --bitsandbytes need a network; leave them or --wheelhouse out"
+    [[ -r "$wheelhouse/SHA256SUMS" && -r "$wheelhouse/wheelhouse.toml" ]] \
+        || die "$wheelhouse is no whole wheelhouse; the same command that began to make it makes the rest"
+    (cd "$wheelhouse" && sha256sum --check --quiet SHA256SUMS) \
+        || die "$wheelhouse is damaged, see above; copy it again, or make it again"
+    [[ -z "$python" || "$python" == "$(fact python)" ]] \
+        || die "$wheelhouse is for Python $(fact python); leave --python out, or make another"
+    python="$(fact python)" source_of_samara="$(echo "$wheelhouse"/wheels/samara_fl-*.whl)"
+    command -v python3 >/dev/null || die "python3 is missing, which JetPack has; sudo apt-get install python3"
+fi
+python="${python:-3.12}"
+
 # "# R36 (release), REVISION: 4.3, ..." is L4T 36, JetPack 6; L4T 38 and 39 are JetPack 7.
 l4t="$(sed -nE 's/^# R([0-9]+) .*/\1/p' "$release")"
 case "$l4t" in
@@ -94,6 +115,8 @@ case "$l4t" in
     38 | 39) jetpack=7 index=https://download.pytorch.org/whl/cu130 ;;
     *) die "L4T R${l4t:-?} is neither JetPack 6 (R36) nor JetPack 7 (R38, R39)" ;;
 esac
+[[ -z "$wheelhouse" || "$(fact jetpack)" == "$jetpack" ]] \
+    || die "$wheelhouse is for JetPack $(fact jetpack), and this board has JetPack $jetpack"
 torch_index="${torch_index:-$index}"
 instead="on JetPack $jetpack the container works: devices/jetson/Containerfile; or give a wheel of torch \
 for Python $python and this board: --torch-wheel URL --sha256 HEX, or --torch-index URL"
@@ -109,8 +132,24 @@ run mkdir -p "$prefix"
 [[ -n "$dry" ]] || touch "$marker"
 # uv brings a Python where the JetPack's is too old, and keeps what it has fetched until all is done.
 export UV_PYTHON_INSTALL_DIR="$prefix/python" UV_CACHE_DIR="$prefix/cache" UV_NO_CONFIG=1
-export PATH="$PATH:$prefix/bin"
-if ! command -v uv >/dev/null; then
+# Where torch is asked for, and where the rest.
+from_torch_index=(--default-index "$torch_index") from_package_index=()
+if [[ -n "$wheelhouse" ]]; then
+    PATH="$prefix/bin:$PATH"
+    run python3 -m zipfile -e "$wheelhouse"/wheels/uv-*.whl "$prefix/uv"
+    run mkdir -p "$prefix/bin"
+    run install -m 0755 "$prefix"/uv/uv-*.data/scripts/uv "$prefix/bin/uv"
+    run rm -rf "$prefix/uv"
+    from_package_index=(--offline --no-index --find-links "$wheelhouse/wheels")
+    from_torch_index=("${from_package_index[@]}")
+    torch_index="$wheelhouse, which has torch $(fact torch)"
+    # uv compares the archive of a Python with a checksum of its own.
+    export UV_PYTHON_INSTALL_MIRROR="file://$wheelhouse/python"
+else
+    PATH="$PATH:$prefix/bin"
+fi
+export PATH
+if [[ -z "$wheelhouse" ]] && ! command -v uv >/dev/null; then
     command -v curl >/dev/null || die "curl is missing; sudo apt-get install curl"
     export UV_INSTALL_DIR="$prefix/bin" UV_NO_MODIFY_PATH=1
     run curl --proto '=https' --tlsv1.2 -LsSf -o "$prefix/install-uv.sh" https://astral.sh/uv/install.sh
@@ -139,7 +178,7 @@ if [[ "$(cat "$prefix/torch-from" 2>/dev/null)" != "$asked" || -z "$(version_of 
         pip_install --no-deps --reinstall-package torch "$file" || die "this wheel is not for Python $python on this board"
         run rm "$file"
     else
-        pip_install --no-deps --reinstall-package torch --default-index "$torch_index" 'torch>=2.6' \
+        pip_install --no-deps --reinstall-package torch "${from_torch_index[@]}" 'torch>=2.6' \
             || die "no torch for Python $python at $torch_index; $instead"
     fi
     echo "$asked" | write "$prefix/torch-from"
@@ -147,7 +186,8 @@ fi
 # Samara, and what torch needs, from the package index; torch itself stays as it is.
 if [[ -n "$dry" ]]; then torch="as installed"; else torch="$(version_of torch)"; fi
 echo "torch==$torch" | write "$prefix/constraints.txt"
-pip_install --constraint "$prefix/constraints.txt" "$source_of_samara" || die "Samara cannot be installed; see above"
+pip_install "${from_package_index[@]}" --constraint "$prefix/constraints.txt" "$source_of_samara" \
+    || die "Samara cannot be installed; see above"
 
 check="$(cat <<'PYTHON'
 import sys
@@ -176,7 +216,7 @@ run "$interpreter" -c "$check" || die "$instead"
 
 # Kernels of replay. Without them replay runs on the processor, with the same bits.
 if [[ -z "$(version_of triton)" ]]; then
-    pip_install --no-deps --default-index "$torch_index" triton \
+    pip_install --no-deps "${from_torch_index[@]}" triton \
         || say "going on without triton: replay runs on the processor"
 fi
 
@@ -197,7 +237,7 @@ fi
 if command -v jtop >/dev/null; then
     jtop="$(jtop --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)"
     [[ -n "$jtop" && "$(version_of jetson-stats)" == "$jtop" ]] \
-        || pip_install "jetson-stats==$jtop" || say "going on without jetson-stats $jtop"
+        || pip_install "${from_package_index[@]}" "jetson-stats==$jtop" || say "going on without jetson-stats $jtop"
 fi
 
 if [[ -n "$service" ]]; then

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ MODES_FILE = Path("/etc/nvpmodel.conf")
 BEFORE_FILE = "power-mode.before"
 """Name of the file in a client's folder with the mode that is to be restored."""
 _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE)
+_WATTS = re.compile(r"(\d+)W")
 _SECONDS = 30.0
 _NO_NEW_RIGHTS = "NoNewPrivs:\t1"
 """Line in the status of a Linux process that may gain no rights, not even by sudo."""
@@ -48,6 +49,16 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
     if not modes:
         raise DeviceError(f"--power-mode: {file} names no power mode; leave --power-mode out")
     return modes
+
+
+def fastest_power_mode(modes: Mapping[str, int]) -> str:
+    """Return the name of the fastest of a board's modes; empty if there is none.
+
+    The ids say nothing of it: 0 is MAXN on many boards, and 15W on an Orin Nano.
+    """
+    unlimited = sorted((name for name in modes if name.startswith("MAXN")), key=len)
+    limited = {name: int(match[1]) for name in modes if (match := _WATTS.search(name))}
+    return unlimited[-1] if unlimited else max(limited, key=lambda name: limited[name], default="")
 
 
 def check_power_mode(name: str) -> str:

@@ -1,6 +1,7 @@
 """The machine's temperature, power, load and network, read from jetson-stats if installed."""
 
 import os
+import platform
 import subprocess
 import time
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 import psutil
 
 _RELEASE_FILE = Path("/etc/nv_tegra_release")
+_KERNEL = "tegra"
+"""Part of the name of the kernels of Jetson boards, such as 5.15.148-tegra."""
 _POWERCAP = Path("/sys/class/powercap")
 _METERED_SECONDS = 30.0
 """Seconds after which the network connection is looked at again."""
@@ -122,8 +125,11 @@ class Sensors:
 
 
 def is_jetson() -> bool:
-    """Return whether this machine is a Jetson board, by the release file of its system."""
-    return _RELEASE_FILE.exists()
+    """Return whether this machine is a Jetson board.
+
+    In a container the release file is missing, unless it is mounted; the kernel is the board's.
+    """
+    return _RELEASE_FILE.exists() or _KERNEL in platform.release()
 
 
 def _output_of(command: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.jetson.nvpmodel import in_power_mode
+from devices.live.board_checks import explain_crash
 from devices.live.client_folder import UP_LOCK, check_not_moved, client_folder
 from devices.live.dashboard import dashboard
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
@@ -136,8 +137,8 @@ def _run_preflight(folder: Path) -> None:
     status = _run_module("preflight", folder)
     if status < 0:
         raise DeviceError(
-            f"the preflight was killed by signal {-status} after its last line, by a library that "
-            "does not fit this machine; install the build for it (docs/guides/jetson.md)"
+            f"the preflight was killed by signal {-status} after its last line, by "
+            f"{explain_crash(-status)}"
         )
     if status:
         raise DeviceError("a check of the preflight failed; follow its remedy above")

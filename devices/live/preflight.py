@@ -12,9 +12,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,8 +21,8 @@ from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.hardware.run_step import examples_in_pass
-from devices.jetson import telemetry
-from devices.jetson.nvpmodel import read_power_mode
+from devices.live.board_checks import check_board, name_missing_kernels
+from devices.live.check_result import CheckResult, Outcome
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.settings import ClientSettings
 from shared.addresses import parse_address
@@ -45,35 +43,6 @@ _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
 """Seconds between a signed request's time and the server's. Flower refuses those outside."""
 
 
-class Outcome(StrEnum):
-    """The outcome of a check."""
-
-    PASS = "pass"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """One line of the preflight.
-
-    Attributes:
-        outcome: outcome of the check.
-        subject: name of the thing that was checked.
-        finding: result in words.
-        remedy: remedy for a warning or failure; empty if none is needed.
-    """
-
-    outcome: Outcome
-    subject: str
-    finding: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        line = f"{self.outcome}  {self.subject:<13} {self.finding}"
-        return f"{line}\n{'':<20}→ {self.remedy}" if self.remedy else line
-
-
 def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     """Run every check, in the order in which failures are best fixed."""
     config = settings.config
@@ -89,9 +58,7 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     yield check_memory(free_memory(model.torch_device), config, profile)
     if storage := check_storage(model, profile):
         yield storage
-    yield check_power_mode(
-        telemetry.is_jetson(), read_power_mode() if telemetry.is_jetson() else ""
-    )
+    yield from check_board()
     yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
     if settings.key:
         yield check_key(settings.key)
@@ -130,7 +97,7 @@ def check_torch(device: str) -> CheckResult:
         return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
         remedy = "install a wheel for this machine (docs/guides/jetson.md)"
-        return CheckResult(Outcome.FAIL, "torch", _first_line(error), remedy)
+        return CheckResult(Outcome.FAIL, "torch", name_missing_kernels(error), remedy)
 
 
 def check_bitsandbytes(device: str) -> CheckResult:
@@ -200,18 +167,6 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
         )
         return CheckResult(Outcome.WARN, "storage", finding, remedy)
     return CheckResult(Outcome.PASS, "storage", finding)
-
-
-def check_power_mode(jetson: bool, mode: str) -> CheckResult:
-    """Check that a Jetson is in its fastest power mode."""
-    if not jetson:
-        return CheckResult(Outcome.PASS, "power mode", "not a Jetson")
-    if not mode:
-        return CheckResult(Outcome.WARN, "power mode", "unknown", "see `sudo nvpmodel -q`")
-    if not mode.startswith("MAXN"):
-        remedy = "`sudo nvpmodel -m 0` for the fastest, if supply and cooling allow it"
-        return CheckResult(Outcome.WARN, "power mode", mode, remedy)
-    return CheckResult(Outcome.PASS, "power mode", mode)
 
 
 def check_disk(free: int, folder: Path) -> CheckResult:

@@ -1,193 +1,36 @@
 """devices/jetson/install.sh against local indexes: what it asks which index for, and says."""
 
-import base64
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "devices" / "jetson" / "install.sh"
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-JETPACK_6 = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64"
-JETPACK_7 = "# R39 (release), REVISION: 2.0, GCID: 45755727, BOARD: generic, EABI: aarch64"
-TORCH = """
-__version__ = "{version}"
-
-
-class version:
-    cuda = "12.6"
-
-
-class cuda:
-    is_available = staticmethod(lambda: {available})
-    get_device_capability = staticmethod(lambda: (8, 7))
-    get_arch_list = staticmethod(lambda: ["sm_80", "sm_90"])
-
-
-class full:
-    def __init__(self, shape, value, device):
-        self.value = value
-
-    def __matmul__(self, other):
-        {product}
-        return self
-
-    cpu = __eq__ = all = lambda self, *_: self
-    __hash__ = None
-
-    def __bool__(self):
-        return True
-"""
-WORKS = TORCH.format(version="2.9.1", available=True, product="pass")
-NO_GPU = TORCH.format(version="2.9.1", available=False, product="pass")
-NO_KERNEL = TORCH.format(
-    version="2.9.1",
-    available=True,
-    product='raise RuntimeError("CUDA error: no kernel image is available\\nmore")',
+from boards import (
+    JETPACK_6,
+    JETPACK_7,
+    NO_GPU,
+    NO_IMPORT,
+    NO_KERNEL,
+    ROOT,
+    SCRIPT,
+    WORKS,
+    Board,
+    Indexes,
+    make_wheel,
+    offer_torch,
+    serve_indexes,
 )
-NO_IMPORT = 'raise ImportError("libcublas.so.13: cannot open shared object file")'
-
-
-def make_wheel(
-    folder: Path, name: str, version: str, code: str, needs: tuple[str, ...] = (), tag: str = ""
-) -> Path:
-    """Write a wheel with one module of the distribution's name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    module = name.replace("-", "_")
-    tag = tag or "py3-none-any"
-    info = f"{module}-{version}.dist-info"
-    requires = "".join(f"Requires-Dist: {need}\n" for need in needs)
-    files = {
-        f"{module}.py": code,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    rows = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
-        rows.append(f"{path},sha256={digest.decode()},{len(text.encode())}\n")
-    files[f"{info}/RECORD"] = "".join(rows) + f"{info}/RECORD,,\n"
-    wheel = folder / f"{module}-{version}-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-    return wheel
-
-
-@dataclass
-class Indexes:
-    """A server with the board's index and the package index, and what each was asked for."""
-
-    address: str
-    folder: Path
-    log: list[str] = field(default_factory=list)
-
-    def offer(self, index: str, name: str, *wheels: Path) -> None:
-        """Put wheels into an index."""
-        listing = self.folder / index / name
-        listing.mkdir(parents=True, exist_ok=True)
-        for wheel in wheels:
-            shutil.copy(wheel, listing)
-        names = [f.name for f in sorted(listing.glob("*.whl"))]
-        (listing / "index.html").write_text("".join(f'<a href="{n}">{n}</a>\n' for n in names))
-
-    def asked(self, index: str) -> set[str]:
-        """Distributions that an index was asked for."""
-        return {path.split("/")[2] for path in self.log if path.startswith(f"/{index}/")}
-
-    def fetched(self) -> list[str]:
-        """Wheels that were fetched, in order."""
-        return [path[1:] for path in self.log if path.endswith(".whl")]
 
 
 @pytest.fixture
 def indexes(tmp_path: Path) -> Iterator[Indexes]:
-    folder = tmp_path / "indexes"
-    log: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            log.append(self.path)
-            super().do_GET()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    made = Indexes(f"http://127.0.0.1:{server.server_port}", folder, log)
-    wheels = tmp_path / "wheels"
-    made.offer("pypi", "torch", make_wheel(wheels, "torch", "2.99.0", "server = True"))
-    made.offer("pypi", "fsspec", make_wheel(wheels, "fsspec", "1.0", ""))
-    made.offer("pypi", "samara", make_wheel(wheels, "samara", "9.0", "foreign = True"))
-    ours = make_wheel(wheels, "samara-fl", "0.1.0", "", ("torch>=2.6", "numpy>=1.26"))
-    made.offer("pypi", "samara-fl", ours)
-    made.offer("pypi", "numpy", make_wheel(wheels, "numpy", "2.0", ""))
-    try:
-        yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@dataclass(frozen=True)
-class Board:
-    """A machine that says that it is a Jetson."""
-
-    folder: Path
-    indexes: Indexes
-
-    @property
-    def prefix(self) -> Path:
-        return self.folder / "opt"
-
-    def install(
-        self, *options: str, release: str = JETPACK_6
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run the script; the board's index, where none is named, is the local one."""
-        commands = self.folder / "commands"
-        commands.mkdir(exist_ok=True)
-        (commands / "uname").write_text("#!/bin/sh\necho aarch64\n")
-        (commands / "uname").chmod(0o755)
-        (self.folder / "release").write_text(f"{release}\n")
-        uv = Path(sys.executable).parent
-        if not {"--torch-index", "--torch-wheel", "--uninstall"} & set(options):
-            options = ("--torch-index", f"{self.indexes.address}/board", *options)
-        environment = {
-            "HOME": str(self.folder),
-            "PATH": f"{commands}:{uv}:/usr/bin:/bin",
-            "TEGRA_RELEASE_FILE": str(self.folder / "release"),
-            "UV_DEFAULT_INDEX": f"{self.indexes.address}/pypi",
-            "UV_PYTHON_DOWNLOADS": "never",
-        }
-        common = ("--prefix", str(self.prefix), "--python", sys.executable, "--from", "samara-fl")
-        return subprocess.run(
-            [str(SCRIPT), *common, *options],
-            env=environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    def version_of(self, distribution: str) -> str:
-        code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-        python = self.prefix / "venv" / "bin" / "python"
-        ended = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-        return ended.stdout.strip()
+    with serve_indexes(tmp_path / "indexes") as serving:
+        yield serving
 
 
 @pytest.fixture
@@ -195,12 +38,6 @@ def board(tmp_path: Path, indexes: Indexes) -> Board:
     if not (Path(sys.executable).parent / "uv").exists():
         pytest.skip("uv is missing")
     return Board(tmp_path, indexes)
-
-
-def offer_torch(board: Board, code: str, tag: str = "") -> Path:
-    wheel = make_wheel(board.folder / "wheels" / "b", "torch", "2.9.1", code, ("fsspec",), tag)
-    board.indexes.offer("board", "torch", wheel)
-    return wheel
 
 
 @pytest.mark.slow

@@ -14,18 +14,15 @@ from typer.testing import CliRunner
 
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
-from devices.jetson.nvpmodel import parse_power_mode
 from devices.live import preflight
+from devices.live.check_result import CheckResult, Outcome
 from devices.live.client_folder import check_name
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
-    CheckResult,
-    Outcome,
     check_bitsandbytes,
     check_clock,
     check_disk,
     check_memory,
-    check_power_mode,
     check_python,
     check_storage,
     check_superlink,
@@ -262,15 +259,9 @@ def test_a_disk_that_is_slower_than_its_profile_says(
     assert f"{rate / 1e6:,.0f} MB/s" in found.finding
 
 
-def test_disk_and_power_mode() -> None:
+def test_a_full_disk_fails_and_a_fuller_one_warns() -> None:
     outcomes = [check_disk(free, Path("/x")).outcome for free in (GIB // 10, GIB, 9 * GIB)]
     assert outcomes == [Outcome.FAIL, Outcome.WARN, Outcome.PASS]
-    assert check_power_mode(False, "").outcome is Outcome.PASS
-    assert check_power_mode(True, "15W").outcome is Outcome.WARN
-    assert check_power_mode(True, "").outcome is Outcome.WARN
-    assert check_power_mode(True, "MAXN_SUPER").outcome is Outcome.PASS
-    assert parse_power_mode("NV Fan Mode:quiet\nNV Power Mode: MAXN\n0\n") == "MAXN"
-    assert parse_power_mode("no such thing") == ""
 
 
 def test_a_line_says_what_to_do() -> None:

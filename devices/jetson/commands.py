@@ -1,0 +1,55 @@
+"""The command `samara device wheelhouse`: what a board without a network installs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def wheelhouse(
+    jetpack: Annotated[int, typer.Option(help="The board's JetPack: 6 or 7.")],
+    out: Annotated[Path, typer.Option(help="Folder to be made, for a disk or stick.")],
+    python: Annotated[str, typer.Option(help="Python on the board.")] = "3.12",
+    source: Annotated[
+        str, typer.Option("--from", help="Checkout, wheel, or samara-fl; default: this Samara's.")
+    ] = "",
+    torch_index: Annotated[
+        str, typer.Option(help="The one index that torch is asked for; default by JetPack.")
+    ] = "",
+    torch_wheel: Annotated[
+        str, typer.Option(help="Address of a wheel of torch, with --sha256, in place of an index.")
+    ] = "",
+    sha256: Annotated[str, typer.Option(help="Checksum of --torch-wheel, 64 hex digits.")] = "",
+) -> None:
+    """Make a folder from which a Jetson board installs Samara without a network.
+
+    The same command goes on after an interruption. On the board: sudo DIR/install.sh
+
+    Example: samara device wheelhouse --jetpack 7 --out /media/stick/samara
+    """
+    from tempfile import TemporaryDirectory
+
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from devices.jetson.downloads import RemoteFile
+    from devices.jetson.wheelhouse import Request, installed_source, make_plan, make_wheelhouse
+    from shared.errors import ConfigError
+
+    if sha256 and not torch_wheel:
+        raise ConfigError("--sha256 is the checksum of --torch-wheel URL, which is missing")
+    chosen = RemoteFile(torch_wheel, sha256.lower()) if torch_wheel else None
+    request = Request(jetpack, out, python, source or installed_source(), torch_index, chosen)
+    request.check()
+    with TemporaryDirectory() as work:
+        typer.echo("asking the package indexes what the board needs")
+        plan = make_plan(request, Path(work))
+        typer.echo(
+            f"torch {plan.version_of('torch')} and {len(plan.files) - 1} more files, "
+            f"{plan.size / 1e6:,.0f} MB"
+        )
+        for sentence in plan.missing:
+            typer.echo(sentence)
+        with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as progress:
+            task = progress.add_task("", total=plan.size)
+            make_wheelhouse(plan, lambda size: progress.advance(task, size))
+    typer.echo(f"{out} is whole. On the board, without a network: sudo {out.name}/install.sh")

@@ -1,0 +1,272 @@
+"""A folder from which a board installs Samara without a network, made on another machine.
+
+DIR/install.sh         the installer, with the unit that it needs: `sudo DIR/install.sh`
+DIR/wheels/            one wheel of each distribution: torch, Samara, what they need, uv
+DIR/python/BUILD/      the archive of a Python, where the board's own is another one
+DIR/wheelhouse.toml    for which board it is, and where each file is from
+DIR/SHA256SUMS         checksums of all of these, written last; without it a wheelhouse is not whole
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from importlib.resources import files as resources
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import tomli_w
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from devices.jetson.downloads import PARTIAL, RemoteFile, fetch, with_sizes
+from devices.jetson.resolution import JETPACKS, Resolver, run_uv
+from shared import DISTRIBUTION
+from shared.errors import ConfigError, DeviceError
+from shared.files import write_durably
+
+CHECKSUMS = "SHA256SUMS"
+_FACTS = "wheelhouse.toml"
+_INSTALLER = ("install.sh", "samara-client@.service")
+_LEAST_TORCH = "torch>=2.6"
+_MARGIN = 64 * 2**20
+"""Bytes that stay free on the disk."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The contents that a wheelhouse is to have.
+
+    Attributes:
+        jetpack: major version of the board's JetPack.
+        out: the folder.
+        python: version of the Python on the board.
+        samara: a checkout, a wheel, or a requirement such as samara-fl==0.1.0.
+        torch_index: the one index that torch is asked for; empty is the JetPack's.
+        torch_wheel: a wheel of torch in place of an index, with its checksum.
+    """
+
+    jetpack: int
+    out: Path
+    python: str
+    samara: str
+    torch_index: str = ""
+    torch_wheel: RemoteFile | None = None
+
+    def check(self) -> None:
+        """Check what can be checked without a network.
+
+        Raises:
+            ConfigError: if the request cannot be carried out.
+        """
+        if self.jetpack not in JETPACKS:
+            known = " and ".join(map(str, JETPACKS))
+            raise ConfigError(f"--jetpack {self.jetpack}: wheelhouses are for JetPack {known}")
+        if not re.fullmatch(r"3\.[0-9]+", self.python) or _minor(self.python) < 11:
+            raise ConfigError(f"--python {self.python}: a version like 3.12, not before 3.11")
+        wheel = self.torch_wheel
+        if wheel and not re.fullmatch("[0-9a-f]{64}", wheel.sha256):
+            raise ConfigError("--torch-wheel needs --sha256, 64 hex digits")
+        if wheel and not wheel.name.endswith(".whl"):
+            raise ConfigError(f"--torch-wheel {wheel.url}: the address of a wheel, …/torch-….whl")
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"--out {self.out} is a file; give a folder")
+        if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / _FACTS).exists():
+            raise ConfigError(
+                f"--out {self.out} has files in it and is no wheelhouse; give another"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of a wheelhouse.
+
+    Attributes:
+        request: what was asked for.
+        files: what is fetched, by path in the wheelhouse.
+        own_wheel: Samara's wheel on this machine; None if it is fetched, too.
+        missing: sentences on what no index has, and what follows.
+    """
+
+    request: Request
+    files: dict[str, RemoteFile]
+    own_wheel: Path | None
+    missing: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that are fetched."""
+        return sum(file.size or 0 for file in self.files.values())
+
+    def version_of(self, name: str) -> str:
+        """Return the version of a distribution in the wheelhouse."""
+        wheels = [Path(path).name for path in self.files if path.startswith("wheels/")]
+        wheels += [self.own_wheel.name] if self.own_wheel else []
+        versions = {each[0]: each[1] for each in map(parse_wheel_filename, wheels)}
+        return str(versions[canonicalize_name(name)])
+
+
+def installed_source() -> str:
+    """Return where this Samara was installed from: a checkout, a wheel, or a requirement."""
+    here = distribution(DISTRIBUTION)
+    if origin := here.read_text("direct_url.json"):  # PEP 610
+        parts = urlsplit(json.loads(origin)["url"])
+        if parts.scheme == "file":
+            return url2pathname(parts.path)
+    return f"{DISTRIBUTION}=={here.version}"
+
+
+def make_plan(request: Request, work: Path) -> Plan:
+    """Return the files that a board needs, as the package indexes have them now.
+
+    Args:
+        request: what the wheelhouse is to hold.
+        work: folder into which Samara's wheel is built from a checkout.
+
+    Raises:
+        ConfigError: if the request cannot be carried out, or uv is missing.
+        DeviceError: if an index does not answer or has no wheel for the board.
+    """
+    request.check()
+    jetpack = JETPACKS[request.jetpack]
+    resolver = Resolver(jetpack, request.python)
+    own_wheel = _own_wheel(request.samara, work)
+    index = request.torch_index or jetpack.torch_index
+    torch = request.torch_wheel or _find_torch(resolver, request, index)
+    pinned = (
+        f"torch @ {torch.url}#sha256={torch.sha256}" if torch.sha256 else f"torch @ {torch.url}"
+    )
+    ours = str(own_wheel) if own_wheel else request.samara
+    try:
+        wheels = resolver.resolve([ours, pinned, "uv"]) | {"torch": torch}
+    except DeviceError as error:
+        raise DeviceError(f"Samara and what it needs are not to be had: {error}") from error
+    missing = []
+    if "triton" not in wheels:
+        try:
+            wheels |= resolver.resolve(["triton"], index, alone=True)
+        except DeviceError:
+            missing.append(
+                f"triton is not at {index}: replay runs on the processor, with the same bits"
+            )
+    files = {f"wheels/{wheel.name}": wheel for wheel in wheels.values()}
+    if request.python != jetpack.python:
+        archive = resolver.find_python()
+        build = urlsplit(archive.url).path.split("/")[-2]
+        files[f"python/{build}/{archive.name}"] = archive
+    sized = with_sizes(files.values())
+    return Plan(request, dict(zip(files, sized, strict=True)), own_wheel, tuple(missing))
+
+
+def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
+    """Fetch the files of a plan into its folder; what an earlier call has fetched is kept.
+
+    Args:
+        plan: the plan.
+        advance: called with the number of bytes that have come.
+
+    Raises:
+        DeviceError: if the disk is too small, or a file cannot be fetched or has another checksum.
+        OSError: if a file cannot be written.
+    """
+    out = plan.request.out
+    _check_space(plan)
+    (out / "wheels").mkdir(parents=True, exist_ok=True)
+    (out / CHECKSUMS).unlink(missing_ok=True)
+    write_durably(out / _FACTS, tomli_w.dumps(_facts(plan)).encode())
+    digests = {}
+    for path, file in plan.files.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        digests[path] = fetch(file, out / path, advance)
+    own = {name: (resources("devices.jetson") / name).read_bytes() for name in _INSTALLER}
+    if plan.own_wheel:
+        own[f"wheels/{plan.own_wheel.name}"] = plan.own_wheel.read_bytes()
+    for path, content in own.items():
+        write_durably(out / path, content)
+    (out / "install.sh").chmod(0o755)
+    for stale in {*(out / "wheels").iterdir()} - {out / path for path in (*digests, *own)}:
+        stale.unlink()
+    for path in (*own, _FACTS):
+        digests[path] = _sha256(out / path)
+    lines = [f"{digest}  {path}\n" for path, digest in sorted(digests.items())]
+    write_durably(out / CHECKSUMS, "".join(lines).encode())
+
+
+def _own_wheel(samara: str, work: Path) -> Path | None:
+    """Return a wheel of Samara on this machine; None for a requirement.
+
+    Raises:
+        ConfigError: if a path holds no Samara.
+        DeviceError: if the wheel cannot be built.
+    """
+    path = Path(samara).expanduser()
+    if not path.exists():
+        if re.match(rf"{DISTRIBUTION}($|[=<>~! ])", samara):
+            return None
+        raise ConfigError(f"--from {samara}: no checkout, no wheel, and not {DISTRIBUTION}")
+    if path.is_dir():
+        project = path / "pyproject.toml"
+        name = tomllib.loads(project.read_text()).get("project", {}) if project.exists() else {}
+        if name.get("name") != DISTRIBUTION:
+            raise ConfigError(f"--from {path}: no checkout of {DISTRIBUTION}")
+        # By way of a source distribution, so that nothing of an earlier build gets in.
+        run_uv("build", "--quiet", "--out-dir", str(work), str(path.absolute()))
+        [path] = work.glob("*.whl")
+    try:
+        name_of_wheel = parse_wheel_filename(path.name)[0]
+    except InvalidWheelFilename as error:
+        raise ConfigError(f"--from {path}: no wheel: {error}") from error
+    if name_of_wheel != DISTRIBUTION:
+        raise ConfigError(f"--from {path}: a wheel of {name_of_wheel}, not {DISTRIBUTION}")
+    return path.absolute()
+
+
+def _find_torch(resolver: Resolver, request: Request, index: str) -> RemoteFile:
+    try:
+        return resolver.resolve([_LEAST_TORCH], index, alone=True)["torch"]
+    except DeviceError as error:
+        raise DeviceError(
+            f"no torch for Python {request.python} on JetPack {request.jetpack} at {index}: "
+            f"{str(error).rstrip('.')}. Give a wheel, --torch-wheel URL --sha256 HEX, or another "
+            "--torch-index; or save the container (docs/guides/jetson.md)"
+        ) from error
+
+
+def _check_space(plan: Plan) -> None:
+    out = plan.request.out
+    there = 0
+    for path, file in plan.files.items():
+        for target in (out / path, out / f"{path}{PARTIAL}"):
+            if target.exists():
+                there += min(target.stat().st_size, file.size or 0)
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    need, free = plan.size - there + _MARGIN, shutil.disk_usage(above).free
+    if need > free:
+        raise DeviceError(
+            f"--out {out}: {need / 1e6:,.0f} MB are to be fetched and {free / 1e6:,.0f} MB free; "
+            "free some, or give a folder on another disk"
+        )
+
+
+def _facts(plan: Plan) -> dict[str, object]:
+    return {
+        "format": 1,
+        "jetpack": plan.request.jetpack,
+        "python": plan.request.python,
+        "torch": plan.version_of("torch"),
+        "samara": plan.version_of(DISTRIBUTION),
+        "uv": plan.version_of("uv"),
+        "from": {path: file.url for path, file in sorted(plan.files.items())},
+    }
+
+
+def _minor(version: str) -> int:
+    return int(version.split(".")[1])
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
