@@ -1,168 +1,439 @@
-"""Attacks of an honest but curious server on one client, by its scalars alone. Pure.
+"""Attacks of a curious server behind each stage: clipping, summing over clients, noise.
 
-The server knows every direction, and the state at which every scalar was measured: it gave the
-start, and it can replay the client's local steps. It also has public texts of the same task, whose
-mean gradient it subtracts and whose covariance tells it in which directions texts differ.
+    python -m benchmarks.privacy.attacks --data DATA --model MODEL --out FOLDER \\
+        [--only readout] [--seeds 0,1,2,3,4,5,6,7]
+
+DATA is the folder of source data of `benchmarks.accuracy.data_sets`, MODEL a sentence encoder.
+Clients have some sentences of SST-2 each. Their reports are made, clipped, summed and noised by the
+code of a run. The server has what a stage lets it see, the directions, and the public sentences of
+the test split; it knows the settings, and takes noise and clipping into account. It asks without
+moving the model (η = 0), which makes its equations exact: training tells it less.
+
+- *Recovery*: the cosine of the recovered mean gradient with that of the first client, from the
+  numbers alone (`recover_gradient`) and with public sentences (`InformedServer`); beside it that of
+  public sentences without any number.
+- *Identification*: the first client's ten sentences among 1,000 with the same labels: AUC, and
+  whether the one ranked first is its own. Chance is 50 % and 1 %.
+- *Labels*: which label prevails, 8 to 2, among a client's ten sentences, by each kind of number
+  that leaves it in one round, of 64 clients. Chance is 50 %.
+
+A stage is a number of clients in the sum, 1 for a client's own report, whether they clip, and the ε
+of all rounds with the noise on that sum. A single client with noise stands for noise on the device.
+FOLDER/attacks.jsonl has a line per condition, stage and seed; the same command continues, and
+prints the tables: means, and 95 % intervals of Student's t over the seeds.
 """
 
-from dataclasses import dataclass
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
-Floats = NDArray[np.float64]
+from benchmarks.accuracy.cells import listed
+from benchmarks.accuracy.data_sets import DATA_SETS
+from benchmarks.accuracy.linear_model import Floats, Texts
+from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.privacy.curious_server import (
+    InformedServer,
+    Observations,
+    Public,
+    area_under_curve,
+    cosine,
+    found_first,
+    noise_variance,
+    recover_gradient,
+    tell_classes,
+)
+from benchmarks.privacy.federation import (
+    directions_of,
+    make_config,
+    noised_sum,
+    public_norms,
+    still_instruction,
+    take_local_steps,
+)
+from benchmarks.privacy.scalars import MEMBERS, choose_candidates, slopes
+from benchmarks.privacy.texts import read_inner_texts, read_texts
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+from shared.frames.report import Report
+from shared.privacy.vector import GRADIENT_NOISE, OTHERS, encode_vector
 
-_SLACK = 1e-2
-"""Share of a client's gradient variance that is taken for error besides that of random batches: the
-gradient at the start is compared with scalars that were measured at later states."""
+CANDIDATES = 1000
+LEFT = 2.1
+"""The sentences per candidate that no client has, so that there are enough of either label."""
+INNER_TEXTS = 2200
+"""Training sentences whose gradients inside the model are taken."""
+ALL = 10_000
+"""A batch that holds all sentences of a client."""
+TARGETS, PREVAILING, SHADOWS = 64, 8, 200
+LABEL_QUERIES = 32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The steps between a client's report and what the server sees.
+
+    Attributes:
+        clients: clients in the sum.
+        clips: whether every client clips what it says.
+        epsilon: ε of all rounds by the noise on the sum; None without noise.
+    """
+
+    clients: int = 1
+    clips: bool = False
+    epsilon: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        parts = ["one client's report" if self.clients == 1 else f"sum over {self.clients}"]
+        parts += ["clipped"] if self.clips else []
+        parts += [f"ε = {self.epsilon:g}"] if self.epsilon else []
+        return ", ".join(parts)
+
+
+STAGES = tuple(
+    Stage(clients, clips, epsilon)
+    for clients in (1, 8, 64)
+    for clips, epsilon in ((False, None), (True, None), (True, 8.0), (True, 2.0), (True, 0.5))
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The scalars that clients are asked for.
+
+    Attributes:
+        part: what is trained, `readout` or `inner`.
+        examples: sentences of a client.
+        batch: sentences of a step.
+        rounds, queries: rounds of one step, and directions of each.
+    """
+
+    part: str
+    examples: int
+    batch: int
+    rounds: int
+    queries: int
+
+
+CONDITIONS = (
+    Condition("readout", 10, ALL, 1, 32),
+    Condition("readout", 10, ALL, 12, 32),
+    Condition("readout", 10, ALL, 1, 384),
+    Condition("readout", 50, ALL, 12, 32),
+    Condition("readout", 50, 32, 12, 32),
+    Condition("inner", 10, ALL, 1, 32),
+    Condition("inner", 10, ALL, 12, 32),
+)
+
+
+def fits(condition: Condition, stage: Stage, texts: int) -> bool:
+    """Return whether there are enough sentences for the clients of a sum, and candidates."""
+    return condition.examples * stage.clients + LEFT * CANDIDATES <= texts
+
+
+def config_of(condition: Condition, seed: int) -> RunConfig:
+    """Return the settings of a run that asks for the scalars of a condition."""
+    own = {"rounds": condition.rounds, "steps": 1, "queries": condition.queries}
+    return make_config({**own, "batch": condition.batch, "seed": seed})
 
 
 @dataclass(frozen=True, eq=False)
-class Observations:
-    """Everything that the server has of one client after some steps of q queries.
+class Seen:
+    """The mean projected gradients that a stage lets the server see.
 
     Attributes:
-        directions: float64 [m, d].
-        scalars: float64 [m], the client's projected gradients.
-        expected: float64 [m], what a client with the public texts would have sent.
-        candidates: float64 [N, m], what a client with one candidate alone would have sent.
-        batches: bool [steps, n], which of the client's n examples were in the batch of each step;
-            the server derives it, without knowing the examples.
+        scalars: float64 [rounds · q], in the units of an average client that does not clip.
+        noise: variance of the noise in each of them.
     """
 
-    directions: Floats
     scalars: Floats
-    expected: Floats
-    candidates: Floats
-    batches: NDArray[np.bool_]
+    noise: float
 
-    def first(self, steps: int) -> "Observations":
-        """Return the observations of the first steps."""
-        m = steps * (len(self.scalars) // len(self.batches))
-        return Observations(
-            self.directions[:m],
-            self.scalars[:m],
-            self.expected[:m],
-            self.candidates[:, :m],
-            self.batches[:steps],
+
+def look(
+    stage: Stage, reports: Sequence[Sequence[Report]], norms: Floats, multiplier: float
+) -> Seen:
+    """Return what the server sees of some clients.
+
+    It knows the median norm at which they clip, and how much that shortens the reports of clients
+    with public sentences in the mean.
+
+    Args:
+        stage: stage of the pipeline.
+        reports: reports of every round, of at least as many clients.
+        norms: norms of the reports of clients with public sentences.
+        multiplier: noise multiplier of a release; 0 without noise.
+    """
+    by_round = [own[: stage.clients] for own in reports]
+    if not stage.clips:
+        means = [np.mean([r.gradients.ravel() for r in own], axis=0) for own in by_round]
+        return Seen(np.concatenate(means).astype(np.float64), 0.0)
+    clip = float(np.median(norms))
+    kept = float(np.mean(np.minimum(1, clip / norms)))
+    sums = [
+        noised_sum([vector_of(r, clip) for r in own], multiplier, clip).gradients
+        for own in by_round
+    ]
+    unit = kept * stage.clients
+    return Seen(np.concatenate(sums) / unit, (GRADIENT_NOISE * multiplier * clip / unit) ** 2)
+
+
+def vector_of(report: Report, clip: float) -> NDArray[np.int32]:
+    """Return the vector that a client sends in the place of a report."""
+    return encode_vector(report.gradients, report.mean_loss, report.curvature, clip)
+
+
+def multiplier_of(stage: Stage, rounds: int) -> float:
+    """Return the noise multiplier of a stage; 0 without noise."""
+    if stage.epsilon is None:
+        return 0.0
+    own = {"privacy.mode": "central", "privacy.epsilon": stage.epsilon, "rounds": rounds}
+    return make_config(own).privacy.multiplier(rounds)
+
+
+def attack_scalars(
+    condition: Condition, train: Texts, public: Texts, stages: Sequence[Stage], seed: int
+) -> Iterator[tuple[Stage, Row]]:
+    """Yield how well gradients and sentences of the first client are found behind each stage.
+
+    Args:
+        condition: what clients are asked.
+        train: sentences of clients, and candidates.
+        public: sentences that the server has.
+        stages: stages to attack.
+        seed: seed of the division, the directions and the candidates.
+    """
+    rng, d = np.random.default_rng([seed, condition.examples]), train.gradients.shape[1]
+    most = max(stage.clients for stage in stages)
+    members = rng.permutation(len(train.labels))[: most * condition.examples]
+    clients = [train.some(own) for own in members.reshape(most, -1)]
+    chosen = choose_candidates(train.labels, members, CANDIDATES, rng)
+    config, numbers = config_of(condition, seed), np.zeros(d)
+    asked = [still_instruction(config, number) for number in range(1, condition.rounds + 1)]
+    reports = [take_local_steps(clients, instruction, numbers) for instruction in asked]
+    norms = public_norms(public, condition.examples, config)
+    z = np.concatenate([directions_of(own.seeds(0).ravel(), d) for own in asked])
+    per_text = slopes(public, numbers)
+    known, truth = Public(per_text.mean(0), np.cov(per_text.T)), clients[0].slope(numbers)
+    candidates = slopes(train.some(chosen), numbers) @ z.T
+    for stage in stages:
+        seen = look(stage, reports, norms, multiplier_of(stage, condition.rounds))
+        batches = np.zeros((condition.rounds, stage.clients * condition.examples), np.bool_)
+        batches[:, : stage.clients * min(condition.batch, condition.examples)] = True
+        observations = Observations(
+            z, seen.scalars, z @ known.mean, candidates, batches, noise=seen.noise
+        )
+        server = InformedServer(observations, known)
+        scores = server.score_candidates()
+        alone = recover_gradient(observations, noise_variance(observations, known))
+        yield (
+            stage,
+            {
+                "ratio": len(z) / d,
+                "cosine": cosine(alone, truth),
+                "informed": cosine(server.recover_gradient(), truth),
+                "public": cosine(known.mean, truth),
+                "auc": area_under_curve(scores, MEMBERS),
+                "first": found_first(scores, MEMBERS),
+            },
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Public:
-    """Gradients of public texts at the start.
-
-    Attributes:
-        mean: float64 [d].
-        covariance: float64 [d, d], of the gradients of single texts.
-    """
-
-    mean: Floats
-    covariance: Floats
-
-    @property
-    def variance(self) -> float:
-        """The expected squared distance of a text's gradient from the mean."""
-        return float(np.trace(self.covariance))
+NUMBERS = {
+    "projected gradients": slice(None, -OTHERS),
+    "loss": slice(-3, -2),
+    "curvature": slice(-2, -1),
+    "count": slice(-1, None),
+}
+"""The place of each kind of number in a vector."""
+EVALUATION = ("evaluation: loss", "evaluation: confusion counts")
 
 
-def noise_variance(observations: Observations, public: Public) -> float:
-    """Return the variance of a scalar about that of the client's mean gradient."""
-    examples, batch = observations.batches.shape[1], int(observations.batches[0].sum())
-    return public.variance * float(1 / batch - 1 / examples + _SLACK / examples)
-
-
-def recover_gradient(observations: Observations, noise: float) -> Floats:
-    """Return the gradient that explains the scalars best, without public texts, float64 [d].
-
-    Ridge regression; the ridge is the noise over the mean square of a component, which the mean
-    square of the scalars estimates.
-    """
-    z, g = observations.directions, observations.scalars
-    m, d = z.shape
-    ridge = d * noise / max(float(np.mean(g**2)) - noise, 0.01 * float(np.mean(g**2)))
-    if m < d:
-        return np.asarray(z.T @ np.linalg.solve(z @ z.T + ridge * np.eye(m), g))
-    return np.asarray(np.linalg.solve(z.T @ z + ridge * np.eye(d), z.T @ g))
-
-
-class InformedServer:
-    """The server that expects a client to be like public texts, and looks at what differs.
-
-    The client's mean gradient is the public one plus a difference with the covariance of single
-    texts over the client's number of examples n: so scalars less the expected ones have the
-    covariance K = Z·C·Zᵀ/n + σ²·1.
+def skewed_clients(
+    texts: Texts, prevailing: NDArray[np.int64], rng: np.random.Generator
+) -> list[Texts]:
+    """Return clients with ten sentences, of which eight have the label that prevails.
 
     Args:
-        observations: observations.
-        public: gradients of public texts.
+        texts: sentences to draw from, each at most once for a client.
+        prevailing: label of every client, int64 [n].
+        rng: source of randomness.
     """
-
-    def __init__(self, observations: Observations, public: Public) -> None:
-        self._observations, self._public = observations, public
-        self._noise = noise_variance(observations, public)
-        z, n = observations.directions, observations.batches.shape[1]
-        prior = public.covariance / n
-        inside = np.eye(len(prior)) + (z.T @ z) @ prior / self._noise
-        self._posterior = np.linalg.solve(inside.T, prior).T
-        self._rest = observations.scalars - observations.expected
-
-    def _times_inverse(self, values: Floats, other: Floats) -> Floats:
-        """Return valuesᵀ·K⁻¹·other by columns, with Woodbury's identity."""
-        z = self._observations.directions
-        inner = (z.T @ values * (self._posterior @ (z.T @ other))).sum(0) / self._noise
-        return np.asarray(((values * other).sum(0) - inner) / self._noise)
-
-    def recover_gradient(self) -> Floats:
-        """Return the expected mean gradient of the client, float64 [d]."""
-        difference = self._posterior @ (self._observations.directions.T @ self._rest) / self._noise
-        return np.asarray(self._public.mean + difference)
-
-    def score_candidates(self) -> Floats:
-        """Return for each candidate the log likelihood ratio of its being an example, [N]."""
-        n = self._observations.batches.shape[1]
-        shift = (self._observations.candidates - self._observations.expected).T / n
-        rest = np.broadcast_to(self._rest[:, None], shift.shape)
-        return self._times_inverse(shift, rest) - self._times_inverse(shift, shift) / 2
+    of_label = [np.flatnonzero(texts.labels == label) for label in (0, 1)]
+    return [
+        texts.some(
+            np.concatenate(
+                [
+                    rng.choice(of_label[label], PREVAILING, replace=False),
+                    rng.choice(of_label[1 - label], MEMBERS - PREVAILING, replace=False),
+                ]
+            )
+        )
+        for label in prevailing.tolist()
+    ]
 
 
-def score_by_batches(observations: Observations, public: Public) -> Floats:
-    """Return scores of candidates by a server that uses who was in which batch, float64 [N].
+def attack_labels(
+    train: Texts, public: Texts, stages: Sequence[Stage], seed: int
+) -> Iterator[tuple[Stage, str, float]]:
+    """Yield for every stage and kind of number in how many clients the prevailing label is told.
 
-    For each candidate and each of the client's n places: the log likelihood ratio of the scalars of
-    those steps whose batch held that place, summed over places as probabilities.
+    Args:
+        train: sentences of clients.
+        public: sentences that the server has.
+        stages: stages to attack.
+        seed: seed of clients, labels and directions.
     """
-    steps, batch = len(observations.batches), int(observations.batches[0].sum())
-    queries = len(observations.scalars) // steps
-    gain, cost = (
-        np.zeros((len(observations.candidates), steps)),
-        np.zeros((len(observations.candidates), steps)),
+    rng, numbers = np.random.default_rng([seed, 1]), np.zeros(train.gradients.shape[1])
+    asked = still_instruction(config_of(Condition("", 0, ALL, 1, LABEL_QUERIES), seed), 1, 1)
+    prevailing = rng.integers(0, 2, TARGETS)
+    targets = skewed_clients(train, prevailing, rng)
+    others = [train.some(rng.choice(len(train.labels), MEMBERS)) for _ in range(4 * TARGETS)]
+    shadows = skewed_clients(public, np.repeat([0, 1], SHADOWS), rng)
+    usual = [public.some(rng.choice(len(public.labels), MEMBERS)) for _ in range(SHADOWS)]
+    of_targets, of_others, of_shadows, of_usual = (
+        take_local_steps(some, asked, numbers) for some in (targets, others, shadows, usual)
     )
-    for step in range(steps):
-        own = slice(step * queries, (step + 1) * queries)
-        z, expected = observations.directions[own], observations.expected[own]
-        covariance = z @ public.covariance @ z.T / batch
-        covariance += _SLACK * np.trace(covariance) / queries * np.eye(queries)
-        shift = (observations.candidates[:, own] - expected) / batch
-        white = np.linalg.solve(covariance, shift.T)
-        gain[:, step] = (observations.scalars[own] - expected) @ white
-        cost[:, step] = (shift.T * white).sum(0) / 2
-    ratios = (gain - cost) @ observations.batches
-    top = ratios.max(1)
-    return np.asarray(top + np.log(np.exp(ratios - top[:, None]).sum(1)))
+    clip = float(np.median([np.linalg.norm(report.gradients) for report in of_usual]))
+    for stage in stages:
+        multiplier = multiplier_of(stage, 1)
+        seen = []
+        for report in of_targets:
+            beside = [of_others[i] for i in rng.choice(len(of_others), stage.clients - 1, False)]
+            seen.append(sum_of([report, *beside], stage.clips, clip, multiplier))
+        alone, mean = (
+            np.array([sum_of([report], stage.clips, clip, 0.0) for report in some])
+            for some in (of_shadows, of_usual)
+        )
+        told = np.array(seen) - (stage.clients - 1) * mean.mean(axis=0)
+        for name, place in NUMBERS.items():
+            one, other = alone[SHADOWS:, place], alone[:SHADOWS, place]
+            says_one = tell_classes(told[:, place], one, other)
+            yield stage, name, float(np.mean(says_one == prevailing))
+        if stage == Stage():
+            losses = np.array([[own.loss(numbers)] for own in targets])
+            known = np.array([[own.loss(numbers)] for own in shadows])
+            says_one = tell_classes(losses, known[SHADOWS:], known[:SHADOWS])
+            yield stage, EVALUATION[0], float(np.mean(says_one == prevailing))
+            rows = np.array([own.confusion(numbers).counts.sum(axis=1) for own in targets])
+            yield stage, EVALUATION[1], float(np.mean((rows[:, 1] > rows[:, 0]) == prevailing))
 
 
-def cosine(one: Floats, other: Floats) -> float:
-    """Return the cosine of two vectors."""
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+def sum_of(reports: Sequence[Report], clips: bool, clip: float, multiplier: float) -> Floats:
+    """Return g's, loss, curvature and count of a sum of reports, float64 [q + 3].
+
+    The count of a report that is not clipped is its number of examples.
+    """
+    if clips:
+        total = noised_sum([vector_of(report, clip) for report in reports], multiplier, clip)
+        return np.append(total.gradients, [total.loss, total.curvature, total.count])
+    rows = [
+        np.append(r.gradients.ravel(), [r.mean_loss, r.curvature or 0.0, r.examples])
+        for r in reports
+    ]
+    return np.asarray(np.sum(rows, axis=0))
 
 
-def area_under_curve(scores: Floats, members: int) -> float:
-    """Return the chance that a member, one of the first, scores higher than another candidate."""
-    own, others = scores[:members, None], scores[None, members:]
-    return float(np.mean(own > others) + np.mean(own == others) / 2)
+def interval(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """Return mean and half the width of a 95 % interval of Student's t, as text."""
+    mean = f"{scale * float(np.mean(values)):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
+    return f"{mean} ± {scale * float(student.ppf(0.975, len(values) - 1)) * error:.{digits}f}"
 
 
-def top_precision(scores: Floats, members: int) -> float:
-    """Return the share of members among as many candidates with the highest scores."""
-    return float(np.mean(np.argsort(-scores)[:members] < members))
+def tables(rows: Iterable[Row]) -> str:
+    """Return the tables of gradients and sentences, and of labels, as Markdown."""
+    conditions: dict[Condition, dict[Stage, list[Row]]] = {}
+    labels: dict[Stage, dict[str, list[float]]] = {}
+    for row in rows:
+        stage = Stage(**row["stage"])
+        if row["attack"] == LABELS:
+            labels.setdefault(stage, {}).setdefault(row["number"], []).append(row["told"])
+        else:
+            own = conditions.setdefault(Condition(**row["condition"]), {})
+            own.setdefault(stage, []).append(row)
+    lines = []
+    for condition, stages in conditions.items():
+        first, *_ = (row for group in stages.values() for row in group)
+        alone = np.mean([row["public"] for group in stages.values() for row in group])
+        batch = "all" if condition.batch == ALL else f"{condition.batch}"
+        lines += [
+            f"\n{condition.part}, {condition.examples} sentences, batch {batch}, "
+            f"{condition.rounds} × {condition.queries} scalars, ratio {first['ratio']:.2g}; public "
+            f"sentences alone {alone:.2f}\n",
+            "| stage | cosine | with public sentences | AUC | own one first |",
+            "|---" * 5 + "|",
+        ]
+        for stage, group in stages.items():
+            figures = [
+                interval([row[key] for row in group], scale, digits)
+                for key, scale, digits in (
+                    *(("cosine", 1, 2), ("informed", 1, 2)),
+                    *(("auc", 100, 0), ("first", 100, 0)),
+                )
+            ]
+            lines.append(f"| {stage.name} | " + " | ".join(figures) + " |")
+    names = [*NUMBERS, *EVALUATION]
+    lines += ["\n| stage | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for stage, told in labels.items():
+        cells = [interval(told[name], 100, 0) if name in told else "" for name in names]
+        lines.append(f"| {stage.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+SCALARS, LABELS = "scalars", "labels"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="readout or inner")
+    parser.add_argument("--seeds", type=listed, default=[str(seed) for seed in range(8)])
+    given = parser.parse_args(arguments)
+    settings = DATA_SETS["sst2"].prepare(given.data, given.out / "data")
+    settings = {**settings, "model.path": given.model}
+    rows = Rows(given.out / "attacks.jsonl")
+    for part in ("readout", "inner"):
+        if given.only not in part:
+            continue
+        file = given.out / ("sst2.npz" if part == "readout" else "sst2-inner.npz")
+        texts = (
+            read_texts(settings, 1, file)
+            if part == "readout"
+            else read_inner_texts(settings, INNER_TEXTS, file)
+        )
+        (train,), (public,) = texts[Split.TRAIN], texts[Split.TEST]
+        for seed in map(int, given.seeds):
+            measure(rows, part, train, public, seed)
+    print(tables(rows))
+
+
+def measure(rows: Rows, part: str, train: Texts, public: Texts, seed: int) -> None:
+    """Measure all conditions of a part with a seed, but for rows that are there."""
+    for condition in CONDITIONS:
+        fitting = [stage for stage in STAGES if fits(condition, stage, len(train.labels))]
+        key = {"attack": SCALARS, "condition": asdict(condition), "seed": seed}
+        left = [stage for stage in fitting if not rows.find(**key, stage=asdict(stage))]
+        if condition.part == part and left:
+            for stage, row in attack_scalars(condition, train, public, left, seed):
+                rows.add(key | {"stage": asdict(stage)} | row)
+    key = {"attack": LABELS, "seed": seed}
+    if part == "readout" and not rows.find(**key, stage=asdict(STAGES[-1])):
+        for stage, number, told in attack_labels(train, public, STAGES, seed):
+            rows.add(key | {"stage": asdict(stage), "number": number, "told": told})
+
+
+if __name__ == "__main__":
+    main()

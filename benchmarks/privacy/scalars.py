@@ -8,8 +8,8 @@ DATA is a folder of SST-2, MODEL a sentence encoder. FILE keeps the gradients of
 take minutes the first time. Every client of a federation has ``--examples`` texts and takes its
 steps with the code that trains (`LocalStepPlan`, forward differences, reports as frames); the model
 is linear around its base, which for a readout is exact. The server attacks the first client
-(`benchmarks.privacy.attacks`): ten of its texts are hidden among 100 and 1,000 candidates with the
-same labels.
+(`benchmarks.privacy.curious_server`): ten of its texts are hidden among 100 and 1,000 candidates
+with the same labels.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.linear_model import Texts
-from benchmarks.privacy.attacks import (
+from benchmarks.privacy.curious_server import (
     Floats,
     InformedServer,
     Observations,
@@ -281,7 +281,7 @@ def choose_candidates(
     labels: NDArray[np.int64], members: NDArray[np.int64], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return ten members and other texts with the same shares of labels, int64 [count]."""
-    hidden, others = members[:MEMBERS], np.setdiff1d(np.arange(TRAIN_TEXTS), members)
+    hidden, others = members[:MEMBERS], np.setdiff1d(np.arange(len(labels)), members)
     chosen = [hidden]
     for label in (0, 1):
         share = np.mean(labels[hidden] == label)
@@ -305,7 +305,8 @@ def measure(
     rng, d = np.random.default_rng([seed, examples]), texts.gradients.shape[1]
     clients = rng.permutation(TRAIN_TEXTS)[: CLIENTS * examples].reshape(CLIENTS, examples)
     public = texts.some(np.arange(TRAIN_TEXTS, len(texts.labels)))
-    sets = [choose_candidates(texts.labels, clients[0], count, rng) for count in CANDIDATES]
+    labels = texts.labels[:TRAIN_TEXTS]
+    sets = [choose_candidates(labels, clients[0], count, rng) for count in CANDIDATES]
     candidates = texts.some(np.concatenate(sets))
     numbers, record = np.zeros(d), ServerRecord([], [], [], [], [])
     truth, per_text = texts.some(clients[0]).slope(numbers), slopes(public, numbers)

@@ -1,19 +1,34 @@
 """The attacks of the privacy measurements find what is there, and nothing where nothing is."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.attacks import (
+    ALL,
+    LABELS,
+    SCALARS,
+    Condition,
+    Stage,
+    attack_labels,
+    attack_scalars,
+    fits,
+    interval,
+    tables,
+)
+from benchmarks.privacy.curious_server import (
     InformedServer,
     Observations,
     Public,
     area_under_curve,
     cosine,
+    found_first,
     noise_variance,
     recover_gradient,
     score_by_batches,
+    tell_classes,
     top_precision,
 )
 from benchmarks.privacy.scalars import quantized
@@ -98,3 +113,69 @@ def test_rounded_scalars_have_few_values(bits: int, levels: int) -> None:
     assert len(np.unique(rounded)) <= levels
     assert cosine(rounded.astype(float), gradients.astype(float)) > 0.75
     assert quantized(gradients, 0) is gradients
+
+
+def test_the_side_of_the_middle_tells_classes() -> None:
+    one, other = np.array([[1.0, 5.0], [1.0, 3.0]]), np.array([[-1.0, 4.0], [-1.0, 4.0]])
+    assert tell_classes(np.array([[0.2, 9.0], [-0.2, 9.0]]), one, other).tolist() == [True, False]
+
+
+def test_the_candidate_with_the_highest_score_is_a_member_or_not() -> None:
+    assert found_first(np.array([3.0, 1.0, 2.0]), 1) == 1
+    assert found_first(np.array([1.0, 3.0, 2.0]), 1) == 0
+
+
+def linear_texts(count: int, seed: int) -> Texts:
+    rng = np.random.default_rng(seed)
+    gradients = 1 + rng.standard_normal((count, 16))
+    return Texts(gradients, np.zeros(count), np.tile([0, 1], count // 2))
+
+
+def test_noise_hides_what_a_report_shows() -> None:
+    train, public = linear_texts(2600, 0), linear_texts(400, 1)
+    condition = Condition("readout", 10, ALL, 2, 16)
+    stages = Stage(), Stage(8), Stage(1, True), Stage(8, True, 0.1)
+    found = dict(attack_scalars(condition, train, public, stages, seed=0))
+    plain, _, clipped, noised = (found[stage] for stage in stages)
+    assert plain["ratio"] == 2
+    assert plain["cosine"] > 0.95
+    assert plain["auc"] > 0.7
+    assert clipped["cosine"] > 0.9
+    assert noised["cosine"] < 0.9
+    assert noised["auc"] < plain["auc"] - 0.1
+
+
+def test_labels_are_told_by_numbers_that_depend_on_them() -> None:
+    train, public = linear_texts(600, 0), linear_texts(400, 1)
+    told: dict[tuple[Stage, str], float] = {}
+    for stage, number, share in attack_labels(
+        train, public, [Stage(), Stage(1, True), Stage(1, True, 0.1)], seed=0
+    ):
+        told[stage, number] = share
+    assert told[Stage(), "projected gradients"] > 0.95
+    assert told[Stage(1, True), "projected gradients"] > 0.95
+    assert told[Stage(1, True, 0.1), "projected gradients"] < 0.8
+    assert told[Stage(), "evaluation: confusion counts"] == 1.0
+    # the number of examples is the same for all, so that one answer is given for all
+    assert abs(told[Stage(), "count"] - 0.5) < 0.25
+
+
+def test_stages_are_measured_where_sentences_are_left() -> None:
+    condition = Condition("readout", 50, ALL, 1, 1)
+    assert fits(condition, Stage(8), 3000)
+    assert not fits(condition, Stage(64), 3000)
+
+
+def test_tables_have_means_and_intervals() -> None:
+    assert interval([0.5]) == "0.50"
+    assert interval([0.4, 0.6], 100, 0) == "50 ± 127"  # 12.706 times the standard error of 0.1
+    row = {"attack": SCALARS, "condition": asdict(Condition("readout", 10, ALL, 1, 32)), "seed": 0}
+    row |= {"stage": asdict(Stage(8, True, 2.0)), "ratio": 0.0833, "cosine": 0.5, "informed": 0.6}
+    row |= {"public": 0.25, "auc": 0.75, "first": 1.0}
+    label = {"attack": LABELS, "seed": 0, "stage": asdict(Stage()), "number": "loss", "told": 0.6}
+    lines = tables([row, label]).splitlines()
+    assert lines[1] == (
+        "readout, 10 sentences, batch all, 1 × 32 scalars, ratio 0.083; public sentences alone 0.25"
+    )
+    assert "| sum over 8, clipped, ε = 2 | 0.50 | 0.60 | 75 | 100 |" in lines
+    assert "| one client's report |  | 60 |  |  |  |  |" in lines

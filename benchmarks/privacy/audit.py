@@ -1,0 +1,196 @@
+"""A lower bound on the ε of a run, from one run with canaries (Steinke, Nasr, Jagielski, 2023).
+
+    python -m benchmarks.privacy.audit --out FOLDER [--epsilons 8,2,0.5] [--seeds 0,1,2,3,4]
+
+A canary is a client that is in the whole run or not in it, by the toss of a coin. Each reports a
+scalar of its own as large as the clip allows and zeros for the others, through the code of a run:
+`VectorReport`, `PrivateAggregator` and its file of releases, which is all that the attacker sees.
+It adds up a canary's scalar over all releases, and guesses that the tenth of the canaries with the
+highest sums were in the run and the tenth with the lowest were not. How many of its guesses are
+right bounds ε from below: in an (ε, δ)-private run as many are right with a probability of at most
+5 %. Nothing else is in the sums, which is the best case for the attacker. A bound above the
+reported ε would show that the noise is wrong.
+
+Runs whose noise has a quarter of its standard deviation, or is left out, report the same ε: these
+the audit has to find. With every guess right the bound is the logarithm of a third of the guesses,
+4.9, so that it can find nothing where the reported ε is 8.
+
+FOLDER/audit.jsonl has a line per run; the same command continues, and prints the table.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from benchmarks.accuracy.cells import listed
+from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.privacy.federation import (
+    make_config,
+    open_aggregator,
+    still_instruction,
+    vector_reports,
+)
+from server.rounds.private_aggregator import Noise
+from server.rounds.releases import RELEASES_FILE, read_releases
+from shared.frames.instructions import token_of
+from shared.frames.report import Report
+from shared.privacy.discrete_gaussian import sample_noise
+
+ROUNDS, QUERIES, CANARIES = 10, 256, 2048
+GUESSED = 0.2
+"""The share of the canaries that is guessed, half of it as present and half as absent."""
+CONFIDENCE = 0.95
+NOISES: dict[str, Noise] = {
+    "as reported": sample_noise,
+    "a quarter": lambda count, sigma: sample_noise(count, max(1, sigma // 4)),
+    "none": lambda count, sigma: np.zeros(count, object),
+}
+"""The noise of a run, by its name."""
+
+
+def chance_of_guesses(
+    canaries: int, guesses: int, right: int, epsilon: float, delta: float
+) -> float:
+    """Return the largest probability that so many guesses are right in an (ε, δ)-private run.
+
+    Steinke, Nasr, Jagielski (2023), Theorem 5.2: with δ = 0 the number of right guesses is at most
+    a binomial of the probability e^ε/(1 + e^ε); what δ adds is at most 2·m·δ times the largest mean
+    of that binomial's probabilities over the i values below `right`.
+
+    Args:
+        canaries: number of canaries, m.
+        guesses: number of canaries that were guessed.
+        right: number of right guesses.
+        epsilon: ε.
+        delta: δ.
+    """
+    if right <= 0:
+        return 1.0
+    chance = 1 / (1 + np.exp(-epsilon))
+    below = binom.cdf(right - 1, guesses, chance) - binom.cdf(
+        right - 1 - np.arange(1, right + 1), guesses, chance
+    )
+    most = float(np.max(below / np.arange(1, right + 1)))
+    tail = float(binom.sf(right - 1, guesses, chance))
+    return min(1.0, tail + 2 * canaries * delta * most)
+
+
+def lower_bound(
+    canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """Return the largest ε that the guesses rule out at a confidence; 0 if they rule out none.
+
+    Args:
+        canaries, guesses, right, delta: of `chance_of_guesses`.
+        confidence: probability that the ε of the run is above the result.
+    """
+    low, high = 0.0, 64.0
+    if chance_of_guesses(canaries, guesses, right, low, delta) > 1 - confidence:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if chance_of_guesses(canaries, guesses, right, middle, delta) > 1 - confidence:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def guess(scores: NDArray[np.float64], share: float = GUESSED) -> NDArray[np.int8]:
+    """Return 1 for the highest scores, −1 for the lowest, and 0 for those that are not guessed."""
+    each = int(len(scores) * share / 2)
+    order = np.argsort(scores, kind="stable")
+    guesses = np.zeros(len(scores), np.int8)
+    guesses[order[len(scores) - each :]], guesses[order[:each]] = 1, -1
+    return guesses
+
+
+def audit(
+    epsilon: float, seed: int, noise: Noise, canaries: int = CANARIES, rounds: int = ROUNDS
+) -> Row:
+    """Run a federation of canaries, attack its releases, and return what they show.
+
+    Args:
+        epsilon: ε of the run.
+        seed: seed of the coins.
+        noise: noise of the run.
+        canaries: number of canaries, a multiple of `QUERIES`; they have a scalar each.
+        rounds: rounds of the run.
+    """
+    own: dict[str, Any] = {"privacy.mode": "central", "privacy.epsilon": epsilon, "seed": seed}
+    own |= {"rounds": rounds, "steps": canaries // QUERIES, "queries": QUERIES}
+    config = make_config(own)
+    is_present = np.random.default_rng(seed).random(canaries) < 0.5
+    with TemporaryDirectory() as folder:
+        aggregator = open_aggregator(config, Path(folder), 1, noise=noise)
+        for number in range(1, rounds + 1):
+            instruction = still_instruction(config, number)
+            reports = []
+            for canary in np.flatnonzero(is_present).tolist():
+                gradients = np.zeros((instruction.steps, QUERIES), np.float32)
+                gradients.ravel()[canary] = 2 * config.privacy.clip
+                token = token_of(instruction.encode())
+                reports.append(Report(token, canary, 1, 0.0, gradients))
+            replies = vector_reports(reports, config.privacy.clip)
+            aggregator.check_budget(instruction)
+            aggregator.aggregate(instruction, replies, 1, canaries)
+        releases = read_releases(Path(folder) / RELEASES_FILE)
+    totals = np.array([release.total[:canaries] for release in releases], np.float64)
+    scores = totals.sum(axis=0)
+    guesses = guess(scores)
+    right = int(np.sum(guesses == np.where(is_present, 1, -1)))
+    made = int(np.count_nonzero(guesses))
+    return {
+        "reported": aggregator.epsilon,
+        "guesses": made,
+        "right": right,
+        "lower_bound": lower_bound(canaries, made, right, config.privacy.delta),
+    }
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the bounds of all seeds per ε and noise, as Markdown."""
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["noise"], row["epsilon"]), []).append(row)
+    lines = [
+        "| noise | reported ε | runs | right guesses | lower bounds of ε, 95 % | above ε |",
+        "|---" * 6 + "|",
+    ]
+    for (noise, epsilon), group in groups.items():
+        right = np.mean([row["right"] / row["guesses"] for row in group])
+        bounds = sorted(row["lower_bound"] for row in group)
+        above = sum(row["lower_bound"] > row["reported"] for row in group)
+        lines.append(
+            f"| {noise} | {epsilon:g} | {len(group)} | {right:.1%} | "
+            f"{bounds[0]:.2f} to {bounds[-1]:.2f} | {above} of {len(group)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epsilons", type=listed, default=["8", "2", "0.5"])
+    parser.add_argument("--seeds", type=listed, default=["0", "1", "2", "3", "4"])
+    given = parser.parse_args(arguments)
+    rows = Rows(given.out / "audit.jsonl")
+    for noise, source in NOISES.items():
+        for epsilon in map(float, given.epsilons):
+            for seed in map(int, given.seeds):
+                key = {"noise": noise, "epsilon": epsilon, "seed": seed}
+                if not rows.find(**key):
+                    rows.add(key | audit(epsilon, seed, source))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
