@@ -71,6 +71,23 @@ def test_torch_comes_from_the_index_of_the_board_alone(
 
 
 @pytest.mark.slow
+def test_an_update_goes_back_to_the_environment_before(board: Board) -> None:
+    offer_torch(board, WORKS)
+    newer = make_wheel(board.folder / "n", "samara-fl", "0.2.0", "", ("torch>=2.6", "numpy>=1.26"))
+    assert board.install().returncode == 0
+    environment, before = board.prefix / "venv", board.prefix / "venv.before"
+    subprocess.run(["cp", "-a", environment, before], check=True)
+    del board.indexes.log[:]
+    updated = board.install("--from", str(newer))
+    assert updated.returncode == 0, updated.stdout + updated.stderr
+    assert (board.version_of("samara-fl"), board.version_of("torch")) == ("0.2.0", "2.9.1")
+    assert not [wheel for wheel in board.indexes.fetched() if "torch" in wheel]
+    shutil.rmtree(environment)
+    before.rename(environment)
+    assert (board.version_of("samara-fl"), board.version_of("torch")) == ("0.1.0", "2.9.1")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
