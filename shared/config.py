@@ -335,7 +335,9 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        privacy = self.privacy.mistakes(self.federated_rounds, self.evaluate.best)
+        rounds, scalars = self.federated_rounds, self.steps * self.queries
+        best, minimum = self.evaluate.best, self.cohort.minimum
+        privacy = self.privacy.mistakes(rounds, minimum, scalars, best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))
         return self

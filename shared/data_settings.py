@@ -59,7 +59,16 @@ class DataSettings(Section):
         page="guides/privacy.md",
         ge=0,
     )
-
+    epsilon_limit: float = setting(
+        0.0,
+        "largest ε, at δ = 10⁻⁵, of all reports that a client sends about its examples, over all "
+        "its runs; a round beyond it, and any round without a `privacy.mode`, is refused. 0 is no "
+        "limit",
+        identity=False,
+        page="guides/privacy.md",
+        ge=0,
+        le=1e6,
+    )
     watch: bool = setting(
         False,
         "re-read the file or folder between rounds: examples may be added and deleted while a "
@@ -88,4 +97,5 @@ class DataSettings(Section):
     @property
     def has_answer_limits(self) -> bool:
         """Return whether a client's answers are limited."""
-        return bool(self.scalar_limit or self.scalars_per_example or self.least_batch > 1)
+        limits = self.scalar_limit, self.scalars_per_example, self.epsilon_limit
+        return any(limits) or self.least_batch > 1

@@ -39,6 +39,7 @@ class RefusalCode(IntEnum):
     INDEX = 21
     REVOKED = 22
     HIDDEN = 23
+    BUDGET = 24
 
 
 class SamaraError(Exception):
@@ -230,6 +231,12 @@ class BatchLimitError(SamaraError):
     """
 
     refusal_code = RefusalCode.BATCH
+
+
+class BudgetError(SamaraError):
+    """A report would cost more privacy than the owner of the examples allows."""
+
+    refusal_code = RefusalCode.BUDGET
 
 
 class HiddenRefusalError(SamaraError):

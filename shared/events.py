@@ -37,8 +37,26 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     if whole != data:
         whole = data + b"\n" if _is_event(data[len(whole) :]) else whole
         write_durably(file, whole)
+    return _parse(file, whole)
+
+
+def read_whole_events(file: Path) -> list[dict[str, Any]]:
+    """Read the events of a file that another process may write; a last half line is left out.
+
+    Raises:
+        OSError: if it cannot be read.
+        SamaraError: if a whole line is no JSON object.
+    """
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    return _parse(file, data[: data.rfind(b"\n") + 1])
+
+
+def _parse(file: Path, lines: bytes) -> list[dict[str, Any]]:
     events = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(lines.splitlines(), start=1):
         try:
             event = json.loads(line)
             if not isinstance(event, dict):

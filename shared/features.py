@@ -34,7 +34,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "scalar limit": ("none", "set"),
     "start": ("none", "given"),
     "private rounds": ("at the end", "earlier"),
-    "privacy": ("none", "central", "measured"),
+    "privacy": ("none", "central", "local", "distributed", "measured"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
@@ -42,7 +42,7 @@ candidates of a ``listed choice`` are in the task, those of an ``open choice`` i
 ``aggregation``: rules that weigh whole ``reports``, the plain ``mean``, or medians and trimmed
 means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
 ``earlier`` is any `personal.when` but ``end``.
-``privacy`` is `privacy.mode`; ``measured`` are runs of `privacy.evaluation` ``exact``.
+``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -62,6 +62,8 @@ class Exclusion:
         """Return whether a combination is one of these."""
         return all(combination.get(name) in values for name, values in self.values.items())
 
+
+_PRIVATE = ("central", "local", "distributed", "measured")
 
 EXCLUSIONS = (
     Exclusion(
@@ -186,40 +188,40 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"scalar limit": ("set",), "clients": ("emulated",)},
-        "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch "
-        "and data.scalars-per-example out, or fleet.devices",
+        "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch, "
+        "data.scalars-per-example and data.epsilon-limit out, or fleet.devices",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "seed-policy": ("independent", "pool")},
+        {"privacy": _PRIVATE, "seed-policy": ("independent", "pool")},
         "noise is added to a sum, and reports add up along the same directions only; set "
         "seed-policy to shared",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "aggregation": ("reports", "coordinates")},
+        {"privacy": _PRIVATE, "aggregation": ("reports", "coordinates")},
         "these rules look at what single clients report; set aggregation.rule to mean",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "late reports": ("counted",)},
+        {"privacy": _PRIVATE, "late reports": ("counted",)},
         "a late report is in no sum of its round; set cohort.late-rounds to 0",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "method": ("cluster",)},
+        {"privacy": _PRIVATE, "method": ("cluster",)},
         "clusters are found by what single clients report; choose another method",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "method": ("local",)},
+        {"privacy": _PRIVATE, "method": ("local",)},
         "it sends nothing that noise could hide; set privacy.mode to none",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "cohorts": ("recorded",)},
+        {"privacy": _PRIVATE, "cohorts": ("recorded",)},
         "the ledger does not name the clients of a round; leave --cohorts-from out",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "clients": ("phone",)},
+        {"privacy": _PRIVATE, "clients": ("phone",)},
         "a phone does not clip its report as a whole; set privacy.mode to none",
     ),
     Exclusion(
-        {"privacy": ("central", "measured"), "clients": ("emulated",)},
+        {"privacy": _PRIVATE, "clients": ("emulated",)},
         "emulated devices do not clip their reports as a whole; leave privacy.mode out, or "
         "fleet.devices",
     ),

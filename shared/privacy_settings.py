@@ -2,18 +2,21 @@
 
 from typing import Literal
 
-from shared.privacy.accountant import epsilon_of, noise_multiplier_for, rho_of, rho_within
+from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
+from shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_mechanism
+from shared.privacy.vector import SENSITIVITY, numbers_of
 from shared.settings import Section, setting
 
 
 class PrivacySettings(Section):
     """The noise that hides what a single client says, and the budget of a run."""
 
-    mode: Literal["none", "central"] = setting(
+    mode: Literal["none", "central", "local", "distributed"] = setting(
         "none",
-        "`central`: every client clips what it says of a round as a whole, and the server adds "
-        'noise to the sum before anything else uses it. Needs `seed-policy = "shared"` and '
-        '`aggregation.rule = "mean"`',
+        "every client clips what it says of a round as a whole, and noise is added before anything "
+        "else uses it: by the server to the sum (`central`), by every client to what it says "
+        "(`local`), or by every client so that the sum has it (`distributed`; it protects nothing "
+        'from the server itself). Needs `seed-policy = "shared"` and `aggregation.rule = "mean"`',
         before="none",
     )
     clip: float = setting(
@@ -26,8 +29,8 @@ class PrivacySettings(Section):
     )
     noise_multiplier: float = setting(
         0.0,
-        "standard deviation of the noise in units of the most that one client can change; 0 is "
-        "the least with which all rounds stay within `privacy.epsilon`",
+        "standard deviation of the noise in units of the largest norm of what one client says; 0 "
+        "is the least with which all rounds stay within `privacy.epsilon`",
         before=0.0,
         ge=0,
         le=1e6,
@@ -41,6 +44,14 @@ class PrivacySettings(Section):
         le=1e6,
     )
     delta: float = setting(1e-5, "δ of the whole run", before=1e-5, gt=0, lt=1)
+    honest_share: float = setting(
+        0.0,
+        "for `distributed`: share of the `cohort.minimum` clients of a round that really add their "
+        "noise and reveal it to nobody, such as 0.8; their noise alone is then enough",
+        before=0.0,
+        ge=0,
+        le=1,
+    )
     evaluation: Literal["off", "exact"] = setting(
         "off",
         "evaluations of a run with a `privacy.mode`: `off`; or `exact`, for measurements in a "
@@ -63,38 +74,68 @@ class PrivacySettings(Section):
         """The value in the feature matrix (`shared.features`)."""
         return "measured" if self.is_on and self.evaluation == "exact" else self.mode
 
-    def multiplier(self, rounds: int) -> float:
-        """Return the noise multiplier of a run of some rounds."""
-        return self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rounds)
+    def mechanism(self, rounds: int, minimum: int, numbers: int) -> Mechanism:
+        """Return who adds which noise in a run that has a mode.
 
-    def budget(self, rounds: int) -> float:
-        """Return the ρ that a run of some rounds may spend."""
+        Args:
+            rounds: rounds of the federation.
+            minimum: fewest reports of a round.
+            numbers: numbers of a vector.
+        """
+        return make_mechanism(
+            self.mode,
+            self.noise_multiplier,
+            (self.epsilon, self.delta),
+            rounds,
+            self.honest_share,
+            minimum,
+            numbers,
+        )
+
+    def budget(self, rounds: int, mechanism: Mechanism) -> float:
+        """Return the ρ that a run of some rounds may spend on a client."""
         if self.epsilon:
             return rho_within(self.epsilon, self.delta)
-        return rho_of(self.noise_multiplier, rounds)
+        return rounds * mechanism.rho
 
-    def mistakes(self, rounds: int, best: object) -> list[str]:
+    def mistakes(self, rounds: int, minimum: int, scalars: int, best: object) -> list[str]:
         """Return what is wrong with the settings of a run.
 
         Args:
             rounds: rounds of the federation.
+            minimum: value of ``cohort.minimum``.
+            scalars: projected gradients of a client in a round.
             best: value of ``evaluate.best``.
         """
         if not self.is_on:
             return []
         if not self.noise_multiplier and not self.epsilon:
-            return ["privacy.mode: central needs privacy.epsilon or privacy.noise-multiplier"]
+            return [f"privacy.mode: {self.mode} needs privacy.epsilon or privacy.noise-multiplier"]
         mistakes = []
+        if self.mode == "distributed" and not self.honest_share:
+            mistakes.append(
+                "privacy.honest-share: distributed needs the share of a round's clients whose "
+                "noise can be relied on, such as 0.8"
+            )
         if best:
             mistakes.append(
                 "evaluate.best: it chooses a round by evaluations that have no noise; set it to "
                 "false, or privacy.mode to none"
             )
-        spent = rho_of(self.multiplier(rounds), rounds) if rounds else 0.0
-        if rounds and spent > self.budget(rounds):
+        if not rounds:
+            return mistakes
+        mechanism = self.mechanism(rounds, minimum, numbers_of(scalars))
+        spent = rounds * mechanism.rho
+        if spent > self.budget(rounds, mechanism) * ROUNDING:
             mistakes.append(
                 f"privacy.epsilon: {rounds:,} rounds with noise multiplier "
                 f"{self.noise_multiplier:g} cost {epsilon_of(spent, self.delta):.3g}, over "
                 f"{self.epsilon:g}; take fewer rounds, or leave privacy.noise-multiplier out"
+            )
+        if mechanism.client_sigma > MOST_CLIENT_NOISE * SENSITIVITY:
+            mistakes.append(
+                f"privacy.noise-multiplier: {mechanism.noise_multiplier:.4g} is more noise than "
+                "the numbers of a client's report can hold; take fewer rounds, or a larger "
+                "privacy.epsilon"
             )
         return mistakes

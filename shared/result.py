@@ -239,6 +239,8 @@ class RunResult(_ResultPart):
             f"differential privacy, {self.config['privacy.mode']}: ε = {spent[-1]:.3g} at "
             f"δ = {self.config['privacy.delta']:g} for a client in all rounds"
         )
+        if self.config["privacy.mode"] == "distributed":
+            sentence += "; the server saw single reports, which this does not cover"
         if self.config["privacy.evaluation"] == "exact":
             sentence += "; evaluations are exact and not covered"
         return sentence

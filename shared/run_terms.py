@@ -22,6 +22,7 @@ from shared.frames.instructions import (
     TrainInstruction,
 )
 from shared.layout import LABEL_BIAS_GROUP
+from shared.privacy.terms import PrivacyTerms
 from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
@@ -104,6 +105,7 @@ class RunTerms:
         validation_every: rounds between validations; 0 for none.
         has_test: whether test examples are evaluated.
         returns_to_best: whether a last round may revert to the best one.
+        privacy: what hides a client's reports; None without differential privacy.
     """
 
     method: str
@@ -130,6 +132,7 @@ class RunTerms:
     validation_every: int
     has_test: bool
     returns_to_best: bool
+    privacy: PrivacyTerms | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -146,6 +149,8 @@ class RunTerms:
         policy = read_text(settings, "seed-policy").upper()
         if policy not in SeedPolicy.__members__:
             raise ScenarioError(f"seed-policy: {policy.lower()!r} is unknown to this version")
+        steps = read_whole(settings, "steps", 1, 2**16 - 1)
+        queries = read_whole(settings, "queries", 1, 2**16 - 1)
         return cls(
             method=method,
             seed=read_whole(settings, "seed", most=2**63 - 1),
@@ -156,8 +161,8 @@ class RunTerms:
             private_learning_rate=_rate(own, "personal.learning-rate"),
             pull=read_number(own, "personal.pull"),
             part=read_text(own, "personal.part"),
-            steps=read_whole(settings, "steps", 1, 2**16 - 1),
-            queries=read_whole(settings, "queries", 1, 2**16 - 1),
+            steps=steps,
+            queries=queries,
             batch=read_whole(settings, "batch", 1),
             epsilon=read_number(settings, "epsilon"),
             differences=cast(Differences, read_text(settings, "differences")),
@@ -177,6 +182,7 @@ class RunTerms:
             returns_to_best=(
                 settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
+            privacy=PrivacyTerms.of(settings, federated, steps * queries),
         )
 
     @property
@@ -373,7 +379,7 @@ class RunTerms:
                 f"{self.clusters} clusters, found by {steps:,} steps on {batch:,} examples, whose "
                 "scalars are counted above"
             )
-        return lines
+        return lines + (self.privacy.describe() if self.privacy else [])
 
 
 def _moment(settings: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ class Kind(IntEnum):
     BLOB_RECEIPT = 12
     ROUND_COST = 13
     VECTOR_REPORT = 14
+    NOISED_VECTOR_REPORT = 15
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

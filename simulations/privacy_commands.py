@@ -1,6 +1,7 @@
 """The commands `samara privacy`."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -14,36 +15,75 @@ def privacy() -> None:
 
 @app.command()
 def plan(
-    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds of the run.")] = 40,
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(help="A scenario whose run is planned: a name, or a TOML file."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Rounds of the run; 40 by default.")
+    ] = None,
     clients: Annotated[
-        int, typer.Option(min=1, max=2**20, help="Clients that answer in a round.")
-    ] = 64,
+        int | None,
+        typer.Option(min=1, max=2**20, help="Clients that answer in a round; 64 by default."),
+    ] = None,
     scalars: Annotated[
-        int, typer.Option(min=1, max=2**20, help="Scalars of a client in a round, steps × queries.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**20,
+            help="Scalars of a client in a round, steps × queries; else 256.",
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="central, local or distributed; central by default.")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="ε of the whole run; by default 8, 2 and 0.5.")
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise multiplier, in place of an ε.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ of the whole run.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="δ of the whole run; 1e-5 by default.")
+    ] = None,
+    honest_share: Annotated[
+        float | None,
+        typer.Option(help="Share of a round's clients whose noise counts, for distributed."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a scenario's setting: key=value.")
+    ] = None,
 ) -> None:
     """Show what ε costs: the noise that a run's rounds would need, before there is a run.
 
     Example: samara privacy plan --rounds 40 --clients 1000 --epsilon 2
     """
+    from dataclasses import replace
+
     from rich.console import Console
 
-    from simulations.privacy_plan import plan_privacy, plan_table
+    from shared.errors import ConfigError
+    from shared.scenarios import scenario_file
+    from simulations.privacy_plan import PlannedRun, describe_plan, plan_of_scenario, plan_table
 
-    plans = plan_privacy(epsilon, noise_multiplier, delta, rounds, clients, scalars)
+    if scenario is None:
+        if settings:
+            raise ConfigError("--set: it overrides a scenario's settings; name the scenario")
+        run = PlannedRun(40, 64, 256, minimum=clients or 64)
+    else:
+        run = plan_of_scenario(scenario_file(scenario), settings or ())
+    given: dict[str, Any] = {
+        "rounds": rounds,
+        "clients": clients,
+        "scalars": scalars,
+        "mode": mode,
+        "delta": delta,
+        "honest_share": honest_share,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if epsilon is not None or noise_multiplier is not None:
+        changes |= {"epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    run = replace(run, **changes)
     console = Console()
-    console.print(plan_table(plans))
-    console.print(
-        f"{rounds:,} rounds, {clients:,} clients in each, {scalars:,} scalars of each; "
-        f"δ = {delta:g}. A client's scalars have a norm of at most one clip, so a mean has too: "
-        "noise of more than that hides it. Every client is in every round here; no amplification "
-        "by sampling is claimed.",
-        highlight=False,
-    )
+    console.print(plan_table(run))
+    console.print(describe_plan(run), highlight=False)

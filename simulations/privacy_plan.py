@@ -1,105 +1,169 @@
 """The plan of a run's privacy: what its rounds cost, and what the noise does to their update."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.table import Table
 
+from server.rounds.sampling import sample_cohort
+from shared.config import load_scenario
 from shared.errors import ConfigError
-from shared.privacy.accountant import epsilon_of, noise_multiplier_for, rho_of
-from shared.privacy.vector import GRADIENT_NOISE
+from shared.privacy.mechanism import TRUST, make_mechanism
+from shared.privacy.terms import PrivacyTerms
+from shared.privacy.vector import GRADIENT_NOISE, numbers_of
 
 USUAL_EPSILONS = (8.0, 2.0, 0.5)
 """The ε that are compared where neither ε nor a noise multiplier is given."""
 
 
 @dataclass(frozen=True)
-class PrivacyPlan:
-    """The rounds of a run and their noise.
+class PlannedRun:
+    """The run that is planned, as far as its privacy depends on it.
 
     Attributes:
-        noise_multiplier: standard deviation of the noise in units of a client's largest vector.
         rounds: number of releases, one a round.
         clients: clients whose vectors are in a sum.
         scalars: projected gradients of a client in a round, K · q.
+        mode: who adds noise, ``privacy.mode``.
+        epsilon: ε that the rounds must stay within; None if it follows.
+        noise_multiplier: noise multiplier; None if it follows.
         delta: δ.
+        honest_share: share of the fewest clients of a sum that is honest, if noise is distributed.
+        minimum: fewest clients of a sum.
     """
 
-    noise_multiplier: float
     rounds: int
     clients: int
     scalars: int
-    delta: float
+    mode: str = "central"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    honest_share: float = 1.0
+    minimum: int = 1
 
     @property
-    def rho(self) -> float:
-        """The ρ of all rounds."""
-        return rho_of(self.noise_multiplier, self.rounds)
+    def terms(self) -> list[PrivacyTerms]:
+        """The terms to compare: of what is given, or of the usual ε.
 
-    @property
-    def epsilon(self) -> float:
-        """The ε of all rounds."""
-        return epsilon_of(self.rho, self.delta)
+        Raises:
+            ConfigError: if both are given, or a number is out of its range.
+        """
+        self._check()
+        epsilons: Iterable[float] = USUAL_EPSILONS if self.epsilon is None else (self.epsilon,)
+        if self.noise_multiplier is not None:
+            epsilons = (0.0,)
+        return [
+            PrivacyTerms(
+                make_mechanism(
+                    self.mode,
+                    self.noise_multiplier or 0.0,
+                    (epsilon, self.delta),
+                    self.rounds,
+                    self.honest_share,
+                    self.minimum,
+                    numbers_of(self.scalars),
+                ),
+                1.0,
+                self.rounds,
+                self.delta,
+            )
+            for epsilon in epsilons
+        ]
 
-    @property
-    def noise_of_a_scalar(self) -> float:
-        """The standard deviation of a mean projected gradient's noise, in units of the clip."""
-        return GRADIENT_NOISE * self.noise_multiplier / self.clients
+    def noise_of_a_scalar(self, terms: PrivacyTerms) -> float:
+        """Return the standard deviation of a mean projected gradient's noise, in clips."""
+        return GRADIENT_NOISE * terms.mechanism.noise_of_a_sum(self.clients) / self.clients
 
-    @property
-    def noise_of_a_round(self) -> float:
-        """The norm of a round's noise in units of the clip; the mean itself has a norm up to 1."""
-        return self.noise_of_a_scalar * math.sqrt(self.scalars)
+    def noise_of_a_round(self, terms: PrivacyTerms) -> float:
+        """Return the norm of a round's noise in clips; the mean itself has a norm up to 1."""
+        return self.noise_of_a_scalar(terms) * math.sqrt(self.scalars)
+
+    def _check(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigError(
+                "--epsilon and --noise-multiplier: each follows from the other; give one"
+            )
+        if self.mode not in TRUST:
+            raise ConfigError(f"--mode {self.mode}: must be {', '.join(TRUST)}")
+        for name, value in (("--delta", self.delta), ("--honest-share", self.honest_share)):
+            if not (0 < value < 1 or (name == "--honest-share" and value == 1)):
+                raise ConfigError(f"{name} {value:g}: must be above 0 and below 1, such as 1e-5")
+        for name, given in (
+            ("--epsilon", self.epsilon),
+            ("--noise-multiplier", self.noise_multiplier),
+        ):
+            if given is not None and not 0.001 <= given <= 1e6:
+                raise ConfigError(f"{name} {given:g}: must be from 0.001 to 1,000,000")
 
 
-def plan_privacy(
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float,
-    rounds: int,
-    clients: int,
-    scalars: int,
-) -> list[PrivacyPlan]:
-    """Return the plans to compare: of what is given, or of the usual ε.
+def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
+    """Return the run of a scenario; without a `privacy.mode` as if it were ``central``.
 
     Args:
-        epsilon: ε that the rounds must stay within.
-        noise_multiplier: noise multiplier; excludes `epsilon`.
-        delta: δ.
-        rounds: number of rounds.
-        clients: clients whose vectors are in a sum.
-        scalars: projected gradients of a client in a round.
+        file: scenario file.
+        assignments: settings that override it, each ``key=value``.
 
     Raises:
-        ConfigError: if both are given, or a number is out of its range.
+        ConfigError: if it cannot be read, or listing every mistake.
     """
-    if epsilon is not None and noise_multiplier is not None:
-        raise ConfigError("--epsilon and --noise-multiplier: each follows from the other; give one")
-    if not 0 < delta < 1:
-        raise ConfigError(f"--delta {delta:g}: must be above 0 and below 1, such as 1e-5")
-    for name, value in (("--epsilon", epsilon), ("--noise-multiplier", noise_multiplier)):
-        if value is not None and not 0.001 <= value <= 1e6:
-            raise ConfigError(f"{name} {value:g}: must be from 0.001 to 1,000,000")
-    if noise_multiplier is not None:
-        multipliers = [noise_multiplier]
-    else:
-        epsilons = USUAL_EPSILONS if epsilon is None else (epsilon,)
-        multipliers = [noise_multiplier_for(one, delta, rounds) for one in epsilons]
-    return [PrivacyPlan(one, rounds, clients, scalars, delta) for one in multipliers]
+    config = load_scenario(file, assignments)
+    cohort, privacy = config.cohort, config.privacy
+    clients = range(config.data.clients - cohort.newcomers)
+    asked = sample_cohort(config.seed, 1, clients, cohort.fraction, cohort.minimum)
+    run = PlannedRun(
+        config.federated_rounds, len(asked), config.steps * config.queries, minimum=cohort.minimum
+    )
+    if not run.rounds:
+        raise ConfigError(f"{file}: method {config.method} has no rounds with others to plan")
+    if not privacy.is_on:
+        return run
+    return replace(
+        run,
+        mode=privacy.mode,
+        noise_multiplier=privacy.noise_multiplier or None,
+        epsilon=None if privacy.noise_multiplier else privacy.epsilon,
+        delta=privacy.delta,
+        honest_share=privacy.honest_share or 1.0,
+    )
 
 
-def plan_table(plans: list[PrivacyPlan]) -> Table:
-    """Return plans as a table."""
+def plan_table(run: PlannedRun) -> Table:
+    """Return the costs and the noise of a run as a table.
+
+    Raises:
+        ConfigError: those of `PlannedRun.terms`.
+    """
     table = Table()
-    heads = ("ε", "ρ", "noise multiplier", "noise of a mean scalar", "noise of a round's mean")
+    table.add_column("ε", justify="right")
+    table.add_column("ε for the server", justify="right")
+    heads = ("ρ", "noise multiplier", "noise of a mean scalar", "noise of a round's mean")
     for head in heads:
         table.add_column(head, justify="right")
-    for plan in plans:
+    for terms in run.terms:
+        for_the_server = terms.epsilon_of_reports
         table.add_row(
-            f"{plan.epsilon:.3g}",
-            f"{plan.rho:.4g}",
-            f"{plan.noise_multiplier:.4g}",
-            f"{plan.noise_of_a_scalar:.3g} clip",
-            f"{plan.noise_of_a_round:.3g} clip",
+            f"{terms.epsilon:.3g}",
+            "no limit" if math.isinf(for_the_server) else f"{for_the_server:.3g}",
+            f"{terms.rounds * terms.mechanism.rho:.4g}",
+            f"{terms.mechanism.noise_multiplier:.4g}",
+            f"{run.noise_of_a_scalar(terms):.3g} clip",
+            f"{run.noise_of_a_round(terms):.3g} clip",
         )
     return table
+
+
+def describe_plan(run: PlannedRun) -> str:
+    """Return sentences on what the table of a run is about."""
+    honest = ""
+    if run.mode == "distributed":
+        (first, *_) = run.terms
+        honest = f"The noise of {first.mechanism.honest:,} clients is enough. "
+    return (
+        f"{run.mode}: {TRUST[run.mode]}. {honest}{run.rounds:,} rounds, {run.clients:,} clients in "
+        f"each, {run.scalars:,} scalars of each; δ = {run.delta:g}. A client's scalars have a norm "
+        "of at most one clip, so a mean has too: noise of more than that hides it. Every client is "
+        "in every round here; no amplification by sampling is claimed."
+    )

@@ -10,6 +10,7 @@ from client.protocol.answer_limits import (
     count_report_scalars,
 )
 from client.protocol.answered_runs import AnsweredRuns
+from client.protocol.privacy_budget import PrivacyBudget
 from client.protocol.scalar_counts import ScalarBudget
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
@@ -24,6 +25,7 @@ class AnswerGuard:
             batch of an instruction's steps.
         budget: counts of sent scalars and their limit; None counts nothing.
         answered: what the client has answered in each run; None keeps nothing.
+        privacy: what its noised reports have cost, and the limit of it; None charges nothing.
     """
 
     def __init__(
@@ -32,9 +34,10 @@ class AnswerGuard:
         smallest_batch: Callable[[TrainInstruction], int],
         budget: ScalarBudget | None = None,
         answered: AnsweredRuns | None = None,
+        privacy: PrivacyBudget | None = None,
     ) -> None:
         self._limits, self._smallest_batch = limits, smallest_batch
-        self._budget, self._answered = budget, answered
+        self._budget, self._answered, self._privacy = budget, answered, privacy
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
         """Keep what a hello introduces; it is on the disk when this returns.
@@ -63,14 +66,28 @@ class AnswerGuard:
         counts = self._answered.read(run_id).introduced
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
+    def find_report(self, token: bytes) -> bytes:
+        """Return the noised report that answered the same instruction; nothing if none did.
+
+        It is there also if the session that held it is lost.
+
+        Raises:
+            BudgetError: if one did, and is no longer kept.
+            TrainerError: if the charges cannot be read.
+        """
+        return self._privacy.find_report(token) if self._privacy else b""
+
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
         """Raise an error if the report on an instruction is over a limit.
 
         Raises:
             BatchLimitError: if a step would use too few examples.
             ScalarLimitError: if it would hold too many scalars.
+            BudgetError: if it would cost too much privacy.
             TrainerError: if the counts cannot be read.
         """
+        if self._privacy:
+            self._privacy.check(instruction)
         sent = 0
         if self._answered:
             sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
@@ -79,8 +96,13 @@ class AnswerGuard:
             scalars = {Split.TRAIN: count_report_scalars(instruction)}
             self._budget.check(token, instruction.layout_hash, scalars)
 
-    def add_report(self, instruction: TrainInstruction, token: bytes) -> None:
+    def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
         """Count the report on an instruction, once; it is on the disk when this returns.
+
+        Args:
+            instruction: train instruction.
+            token: its token, 8 bytes.
+            report: the report, a frame; one with noise is kept with its charge.
 
         Raises:
             TrainerError: if the counts cannot be read or written.
@@ -92,6 +114,8 @@ class AnswerGuard:
             run_id = instruction.run_id
             answered = self._answered.read(run_id).after_report(instruction, token)
             self._answered.write(run_id, answered)
+        if self._privacy:
+            self._privacy.add(instruction, token, report)
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool

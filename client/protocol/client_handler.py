@@ -17,7 +17,7 @@ from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import AnyVectorReport
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
@@ -155,7 +155,7 @@ class ClientHandler:
         self,
         frame: bytes,
         start_session: Callable[[TrainInstruction], Session],
-        train: Callable[[TrainInstruction, Session], Report | VectorReport],
+        train: Callable[[TrainInstruction, Session], Report | AnyVectorReport],
     ) -> bytes:
         """Return the report on a train instruction; a repeated instruction gets the stored report.
 
@@ -167,12 +167,14 @@ class ClientHandler:
         instruction, token = TrainInstruction.decode(frame), token_of(frame)
         session = self._sessions.read_session(instruction.run_id)
         if session is None or session.token != token:
+            if stored := self._guard.find_report(token):
+                return stored
             session = start_session(instruction)
             if self._signed_runs:
                 self._signed_runs.check_first(instruction, token)
             self._guard.check_report(instruction, token)
             session = session.with_report(token, train(instruction, session).encode())
-            self._guard.add_report(instruction, token)
+            self._guard.add_report(instruction, token, session.report)
             self._sessions.write_session(instruction.run_id, session)
         return session.report
 

@@ -9,7 +9,6 @@ from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
 from shared.privacy.vector import OTHERS
 from shared.wire import Kind, kind_of
 
@@ -80,8 +79,8 @@ class LoggedAnswer:
             columns = Evaluation.decode(answer).columns
             counts = sum(column.counts.size for column in columns)
             about = {"losses": len(columns), "counts": counts}
-        elif kind_of(answer) is Kind.VECTOR_REPORT:
-            scalars = VectorReport.decode(answer).scalars
+        elif kind_of(answer) in (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT):
+            scalars = TrainInstruction.decode(instruction).report_scalars
             about = {"scalars": scalars, "losses": OTHERS}
         else:
             report = Report.decode(answer)

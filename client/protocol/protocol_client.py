@@ -28,6 +28,7 @@ from client.protocol.client_handler import (
 )
 from client.protocol.generations import Generations
 from client.protocol.pass_counts import PassCounts
+from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
@@ -50,7 +51,7 @@ from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import AnyVectorReport, hide_report
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_folder, run_id_of
 from shared.tasks.rows import data_fingerprint
@@ -79,6 +80,7 @@ class ProtocolClient(ClientHandler):
         answered: what the client has answered in each run, on disk; None keeps nothing.
         answer_log: log of the answers, on disk; None logs nothing.
         generations: which examples came together, on disk; None counts all as one generation.
+        charges: what noised reports have cost, on disk; None charges nothing.
         has_idle_time: whether private rounds are taken by `take_private_rounds` between messages,
             and not as soon as they are due.
     """
@@ -96,6 +98,7 @@ class ProtocolClient(ClientHandler):
         answered: AnsweredRuns | None = None,
         answer_log: AnswerLog | None = None,
         generations: Generations | None = None,
+        charges: ChargeLog | None = None,
         has_idle_time: bool = False,
     ) -> None:
 
@@ -114,7 +117,10 @@ class ProtocolClient(ClientHandler):
         def smallest(instruction: TrainInstruction) -> int:
             return smallest_batch(instruction, data.labels(Split.TRAIN), runtime.label_count)
 
-        guard = AnswerGuard(limits, smallest, budget, answered)
+        terms = config.terms.privacy
+        self._mechanism = terms.mechanism if terms else None
+        privacy = PrivacyBudget(charges, self._mechanism, own.epsilon_limit) if charges else None
+        guard = AnswerGuard(limits, smallest, budget, answered, privacy)
         super().__init__(data.client, sessions, guard, answer_log, size, signed_runs)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
@@ -268,13 +274,14 @@ class ProtocolClient(ClientHandler):
         terms = self._config.terms
         parts = composition(terms, self._runtime.layout)
 
-        def train(instruction: TrainInstruction, session: Session) -> Report | VectorReport:
+        def train(instruction: TrainInstruction, session: Session) -> Report | AnyVectorReport:
             private = intercept_for_training(self._learner, terms, session.state)
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
             self._record_passes(instruction.run_id)
-            privacy = self._config.privacy
-            return VectorReport.of(report, privacy.clip) if privacy.is_on else report
+            if self._mechanism is None:
+                return report
+            return hide_report(report, self._config.privacy.clip, self._mechanism.client_sigma)
 
         return self._report_once(frame, self._session_at, train)
 

@@ -20,6 +20,7 @@ from client.protocol.device_settings import with_device_settings
 from client.protocol.generations import Generations
 from client.protocol.joined_runs import JoinedRun, JoinedRuns
 from client.protocol.pass_counts import PassCounts
+from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.scenario_folder import ScenarioFolder
@@ -81,7 +82,7 @@ class ResidentTrainer:
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
         self._answered = AnsweredRuns(self._sessions.folder_of)
-        self._answer_log = AnswerLog(folder)
+        self._answer_log, self._charges = AnswerLog(folder), ChargeLog(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._current = self._other = (b"", runtime)
         self._settings: str | None = None  # no message gets the client under the device's own
@@ -194,6 +195,7 @@ class ResidentTrainer:
             self._answered,
             self._answer_log,
             self._generations,
+            self._charges,
             has_idle_time=True,
         )
 

@@ -14,6 +14,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, with_device_settings
+from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
@@ -138,12 +139,15 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         )
     config = server_config.among(_client_count(context))
     run = runs.run_for(config)
-    counts = None
-    if config.data.scalar_limit:
+    limits = config.data
+    counts = charges = None
+    if limits.scalar_limit or limits.epsilon_limit:
         run_id = run_id_of(config, run.runtime.layout, run.runtime.model_id)
-        counts = ScalarCounts(client_folder(config, run_id, client))
+        folder = client_folder(config, run_id, client)
+        counts = ScalarCounts(folder) if limits.scalar_limit else None
+        charges = ChargeLog(folder) if limits.epsilon_limit else None
     data = run.data.share_of(client, config.data.clients)
-    return ProtocolClient(run.runtime, data, config, config, sessions, counts)
+    return ProtocolClient(run.runtime, data, config, config, sessions, counts, charges=charges)
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:

@@ -11,6 +11,7 @@ from client.protocol.joined_runs import JoinedRuns
 from client.protocol.logged_answers import LoggedAnswer
 from client.protocol.model_in_use import describe_model_in_use
 from client.protocol.pass_counts import PassCounts
+from client.protocol.privacy_budget import ChargeLog, describe_charges
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.scenario_folder import describe_scenarios
@@ -66,6 +67,7 @@ class ClientStatus:
         problem: reason why they cannot; otherwise empty.
         sent: counts of sent scalars, by generation of examples and layout.
         scalar_limit: limit of the scalar ratio; 0 means none.
+        privacy: sentence on what its reports with noise have cost; empty without any or a limit.
         scenarios: lines on what the operator has signed, and what was refused for it.
         shares_energy: whether the server is told what each report has cost this device.
     """
@@ -81,6 +83,7 @@ class ClientStatus:
     problem: str
     sent: dict[str, dict[str, ScalarCount]]
     scalar_limit: float
+    privacy: str
     scenarios: tuple[str, ...]
     shares_energy: bool
 
@@ -122,9 +125,14 @@ class StatusReader:
             problem,
             ScalarCounts(folder).read(),
             settings.config.data.scalar_limit,
+            self._describe_privacy(),
             tuple(describe_scenarios(folder)),
             settings.share_energy,
         )
+
+    def _describe_privacy(self) -> str:
+        charges, limit = ChargeLog(self._folder).read(), self._settings.config.data.epsilon_limit
+        return describe_charges(charges, limit) if charges or limit else ""
 
     def _read_runs(self) -> tuple[RunProgress, ...]:
         """Read the progress in every run that the files know of, in the order of its last use."""

@@ -43,7 +43,8 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
         parts += [_sent_table(status)]
     limit = f"data.scalar-limit = {status.scalar_limit:g}"
     limit += "" if status.scalar_limit else ": no limit"
-    parts += _texts([f"{limit} (docs/guides/privacy.md)", *status.scenarios])
+    limit += " (docs/guides/privacy.md)"
+    parts += _texts([limit, status.privacy, *status.scenarios])
     parts += _texts([SHARES_ENERGY if status.shares_energy else ""])
     return Group(*parts)
 

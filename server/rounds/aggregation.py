@@ -20,8 +20,9 @@ from shared.directions import DIRECTION_BITS, pool_seeds
 from shared.errors import ReportError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import AnyVectorReport
 from shared.layout import Layout
+from shared.privacy.mechanism import Mechanism
 from shared.replay import default_backend, quantize, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.step_size import Observation
@@ -60,19 +61,28 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
         raise ReportError(f"client {report.client} reports without having examples")
 
 
-def check_vector_report(report: VectorReport, instruction: TrainInstruction) -> None:
+def check_vector_report(
+    report: AnyVectorReport, instruction: TrainInstruction, mechanism: Mechanism
+) -> None:
     """Raise an error for a vector report that does not fit the instruction.
+
+    Args:
+        report: the report.
+        instruction: instruction that it answers.
+        mechanism: who adds which noise.
 
     Raises:
         ReportError: naming the client and what does not fit.
     """
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"client {report.client} answers another instruction than this round's")
-    if report.scalars != instruction.report_scalars:
+    if len(report.vector) != mechanism.numbers:
         raise ReportError(
-            f"client {report.client} reports {report.scalars} scalars; the instruction asks for "
-            f"{instruction.report_scalars}"
+            f"client {report.client} reports {len(report.vector)} numbers; the instruction asks "
+            f"for {mechanism.numbers}"
         )
+    if np.linalg.norm(report.vector.astype(np.float64)) > mechanism.longest_report:
+        raise ReportError(f"the vector of client {report.client} is longer than noise explains")
 
 
 def staleness_weight(rounds_late: int) -> float:

@@ -75,11 +75,11 @@ class RoundAnswers:
         """
         instruction, bytes_down = request.instruction, request.bytes_down
         if self._private:
-            vectors = self._validator.validate_vectors(replies, instruction)
-            released = self._private.aggregate(
-                instruction, vectors, minimum, request.expected_reports
-            )
-            fields = hidden_client_fields(vectors.answers, vectors.bytes_up, bytes_down)
+            private, expected = self._private, request.expected_reports
+            vectors = self._validator.validate_vectors(replies, instruction, private.mechanism)
+            released = private.aggregate(instruction, vectors, minimum, expected)
+            scalars = instruction.report_scalars
+            fields = hidden_client_fields(scalars, vectors.answers, vectors.bytes_up, bytes_down)
             up = sum(vectors.bytes_up.values())
             return AnsweredRound(released, vectors.answers.keys(), vectors.refused, up, fields)
         valid = self._validator.validate_reports(replies, instruction)

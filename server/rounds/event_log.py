@@ -12,7 +12,6 @@ from server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
 from server.store import RunStore
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import VectorReport
 
 log = logging.getLogger("samara.server")
 
@@ -203,16 +202,16 @@ def client_fields(
 
 
 def hidden_client_fields(
-    reports: Mapping[int, VectorReport], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
+    scalars: int, clients: Iterable[int], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
 ) -> dict[str, dict[str, Any]]:
     """Return what a round's event says of each client whose vector only a sum may tell of."""
     return {
         str(client): {
-            "scalars": report.scalars,
+            "scalars": scalars,
             "bytes_up": bytes_up[client],
             "bytes_down": bytes_down.get(client, 0),
         }
-        for client, report in sorted(reports.items())
+        for client in sorted(clients)
     }
 
 

@@ -1,13 +1,15 @@
 """The private aggregator: the delta and the observation that a round's noised sum makes.
 
-Nothing here looks at the vector of a single client: they are added up, noise is added to the sum,
-the result is on the disk, and all else follows from it.
+Nothing here looks at the vector of a single client: they are added up, noise is added to the sum
+unless the clients have added it, the result is on the disk, and all else follows from it.
 """
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,9 @@ from server.store import RunStore
 from shared.config import RunConfig
 from shared.errors import ReplayError
 from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.vector_report import VectorReport
-from shared.privacy.discrete_gaussian import sample_noise
+from shared.frames.vector_report import AnyVectorReport, NoisedVectorReport, VectorReport
+from shared.privacy.discrete_gaussian import Noise, sample_noise
+from shared.privacy.mechanism import TRUST
 from shared.privacy.vector import (
     SENSITIVITY,
     VectorSum,
@@ -32,8 +35,8 @@ from shared.replay import quantize
 from shared.round_delta import DerivedSeeds, Group, RoundDelta
 from shared.step_size import Observation
 
-Noise = Callable[[int, int], NDArray[np.object_]]
-"""A source of noise: count and σ to samples of the discrete Gaussian, Python integers [count]."""
+log = logging.getLogger("samara.server")
+
 _SURE = 3.0
 """The standard deviations by which the noised count must be below the number of clients asked, for
 it to be taken as the number of clients that answered."""
@@ -50,8 +53,15 @@ class PrivateAggregator:
 
     def __init__(self, config: RunConfig, store: RunStore, noise: Noise = sample_noise) -> None:
         self._ledger, self._clip, self._noise = store.ledger, config.privacy.clip, noise
+        terms = config.terms.privacy
+        assert terms is not None, "a run without differential privacy has no private aggregator"
+        self.mechanism = terms.mechanism
+        """Who adds which noise."""
+        if self.mechanism.mode == "distributed":
+            log.warning("privacy.mode = distributed: %s", TRUST["distributed"])
         file: Path = store.folder / RELEASES_FILE
-        self._releases = ReleaseLog(file, config.privacy, config.federated_rounds)
+        budget = config.privacy.budget(config.federated_rounds, self.mechanism)
+        self._releases = ReleaseLog(file, self.mechanism.rho, budget, config.privacy.delta)
 
     @property
     def epsilon(self) -> float:
@@ -69,7 +79,7 @@ class PrivateAggregator:
     def aggregate(
         self,
         instruction: TrainInstruction,
-        replies: ValidatedReplies[VectorReport],
+        replies: ValidatedReplies[VectorReport] | ValidatedReplies[NoisedVectorReport],
         minimum: int,
         expected: int,
     ) -> AggregatedRound:
@@ -84,13 +94,14 @@ class PrivateAggregator:
         token = token_of(instruction.encode())
         release = self._releases.find(token)
         if release is None:
-            vectors = [report.vector for _, report in sorted(replies.answers.items())]
+            answers: Mapping[int, AnyVectorReport] = replies.answers
+            vectors = [answers[client].vector for client in sorted(answers)]
             if len(vectors) < minimum:
                 problem = "fewer reports than cohort.minimum"
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
             release = self._release(instruction, vectors)
         total = read_sum(release.total, self._clip)
-        clients = _clients_of(total, release.noise_multiplier, expected)
+        clients = float(release.clients) or _clients_of(total, release.noise_multiplier, expected)
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
         observation = self._observe(instruction, total, clients, release.noise_multiplier)
         source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
@@ -113,16 +124,28 @@ class PrivateAggregator:
         )
 
     def _release(
-        self, instruction: TrainInstruction, vectors: Sequence[NDArray[np.int32]]
+        self, instruction: TrainInstruction, vectors: Sequence[NDArray[np.integer[Any]]]
     ) -> Release:
-        """Add noise to the sum of vectors, and return the release once it is on the disk."""
-        multiplier = self._releases.noise_multiplier
-        exact = np.sum(vectors, axis=0, dtype=np.int64).astype(object)
-        noise = self._noise(len(exact), math.ceil(multiplier * SENSITIVITY))
-        total = limit_sum(exact + noise)
-        token = token_of(instruction.encode())
-        delta = self._releases.delta
-        return self._releases.add(Release(instruction.round, token, multiplier, delta, total))
+        """Return the release of a sum of vectors once it is on the disk.
+
+        The server adds noise unless the vectors have some. Who adds noise to a vector shows the
+        server that there is one, so that their number is no secret of the sum's then.
+        """
+        mechanism, total = self.mechanism, np.sum(vectors, axis=0, dtype=np.int64).astype(object)
+        if not mechanism.client_sigma:
+            sigma = math.ceil(mechanism.noise_multiplier * SENSITIVITY)
+            total = total + self._noise(len(total), sigma)
+        return self._releases.add(
+            Release(
+                instruction.round,
+                token_of(instruction.encode()),
+                mechanism.noise_of_a_sum(len(vectors)),
+                mechanism.rho,
+                self._releases.delta,
+                limit_sum(total),
+                len(vectors) if mechanism.client_sigma else 0,
+            )
+        )
 
     def _observe(
         self, instruction: TrainInstruction, total: VectorSum, clients: float, multiplier: float

@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 
 from shared.errors import LedgerError, TrainingError
 from shared.events import append_event, read_events
-from shared.privacy.accountant import epsilon_of, rho_of
-from shared.privacy_settings import PrivacySettings
+from shared.privacy.accountant import ROUNDING, epsilon_of, rho_of
 
 log = logging.getLogger("samara.server")
 
 RELEASES_FILE = "releases.jsonl"
-# Sums of equal ρ round differently from their product; the last round of a plan must fit.
-_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +29,21 @@ class Release:
     Attributes:
         round: round of the instruction.
         token: token of the instruction, 8 bytes.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity.
+        noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
+            vector.
+        rho: ρ that it costs a client.
         delta: δ that the run's ε is for.
         total: the sum, int64 [K · q + 3].
+        clients: number of vectors in it; 0 if only the sum may tell of it.
     """
 
     round: int
     token: bytes
     noise_multiplier: float
+    rho: float
     delta: float
     total: NDArray[np.int64]
+    clients: int = 0
 
 
 class ReleaseLog:
@@ -49,24 +51,22 @@ class ReleaseLog:
 
     Args:
         file: the file.
-        privacy: settings of the run's privacy.
-        rounds: number of rounds of the run.
+        rho: ρ that a round costs a client.
+        budget: ρ that the run may spend on a client.
+        delta: δ that its ε is for.
 
     Raises:
         SamaraError: if the file is damaged.
     """
 
-    def __init__(self, file: Path, privacy: PrivacySettings, rounds: int) -> None:
-        self._file, self.delta = file, privacy.delta
-        self._budget = privacy.budget(rounds)
-        self.noise_multiplier = privacy.multiplier(rounds)
-        """The noise multiplier of the next release."""
+    def __init__(self, file: Path, rho: float, budget: float, delta: float) -> None:
+        self._file, self._rho, self._budget, self.delta = file, rho, budget, delta
         self._releases = {release.token: release for release in read_releases(file)}
 
     @property
     def rho(self) -> float:
         """The ρ that was spent."""
-        return sum(rho_of(release.noise_multiplier) for release in self._releases.values())
+        return sum(release.rho for release in self._releases.values())
 
     @property
     def epsilon(self) -> float:
@@ -89,7 +89,7 @@ class ReleaseLog:
         """
         if token in self._releases:
             return
-        if self.rho + rho_of(self.noise_multiplier) > self._budget * _ROUNDING:
+        if self.rho + self._rho > self._budget * ROUNDING:
             raise TrainingError(
                 f"round {number}: the run's privacy budget is spent, ε = {self.epsilon:.3g} at "
                 f"δ = {self.delta:g}; no client is asked. {self._file} has every release"
@@ -105,7 +105,9 @@ class ReleaseLog:
             "round": release.round,
             "token": release.token.hex(),
             "noise_multiplier": release.noise_multiplier,
+            "rho": release.rho,
             "delta": release.delta,
+            "clients": release.clients,
             "sum": base64.b64encode(release.total.astype("<i8").tobytes()).decode(),
         }
         try:
@@ -137,7 +139,7 @@ def describe_spent(run: Path) -> str:
     releases = read_releases(run / RELEASES_FILE)
     if not releases:
         return ""
-    rho = sum(rho_of(release.noise_multiplier) for release in releases)
+    rho = sum(release.rho for release in releases)
     delta = releases[-1].delta
     return (
         f"differential privacy: {len(releases):,} releases, "
@@ -149,11 +151,13 @@ def _read(event: dict[str, Any], place: str) -> Release:
     try:
         total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
         token, multiplier = bytes.fromhex(event["token"]), float(event["noise_multiplier"])
-        delta = float(event["delta"])
-        if len(token) != 8 or not (multiplier > 0 and 0 < delta < 1):
+        delta, rho = float(event["delta"]), float(event.get("rho", rho_of(multiplier)))
+        clients = int(event.get("clients", 0))
+        if len(token) != 8 or not (multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 0):
             raise ValueError("a number in it is out of its range")
-        return Release(int(event["round"]), token, multiplier, delta, total.astype(np.int64))
-    except (KeyError, TypeError, ValueError) as error:
+        number, exact = int(event["round"]), total.astype(np.int64)
+        return Release(number, token, multiplier, rho, delta, exact, clients)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise LedgerError(
             f"{place}: damaged: {error!r}; restore the file, since it says what privacy was spent"
         ) from error

@@ -28,12 +28,13 @@ from shared.frames.instructions import EvaluateInstruction, TrainInstruction, to
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.privacy.mechanism import Mechanism
 from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-Answer = TypeVar("Answer", Report, VectorReport, Evaluation)
+Answer = TypeVar("Answer", Report, VectorReport, NoisedVectorReport, Evaluation)
 
 
 @dataclass
@@ -99,13 +100,25 @@ class ReplyValidator:
         return result
 
     def validate_vectors(
-        self, replies: Iterable[Message], instruction: TrainInstruction
-    ) -> ValidatedReplies[VectorReport]:
-        """Return the vector reports on a round's instruction; late ones are refused."""
-        token, result = token_of(instruction.encode()), ValidatedReplies[VectorReport]()
-        check = partial(check_vector_report, instruction=instruction)
+        self, replies: Iterable[Message], instruction: TrainInstruction, mechanism: Mechanism
+    ) -> ValidatedReplies[VectorReport] | ValidatedReplies[NoisedVectorReport]:
+        """Return the vector reports on a round's instruction; late ones are refused.
+
+        Args:
+            replies: replies to the instruction.
+            instruction: instruction of the round.
+            mechanism: who adds noise, which decides the kind of the reports.
+        """
+        token, number = token_of(instruction.encode()), instruction.round
+        check = partial(check_vector_report, instruction=instruction, mechanism=mechanism)
+        if mechanism.client_sigma:
+            noised = ValidatedReplies[NoisedVectorReport]()
+            for reply in replies:
+                self._add_answer(noised, reply, NoisedVectorReport, token, number - 1, check)
+            return noised
+        result = ValidatedReplies[VectorReport]()
         for reply in replies:
-            self._add_answer(result, reply, VectorReport, token, instruction.round - 1, check)
+            self._add_answer(result, reply, VectorReport, token, number - 1, check)
         return result
 
     def validate_evaluations(

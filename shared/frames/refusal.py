@@ -33,6 +33,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.KEY: "its key is not valid in this run",
     RefusalCode.INDEX: "another node is the same client",
     RefusalCode.REVOKED: "its key was revoked",
+    RefusalCode.BUDGET: "its owner's privacy budget does not allow the round",
     RefusalCode.HIDDEN: "it does not say why, since the run has differential privacy",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {

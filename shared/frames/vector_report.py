@@ -1,8 +1,8 @@
-"""The vector report: the frame in which a client uploads a round clipped as a whole."""
+"""Vector reports: the frames in which a client uploads a round clipped as a whole."""
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,22 @@ from numpy.typing import NDArray
 from shared.client_index import check_client_index
 from shared.errors import FrameError
 from shared.frames.report import Report
-from shared.privacy.vector import OTHERS, encode_vector, is_within_sensitivity
+from shared.privacy.discrete_gaussian import Noise, sample_noise
+from shared.privacy.vector import (
+    NOISED_LIMIT,
+    OTHERS,
+    add_noise,
+    encode_vector,
+    is_within_sensitivity,
+)
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+
+_FIELDS = struct.Struct("<8sII")
 
 
 @dataclass(frozen=True, eq=False)
 class VectorReport:
-    """A client's report on a round of a run with differential privacy.
+    """A client's report on a round of a run in which the server adds the noise.
 
     It has no number of examples, and its norm is bounded: nothing else in it tells of the client.
 
@@ -30,7 +39,7 @@ class VectorReport:
     client: int
     vector: NDArray[np.int32]
 
-    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sII")
+    KIND: ClassVar = Kind.VECTOR_REPORT
 
     @classmethod
     def of(cls, report: Report, clip: float) -> Self:
@@ -43,15 +52,9 @@ class VectorReport:
         vector = encode_vector(report.gradients, report.mean_loss, report.curvature, clip)
         return cls(report.token, report.client, vector)
 
-    @property
-    def scalars(self) -> int:
-        """The number of projected gradients in the vector."""
-        return len(self.vector) - OTHERS
-
     def encode(self) -> bytes:
         """Return the report as a frame."""
-        fields = self._FIELDS.pack(self.token, self.client, len(self.vector))
-        return pack(Kind.VECTOR_REPORT, fields + self.vector.astype("<i4").tobytes())
+        return _encode(self.KIND, self.token, self.client, self.vector.astype("<i4"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -60,13 +63,90 @@ class VectorReport:
         Raises:
             FrameError: if the frame is not a sound report, or longer than the sensitivity.
         """
-        reader = Reader(unpack(frame, Kind.VECTOR_REPORT))
-        token, client, count = reader.fields(cls._FIELDS)
-        if not OTHERS < count <= MAX_SCALARS + OTHERS:
-            raise FrameError(f"a vector report of {count} numbers is out of range")
-        vector = reader.array("<i4", count)
-        reader.end()
-        check_client_index(client)
+        token, client, vector = _decode(frame, cls.KIND, "<i4")
         if not is_within_sensitivity(vector):
             raise FrameError(f"the vector of client {client} is longer than it may be")
         return cls(token, client, vector)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisedVectorReport:
+    """A client's report on a round of a run in which clients add the noise.
+
+    Attributes:
+        token: token of the instruction that it answers, 8 bytes.
+        client: client index.
+        vector: int64 [K · q + 3], of which none is farther from 0 than
+            `shared.privacy.vector.NOISED_LIMIT`.
+    """
+
+    token: bytes
+    client: int
+    vector: NDArray[np.int64]
+
+    KIND: ClassVar = Kind.NOISED_VECTOR_REPORT
+
+    @classmethod
+    def of(cls, report: VectorReport, sigma: int, noise: Noise = sample_noise) -> Self:
+        """Return a report with noise of the client's own.
+
+        Args:
+            report: report clipped as a whole.
+            sigma: σ of the discrete Gaussian noise on every number.
+            noise: source of noise; the operating system's randomness by default.
+        """
+        return cls(report.token, report.client, add_noise(report.vector, sigma, noise))
+
+    def encode(self) -> bytes:
+        """Return the report as a frame."""
+        return _encode(self.KIND, self.token, self.client, self.vector.astype("<i8"))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a report.
+
+        Raises:
+            FrameError: if the frame is not a sound report, or a number is out of its range.
+        """
+        token, client, vector = _decode(frame, cls.KIND, "<i8")
+        if vector.min() < -NOISED_LIMIT or vector.max() > NOISED_LIMIT:
+            raise FrameError(f"a number in the vector of client {client} is out of its range")
+        return cls(token, client, vector)
+
+
+AnyVectorReport = VectorReport | NoisedVectorReport
+
+
+def hide_report(
+    report: Report, clip: float, sigma: int, noise: Noise = sample_noise
+) -> AnyVectorReport:
+    """Return a report clipped as a whole, with noise of the client's own where it adds some.
+
+    Args:
+        report: report of all K steps.
+        clip: largest norm of its projected gradients.
+        sigma: σ of the noise on every number; 0 if the server adds it.
+        noise: source of noise; the operating system's randomness by default.
+    """
+    vector = VectorReport.of(report, clip)
+    return NoisedVectorReport.of(vector, sigma, noise) if sigma else vector
+
+
+def _encode(kind: Kind, token: bytes, client: int, vector: NDArray[Any]) -> bytes:
+    return pack(kind, _FIELDS.pack(token, client, len(vector)) + vector.tobytes())
+
+
+def _decode(frame: bytes, kind: Kind, dtype: str) -> tuple[bytes, int, NDArray[Any]]:
+    """Read token, client and numbers.
+
+    Raises:
+        FrameError: if the frame is not of the kind, or one of them is not sound.
+    """
+    reader = Reader(unpack(frame, kind))
+    token, client, count = reader.fields(_FIELDS)
+    if not OTHERS < count <= MAX_SCALARS + OTHERS:
+        raise FrameError(f"a vector report of {count} numbers is out of range")
+    vector = reader.array(dtype, count)
+    reader.end()
+    check_client_index(client)
+    return token, client, vector

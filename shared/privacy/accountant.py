@@ -10,6 +10,8 @@ amplification by sampling is claimed: it would need cohorts and batches that nob
 
 import math
 
+ROUNDING = 1 + 1e-9
+"""Sums of equal ρ round differently from their product; the last round of a plan must fit."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SEARCH_STEPS = 80
 
@@ -22,6 +24,29 @@ def rho_of(noise_multiplier: float, releases: int = 1) -> float:
         releases: number of releases.
     """
     return releases / (2 * noise_multiplier**2)
+
+
+def rho_of_summed_noise(sensitivity: float, sigma: float, summands: int, *, numbers: int) -> float:
+    """Return the ρ of a release whose noise is a sum of discrete Gaussians.
+
+    Such a sum is no discrete Gaussian, but close to one of σ·√n: with τ = 10·Σ exp(−2π²σ²k/(k+1)),
+    k from 1 to n − 1, a release of d numbers and sensitivity Δ is ½(Δ/(σ√n) + τ√d)²-zCDP (Kairouz,
+    Liu, Steinke, The Distributed Discrete Gaussian Mechanism, 2021, Theorem 1). In units as fine as
+    those of a vector (`shared.privacy.vector`) τ is below what float64 can hold.
+
+    Args:
+        sensitivity: Δ, the most that one client changes, as an L2 norm.
+        sigma: σ of each summand, in the same unit; at least ½.
+        summands: n, the number of independent summands.
+        numbers: d.
+    """
+    if sigma < 0.5:
+        return math.inf  # nothing is proven
+    square = 2 * (math.pi * sigma) ** 2
+    correction = 0.0
+    if math.exp(-square / 2):  # the largest term
+        correction = 10 * math.fsum(math.exp(-square * k / (k + 1)) for k in range(1, summands))
+    return (sensitivity / (sigma * math.sqrt(summands)) + correction * math.sqrt(numbers)) ** 2 / 2
 
 
 def epsilon_of(rho: float, delta: float) -> float:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Below = Callable[[int], int]
 """A source of randomness: from n, a uniform whole number from 0 to n − 1."""
+Noise = Callable[[int, int], NDArray[np.object_]]
+"""A source of noise: count and σ to samples of the discrete Gaussian, Python integers [count]."""
 
 
 def sample_noise(count: int, sigma: int, below: Below = secrets.randbelow) -> NDArray[np.object_]:

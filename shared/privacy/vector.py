@@ -8,6 +8,8 @@ makes the noise on projected gradients `GRADIENT_NOISE` = 1.11 times what it wou
 Sums cannot wrap. A number of one vector is at most 2²⁴ in size, since the norm is, and there are at
 most 2²⁰ vectors in a sum (`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added to it as Python's
 integers, and the result is limited to ±2⁶², which is done after the noise and costs no privacy.
+Where clients add noise themselves, each limits its numbers to ±2⁴² after that, so that sums are
+within ±2⁶², too.
 """
 
 import math
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shared.privacy.discrete_gaussian import Noise, sample_noise
 
 SENSITIVITY = 2**24
 """The largest norm of a vector, in units of its whole numbers."""
@@ -26,6 +30,9 @@ CURVATURE_LIMIT = 64.0
 """The largest curvature that counts in a sum, either sign."""
 OTHERS = 3
 """The numbers of a vector beside its projected gradients: loss, curvature, 1."""
+
+NOISED_LIMIT = 2**42
+"""The largest size of a number of a vector to which a client has added noise."""
 
 _SHARE = SENSITIVITY // 4
 _GRADIENT_LIMIT = math.isqrt(SENSITIVITY**2 - OTHERS * _SHARE**2)
@@ -80,6 +87,24 @@ def encode_vector(
     return vector
 
 
+def numbers_of(scalars: int) -> int:
+    """Return the number of numbers in a vector with so many projected gradients."""
+    return scalars + OTHERS
+
+
+def add_noise(
+    vector: NDArray[np.int32], sigma: int, noise: Noise = sample_noise
+) -> NDArray[np.int64]:
+    """Return a client's vector with noise of its own, int64 [n], limited to `NOISED_LIMIT`.
+
+    Args:
+        vector: vector of a norm of at most `SENSITIVITY`, int32 [n].
+        sigma: σ of the discrete Gaussian noise on every number.
+        noise: source of noise; the operating system's randomness by default.
+    """
+    return _limited(vector.astype(object) + noise(len(vector), sigma), NOISED_LIMIT)
+
+
 def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
     """Return whether a vector's norm is at most `SENSITIVITY`, exactly."""
     largest = int(np.abs(vector.astype(np.int64)).max(initial=0))
@@ -93,8 +118,7 @@ def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
 
 def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
     """Return a noised sum, Python integers [n], limited to the range in which it is kept, int64."""
-    limited = [max(-_MOST, min(_MOST, int(number))) for number in total]
-    return np.array(limited, np.int64)
+    return _limited(total, _MOST)
 
 
 def read_sum(total: NDArray[np.int64], clip: float) -> VectorSum:
@@ -118,3 +142,8 @@ def noise_of_others(noise_multiplier: float) -> tuple[float, float, float]:
     """Return the standard deviations of the noise in a sum's loss, curvature and count."""
     sigma = noise_multiplier * SENSITIVITY / _SHARE
     return sigma * LOSS_LIMIT, sigma * CURVATURE_LIMIT, sigma
+
+
+def _limited(numbers: NDArray[np.object_], most: int) -> NDArray[np.int64]:
+    """Return Python integers [n] as int64, none farther from zero than `most`."""
+    return np.array([max(-most, min(most, int(number))) for number in numbers], np.int64)

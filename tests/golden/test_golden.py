@@ -15,6 +15,7 @@ from write import (
     SEGMENT,
     SNAPSHOT,
     frames,
+    frames_of_local_privacy,
     frames_of_privacy,
     later_frames,
     plain,
@@ -61,11 +62,11 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
 
 def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
-    cases |= golden("frames-3.json")
+    cases |= golden("frames-3.json") | golden("frames-4.json")
     return cases
 
 
-ALL_FRAMES = frames() | later_frames() | frames_of_privacy()
+ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)

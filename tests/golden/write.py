@@ -52,7 +52,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
 from shared.replay import (
     CoefficientBlock,
     Shrink,
@@ -261,6 +261,17 @@ def frames_of_privacy() -> dict[str, Any]:
     return {"vector_report": VectorReport.of(report, 2.0)}
 
 
+def frames_of_local_privacy() -> dict[str, Any]:
+    """The kind that came with noise on clients, with noise that is known here."""
+
+    def known(count: int, sigma: int) -> Any:
+        return np.array([sigma * (-1) ** n * 3**n for n in range(count)], object)
+
+    plain_report = frames_of_privacy()["vector_report"]
+    report = NoisedVectorReport.of(plain_report, 2**34, known)
+    return {"noised_vector_report": report}
+
+
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames.items()
@@ -353,6 +364,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames.json": lambda: as_json(made_frames(frames())),
     "frames-2.json": lambda: as_json(made_frames(later_frames())),
     "frames-3.json": lambda: as_json(made_frames(frames_of_privacy())),
+    "frames-4.json": lambda: as_json(made_frames(frames_of_local_privacy())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

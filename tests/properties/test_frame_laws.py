@@ -23,7 +23,8 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.privacy.vector import NOISED_LIMIT
 from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
@@ -124,8 +125,12 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
 
 
 VECTORS = st.builds(VectorReport.of, reports(), st.floats(1e-3, 1e3))
+NOISED = st.integers(-NOISED_LIMIT, NOISED_LIMIT)
+NOISED_VECTORS = st.builds(
+    NoisedVectorReport, NAME, CLIENT, hnp.arrays(np.int64, st.integers(4, 9), elements=NOISED)
+)
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
-FRAMES |= RECEIPTS | blob_parts() | COSTS | VECTORS
+FRAMES |= RECEIPTS | blob_parts() | COSTS | VECTORS | NOISED_VECTORS
 DECODED_BY: dict[Kind, Any] = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,
@@ -139,6 +144,7 @@ DECODED_BY: dict[Kind, Any] = {
     Kind.REPORT_OF_SUMS: Report,
     Kind.ROUND_COST: RoundCost,
     Kind.VECTOR_REPORT: VectorReport,
+    Kind.NOISED_VECTOR_REPORT: NoisedVectorReport,
 }
 
 

@@ -14,6 +14,12 @@ def test_the_published_budget_of_the_census() -> None:
     assert epsilon_of(2.56, 1e-10) == pytest.approx(17.14, rel=0.01)
 
 
+def test_the_published_budget_of_a_keyboard() -> None:
+    """Spanish next words of Gboard: ρ = 0.81 (McMahan, Thakurta, 2022), which Zhang and Xu (Google
+    Research, 2024) give as ε = 8.9; δ = 10⁻¹⁰ (Xu et al., 2023)."""
+    assert epsilon_of(0.81, 1e-10) == pytest.approx(8.9, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("multiplier", "releases", "delta", "epsilon"),
     [

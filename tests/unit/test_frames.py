@@ -24,7 +24,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
 from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
@@ -50,6 +50,9 @@ FRAMES: dict[Kind, Any] = {
     Kind.REPORT_OF_SUMS: report_to(POOL),
     Kind.ROUND_COST: RoundCost(bytes(8), 3, 2.5, 0.5, 40.0),
     Kind.VECTOR_REPORT: VectorReport(bytes(8), 3, np.array([5, -7, 2**22, 9], np.int32)),
+    Kind.NOISED_VECTOR_REPORT: NoisedVectorReport(
+        bytes(8), 3, np.array([5, -7, 2**42, -(2**42)], np.int64)
+    ),
 }
 DECODERS: list[Callable[[bytes], object]] = [
     Hello.decode,
@@ -63,6 +66,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     BlobReceipt.decode,
     RoundCost.decode,
     VectorReport.decode,
+    NoisedVectorReport.decode,
 ]
 every_kind = pytest.mark.parametrize("kind", Kind)
 

@@ -30,7 +30,16 @@ CENTRAL: dict[str, Any] = {
         ({"privacy.epsilon": 2.0, "method": "cluster"}, "choose another method"),
         ({"privacy.epsilon": 2.0, "privacy.delta": 0.0}, "privacy.delta"),
         ({"privacy.epsilon": 2.0, "privacy.clip": 0.0}, "privacy.clip"),
-        ({"privacy.epsilon": 2.0, "privacy.mode": "local"}, "privacy.mode"),
+        ({"privacy.epsilon": 2.0, "privacy.mode": "global"}, "privacy.mode"),
+        ({"privacy.epsilon": 2.0, "privacy.mode": "distributed"}, "needs the share of a round's"),
+        (
+            {"privacy.noise-multiplier": 1e5, "privacy.mode": "local"},
+            "1e\\+05 is more noise than the numbers of a client's report can hold",
+        ),
+        (
+            {"privacy.epsilon": 8.0, "privacy.noise-multiplier": 4.1, "privacy.mode": "local"},
+            "over 8; take fewer rounds",
+        ),
     ],
 )
 def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -40,14 +49,17 @@ def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> N
 
 def test_an_epsilon_gives_the_least_noise_for_all_rounds() -> None:
     config = RunConfig.of(CENTRAL | {"privacy.epsilon": 2.0}, "test")
-    multiplier = config.privacy.multiplier(config.federated_rounds)
+    assert config.terms.privacy
+    multiplier = config.terms.privacy.mechanism.noise_multiplier
     assert multiplier == pytest.approx(13.59, abs=0.01)
     assert epsilon_of(rho_of(multiplier, 40), 1e-5) == pytest.approx(2.0)
 
 
 def test_a_noise_multiplier_alone_has_the_budget_of_its_rounds() -> None:
-    privacy = RunConfig.of(CENTRAL | {"privacy.noise-multiplier": 2.0}, "test").privacy
-    assert (privacy.multiplier(40), privacy.budget(40)) == (2.0, 5.0)
+    config = RunConfig.of(CENTRAL | {"privacy.noise-multiplier": 2.0}, "test")
+    assert config.terms.privacy
+    mechanism = config.terms.privacy.mechanism
+    assert (mechanism.noise_multiplier, config.privacy.budget(40, mechanism)) == (2.0, 5.0)
 
 
 def test_the_run_id_names_the_stage_and_runs_without_it_keep_theirs() -> None:

@@ -1,0 +1,99 @@
+"""The terms of a run's differential privacy, as its settings decide them, and in words."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shared.errors import ScenarioError
+from shared.privacy.accountant import epsilon_of
+from shared.privacy.mechanism import TRUST, Mechanism, make_mechanism
+from shared.privacy.vector import numbers_of
+from shared.setting_values import read_number, read_text, read_whole
+
+_DEFAULTS = {
+    "privacy.clip": 1.0,
+    "privacy.noise-multiplier": 0.0,
+    "privacy.epsilon": 0.0,
+    "privacy.delta": 1e-5,
+    "privacy.honest-share": 0.0,
+}
+"""Settings that a signed scenario lacks where they have these values."""
+
+
+@dataclass(frozen=True)
+class PrivacyTerms:
+    """What hides a client's reports in a run, and what they cost it.
+
+    Attributes:
+        mechanism: who adds which noise.
+        clip: largest L2 norm of a client's projected gradients of a round together.
+        rounds: rounds of the federation.
+        delta: δ of the whole run.
+    """
+
+    mechanism: Mechanism
+    clip: float
+    rounds: int
+    delta: float
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], rounds: int, scalars: int) -> Self | None:
+        """Read the terms from a run's settings by dotted key; None without differential privacy.
+
+        Args:
+            settings: the settings; those of privacy may be missing.
+            rounds: rounds of the federation.
+            scalars: projected gradients of a client in a round.
+
+        Raises:
+            ScenarioError: if a setting is of another type or out of range.
+        """
+        if settings.get("privacy.mode", "none") == "none" or not rounds:
+            return None
+        own = _DEFAULTS | dict(settings)
+        mode, delta = read_text(own, "privacy.mode"), read_number(own, "privacy.delta")
+        multiplier, epsilon = (
+            read_number(own, key) for key in ("privacy.noise-multiplier", "privacy.epsilon")
+        )
+        if mode not in TRUST:
+            raise ScenarioError(f"privacy.mode: {mode!r} is unknown to this version")
+        if not (multiplier or epsilon) or not 0 < delta < 1:
+            raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
+        mechanism = make_mechanism(
+            mode,
+            multiplier,
+            (epsilon, delta),
+            rounds,
+            read_number(own, "privacy.honest-share"),
+            read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1,
+            numbers_of(scalars),
+        )
+        return cls(mechanism, read_number(own, "privacy.clip"), rounds, delta)
+
+    @property
+    def epsilon(self) -> float:
+        """The ε of all rounds, by what the mode protects."""
+        return epsilon_of(self.rounds * self.mechanism.rho, self.delta)
+
+    @property
+    def epsilon_of_reports(self) -> float:
+        """The ε of a client's reports in all rounds for who sees each of them, as the server does.
+
+        Infinite where reports have no noise.
+        """
+        rho = self.rounds * self.mechanism.rho_of_a_report
+        return math.inf if math.isinf(rho) else epsilon_of(rho, self.delta)
+
+    def describe(self) -> list[str]:
+        """Return sentences for the owner of a client's examples."""
+        mechanism = self.mechanism
+        trust = TRUST[mechanism.mode]
+        if mechanism.mode == "distributed":
+            trust += f"; for the server alone ε = {self.epsilon_of_reports:.3g}"
+        return [
+            f"differential privacy, {mechanism.mode}: clip {self.clip:g}, noise multiplier "
+            f"{mechanism.noise_multiplier:.4g}, ε = {self.epsilon:.3g} at δ = {self.delta:g} for a "
+            "client in all rounds",
+            trust,
+        ]
