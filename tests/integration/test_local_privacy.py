@@ -212,7 +212,9 @@ def local_config(settings: Settings) -> RunConfig:
     return private(settings | theirs, "local", cohort__minimum=1)
 
 
-def asked_of(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:
+def asked_of(trainer: ResidentTrainer, config: RunConfig, **changes: Any) -> TrainInstruction:
+    """The first instruction of a run, for the layout that its settings lead to."""
+    trainer.client_under(config)
     return first_instruction(trainer, seed_policy=SeedPolicy.SHARED, **changes)
 
 
@@ -220,22 +222,22 @@ def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
     settings: Settings, tmp_path: Path
 ) -> None:
     trainer, config = resident(settings, 7, tmp_path), local_config(settings)
-    asked = asked_of(trainer)
+    asked = asked_of(trainer, config)
     report = trainer.client_under(config).train(asked.encode())
     assert kind_of(report) is Kind.NOISED_VECTOR_REPORT
     for session in tmp_path.glob("runs/*/session"):
         session.unlink()
     again = resident(settings, 7, tmp_path)
     assert again.client_under(config).train(asked.encode()) == report
-    other = again.client_under(config).train(asked_of(again, run_id=b"another!").encode())
+    other = again.client_under(config).train(asked_of(again, config, run_id=b"another!").encode())
     assert other != report
     assert len(ChargeLog(tmp_path).read()) == 2
-    limited = settings | {"data.epsilon-limit": 7.0}
+    limited = settings | {"data.epsilon-limit": epsilon_of(2.5 * rho_of(4.0 / 2), 1e-5)}
     careful = ResidentTrainer.load(config_of(limited, data__clients=1), 7, tmp_path)
     for run in (b"a third!", b"no noise"):
         under = config if run == b"a third!" else config_of(config.flat(), privacy__mode="none")
-        client = careful.client_under(under)
-        refusal = Refusal.decode(client.train(asked_of(careful, run_id=run).encode()))
+        asked = asked_of(careful, under, run_id=run)
+        refusal = Refusal.decode(careful.client_under(under).train(asked.encode()))
         assert refusal.code == RefusalCode.BUDGET
     assert len(ChargeLog(tmp_path).read()) == 2
 
@@ -284,7 +286,7 @@ def test_wherever_a_client_stops_there_is_one_report_and_one_charge(
 ) -> None:
     config = local_config(settings)
     trainer = resident(settings, 7, tmp_path)
-    asked = asked_of(trainer).encode()
+    asked = asked_of(trainer, config).encode()
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -304,11 +306,11 @@ from pathlib import Path
 from test_local_privacy import asked_of, die_at, local_config, resident
 
 settings, folder, moment = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-trainer = resident(settings, 7, folder)
-client = trainer.client_under(local_config(settings))
+trainer, config = resident(settings, 7, folder), local_config(settings)
+asked = asked_of(trainer, config)
 if moment:
     die_at(moment, lambda: os.kill(os.getpid(), signal.SIGKILL))
-print(client.train(asked_of(trainer).encode()).hex())
+print(trainer.client_under(config).train(asked.encode()).hex())
 """
 
 
