@@ -282,6 +282,7 @@ class RunConfig(Settings):
                 "scalar limit": "set" if self.data.has_answer_limits else "none",
                 "start": "given" if self.adapter.start else "none",
                 "privacy": self.privacy.feature,
+                "joint clip": "adaptive" if self.privacy.adaptive_clip else "fixed",
                 "private rounds": "at the end" if self.personal.when == "end" else "earlier",
             }
         )

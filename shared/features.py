@@ -35,6 +35,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "start": ("none", "given"),
     "private rounds": ("at the end", "earlier"),
     "privacy": ("none", "central", "local", "distributed", "measured"),
+    "joint clip": ("fixed", "adaptive"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
@@ -43,6 +44,7 @@ candidates of a ``listed choice`` are in the task, those of an ``open choice`` i
 means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
 ``earlier`` is any `personal.when` but ``end``.
 ``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``.
+``joint clip`` is `privacy.adaptive-clip`.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -224,6 +226,11 @@ EXCLUSIONS = (
         {"privacy": _PRIVATE, "clients": ("emulated",)},
         "emulated devices do not clip their reports as a whole; leave privacy.mode out, or "
         "fleet.devices",
+    ),
+    Exclusion(
+        {"joint clip": ("adaptive",), "privacy": ("none",)},
+        "reports are clipped as a whole with differential privacy only; set privacy.mode, or "
+        "privacy.adaptive-clip to false",
     ),
     Exclusion(
         {"privacy": ("measured",), "engine": ("flower",)},

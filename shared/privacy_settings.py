@@ -27,6 +27,12 @@ class PrivacySettings(Section):
         gt=0,
         le=1e6,
     )
+    adaptive_clip: bool = setting(
+        False,
+        "have the clip follow the median of the clients' norms, from noised sums: `privacy.clip` "
+        "is that of the first round. Noise on projected gradients is 4 % more",
+        before=False,
+    )
     noise_multiplier: float = setting(
         0.0,
         "standard deviation of the noise in units of the largest norm of what one client says; 0 "
@@ -124,7 +130,7 @@ class PrivacySettings(Section):
             )
         if not rounds:
             return mistakes
-        mechanism = self.mechanism(rounds, minimum, numbers_of(scalars))
+        mechanism = self.mechanism(rounds, minimum, numbers_of(scalars, self.adaptive_clip))
         spent = rounds * mechanism.rho
         if spent > self.budget(rounds, mechanism) * ROUNDING:
             mistakes.append(

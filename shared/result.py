@@ -152,6 +152,7 @@ class Round(_ResultPart):
     seconds: Seconds
     clients: dict[Count, ClientRound]
     epsilon: float | None = None
+    clip: float | None = None
     fleet: FleetRound | None = None
 
 

@@ -239,6 +239,7 @@ class RunTerms:
         learning_rate: float,
         clip: float,
         curvature_every: int,
+        joint_clip: float = 0.0,
     ) -> TrainInstruction:
         """Return the instruction of a round.
 
@@ -250,6 +251,7 @@ class RunTerms:
             learning_rate: η of the round.
             clip: estimated limit of projected gradients; a limit in the settings counts instead.
             curvature_every: interval, in steps, of those that measure curvature; 0 for none.
+            joint_clip: adaptive clip of all projected gradients together; 0 without one.
         """
         has_pool = self.seed_policy is SeedPolicy.POOL
         return TrainInstruction(
@@ -271,6 +273,7 @@ class RunTerms:
             pool_size=self.pool_size if has_pool else 0,
             curvature_every=curvature_every,
             differences=self.differences,
+            joint_clip=joint_clip,
         )
 
     def clustering_steps_and_batch(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from shared.config import load_scenario
 from shared.errors import ConfigError
 from shared.privacy.mechanism import TRUST, make_mechanism
 from shared.privacy.terms import PrivacyTerms
-from shared.privacy.vector import GRADIENT_NOISE, numbers_of
+from shared.privacy.vector import gradient_noise, numbers_of
 
 USUAL_EPSILONS = (8.0, 2.0, 0.5)
 """The ε that are compared where neither ε nor a noise multiplier is given."""
@@ -32,6 +32,7 @@ class PlannedRun:
         delta: δ.
         honest_share: share of the fewest clients of a sum that is honest, if noise is distributed.
         minimum: fewest clients of a sum.
+        adaptive_clip: whether the clip follows the clients' norms.
     """
 
     rounds: int
@@ -43,6 +44,7 @@ class PlannedRun:
     delta: float = 1e-5
     honest_share: float = 1.0
     minimum: int = 1
+    adaptive_clip: bool = False
 
     @property
     def terms(self) -> list[PrivacyTerms]:
@@ -64,9 +66,10 @@ class PlannedRun:
                     self.rounds,
                     self.honest_share,
                     self.minimum,
-                    numbers_of(self.scalars),
+                    numbers_of(self.scalars, self.adaptive_clip),
                 ),
                 1.0,
+                self.adaptive_clip,
                 self.rounds,
                 self.delta,
             )
@@ -75,7 +78,8 @@ class PlannedRun:
 
     def noise_of_a_scalar(self, terms: PrivacyTerms) -> float:
         """Return the standard deviation of a mean projected gradient's noise, in clips."""
-        return GRADIENT_NOISE * terms.mechanism.noise_of_a_sum(self.clients) / self.clients
+        noise = terms.mechanism.noise_of_a_sum(self.clients)
+        return gradient_noise(self.adaptive_clip) * noise / self.clients
 
     def noise_of_a_round(self, terms: PrivacyTerms) -> float:
         """Return the norm of a round's noise in clips; the mean itself has a norm up to 1."""
@@ -127,6 +131,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
         epsilon=None if privacy.noise_multiplier else privacy.epsilon,
         delta=privacy.delta,
         honest_share=privacy.honest_share or 1.0,
+        adaptive_clip=privacy.adaptive_clip,
     )
 
 

@@ -80,8 +80,9 @@ class LoggedAnswer:
             counts = sum(column.counts.size for column in columns)
             about = {"losses": len(columns), "counts": counts}
         elif kind_of(answer) in (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT):
-            scalars = TrainInstruction.decode(instruction).report_scalars
-            about = {"scalars": scalars, "losses": OTHERS}
+            train = TrainInstruction.decode(instruction)
+            others = OTHERS + (train.joint_clip > 0)
+            about = {"scalars": train.report_scalars, "losses": others}
         else:
             report = Report.decode(answer)
             losses = 1 + (report.curvature is not None)

@@ -281,7 +281,12 @@ class ProtocolClient(ClientHandler):
             self._record_passes(instruction.run_id)
             if self._mechanism is None:
                 return report
-            return hide_report(report, self._config.privacy.clip, self._mechanism.client_sigma)
+            clip, sigma = self._config.privacy.clip, self._mechanism.client_sigma
+            adaptive = self._config.privacy.adaptive_clip
+            if adaptive != (instruction.joint_clip > 0):
+                raise FrameError("the instruction's clip is not as the run's settings say")
+            joint_clip = instruction.joint_clip if adaptive else clip
+            return hide_report(report, joint_clip, sigma, has_indicator=adaptive)
 
         return self._report_once(frame, self._session_at, train)
 

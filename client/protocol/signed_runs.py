@@ -171,7 +171,8 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
 def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
     """Return the instruction of a round to which the terms lead.
 
-    Where the server estimates the step size, its η and clip are taken as they are; otherwise η may
+    Where the server estimates the step size, its η and clip are taken as they are, and so is an
+    adaptive clip, which no privacy depends on; otherwise η may
     be smaller than the one in the settings, since a rise of the loss lowers it.
     """
     estimated = terms.learning_rate is None
@@ -189,6 +190,7 @@ def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
         ),
         clip=asked.clip if estimated else 0.0,
         curvature_every=asked.curvature_every if is_measured else interval * estimated,
+        joint_clip=asked.joint_clip if terms.privacy and terms.privacy.is_adaptive else 0.0,
     )
 
 

@@ -51,6 +51,10 @@ class RoundAnswers:
         self._private = PrivateAggregator(config, store) if config.privacy.is_on else None
         self._aggregator = RoundAggregator(config, store)
 
+    def joint_clip(self, number: int) -> float:
+        """Return the clip that a round's instruction has; 0 without an adaptive one."""
+        return self._private.joint_clip(number) if self._private else 0.0
+
     def check_budget(self, instruction: TrainInstruction) -> None:
         """Raise an error if a round would spend more privacy than the run may.
 

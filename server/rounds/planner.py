@@ -90,10 +90,17 @@ class RoundPlanner:
         minimum, most = self._config.cohort.minimum, self._roster.most_clients
         return minimum if most is None else min(minimum, most)
 
-    def plan_round(self, grid: Grid, step_size: StepSize) -> Request[TrainInstruction]:
+    def plan_round(
+        self, grid: Grid, step_size: StepSize, joint_clip: float = 0.0
+    ) -> Request[TrainInstruction]:
         """Return the next round's instruction and its messages to the cohort.
 
         Waits for as many clients as a round needs, for at most `cohort.timeout`.
+
+        Args:
+            grid: the grid that knows which nodes are connected.
+            step_size: step size of the run so far.
+            joint_clip: adaptive clip of the round; 0 without one.
 
         Raises:
             SamaraError: if a client of the recorded cohort is not connected.
@@ -106,7 +113,7 @@ class RoundPlanner:
             self._config.cohort.timeout,
         )
         cohort, wanted_reports = self._choose_cohort(number, connected)
-        instruction = self._train_instruction(number, step_size)
+        instruction = self._train_instruction(number, step_size, joint_clip)
         entries = [connected[client] for client in cohort]
         messages, bytes_down = self._address(instruction.encode(), MessageType.TRAIN, entries)
         return Request(instruction, messages, bytes_down, wanted_reports)
@@ -157,7 +164,9 @@ class RoundPlanner:
         )
         return cohort, len(wanted)
 
-    def _train_instruction(self, number: int, step_size: StepSize) -> TrainInstruction:
+    def _train_instruction(
+        self, number: int, step_size: StepSize, joint_clip: float
+    ) -> TrainInstruction:
         config = self._config
         return config.terms.instruction(
             self._store.ledger.header.run_id,
@@ -167,6 +176,7 @@ class RoundPlanner:
             learning_rate=step_size.learning_rate,
             clip=step_size.clip,
             curvature_every=step_size.curvature_every(config.queries, config.differences),
+            joint_clip=joint_clip,
         )
 
     def _address(

@@ -22,6 +22,7 @@ from shared.config import RunConfig
 from shared.errors import ReplayError
 from shared.frames.instructions import TrainInstruction, token_of
 from shared.frames.vector_report import AnyVectorReport, NoisedVectorReport, VectorReport
+from shared.privacy.adaptive_clip import next_clip
 from shared.privacy.discrete_gaussian import Noise, sample_noise
 from shared.privacy.mechanism import TRUST
 from shared.privacy.vector import (
@@ -52,7 +53,8 @@ class PrivateAggregator:
     """
 
     def __init__(self, config: RunConfig, store: RunStore, noise: Noise = sample_noise) -> None:
-        self._ledger, self._clip, self._noise = store.ledger, config.privacy.clip, noise
+        self._ledger, self._noise = store.ledger, noise
+        self._clip, self._is_adaptive = config.privacy.clip, config.privacy.adaptive_clip
         terms = config.terms.privacy
         assert terms is not None, "a run without differential privacy has no private aggregator"
         self.mechanism = terms.mechanism
@@ -67,6 +69,21 @@ class PrivateAggregator:
     def epsilon(self) -> float:
         """The ε that was spent."""
         return self._releases.epsilon
+
+    def joint_clip(self, number: int) -> float:
+        """Return the clip that a round's instruction has; 0 if it is that of the settings.
+
+        It follows from the release before, so that a continued run asks the same again.
+
+        Args:
+            number: the round.
+        """
+        if not self._is_adaptive:
+            return 0.0
+        if (last := self._releases.last_before(number)) is None:
+            return self._clip
+        total = read_sum(last.total, last.clip, has_indicator=True)
+        return next_clip(last.clip, total.within, last.clients)
 
     def check_budget(self, instruction: TrainInstruction) -> None:
         """Raise an error if a round would need a release that the budget does not allow.
@@ -99,9 +116,9 @@ class PrivateAggregator:
             if len(vectors) < minimum:
                 problem = "fewer reports than cohort.minimum"
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
-            release = self._release(instruction, vectors)
-        total = read_sum(release.total, self._clip)
-        clients = float(release.clients) or _clients_of(total, release.noise_multiplier, expected)
+            release = self._release(instruction, vectors, expected)
+        total = read_sum(release.total, self._clip_of(instruction), self._is_adaptive)
+        clients = release.clients or _clients_of(total, release.noise_multiplier, expected)
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
         observation = self._observe(instruction, total, clients, release.noise_multiplier)
         source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
@@ -121,29 +138,42 @@ class PrivateAggregator:
             loss=observation.loss,
             reports=0 if problem else round(clients),
             epsilon=self.epsilon,
+            clip=release.clip,
         )
 
+    def _clip_of(self, instruction: TrainInstruction) -> float:
+        return instruction.joint_clip if self._is_adaptive else self._clip
+
     def _release(
-        self, instruction: TrainInstruction, vectors: Sequence[NDArray[np.integer[Any]]]
+        self,
+        instruction: TrainInstruction,
+        vectors: Sequence[NDArray[np.integer[Any]]],
+        expected: int,
     ) -> Release:
         """Return the release of a sum of vectors once it is on the disk.
 
         The server adds noise unless the vectors have some. Who adds noise to a vector shows the
         server that there is one, so that their number is no secret of the sum's then.
         """
-        mechanism, total = self.mechanism, np.sum(vectors, axis=0, dtype=np.int64).astype(object)
+        mechanism, exact = self.mechanism, np.sum(vectors, axis=0, dtype=np.int64).astype(object)
         if not mechanism.client_sigma:
             sigma = math.ceil(mechanism.noise_multiplier * SENSITIVITY)
-            total = total + self._noise(len(total), sigma)
+            exact = exact + self._noise(len(exact), sigma)
+        total, noise = limit_sum(exact), mechanism.noise_of_a_sum(len(vectors))
+        clients = float(len(vectors))
+        if not mechanism.client_sigma:
+            read = read_sum(total, self._clip_of(instruction), self._is_adaptive)
+            clients = _clients_of(read, noise, expected)
         return self._releases.add(
             Release(
                 instruction.round,
                 token_of(instruction.encode()),
-                mechanism.noise_of_a_sum(len(vectors)),
+                noise,
                 mechanism.rho,
                 self._releases.delta,
-                limit_sum(total),
-                len(vectors) if mechanism.client_sigma else 0,
+                total,
+                clients,
+                instruction.joint_clip,
             )
         )
 
@@ -156,15 +186,15 @@ class PrivateAggregator:
         projected gradients, and how far their local steps go, are taken as large as it lets them
         be. The energy of the update includes its noise, which moves the model as well.
         """
-        scalars = instruction.steps * instruction.queries
+        scalars, clip = instruction.steps * instruction.queries, self._clip_of(instruction)
         means = total.gradients / clients
         loss_noise, curvature_noise, _ = noise_of_others(multiplier)
         directions = instruction.measured_directions(instruction.steps)
         return Observation(
             loss=total.loss / clients,
-            mean_square=self._clip**2 / scalars,
+            mean_square=clip**2 / scalars,
             squared_norm=float(means @ means) / instruction.queries**2,
-            local_squared_norm=self._clip**2 / instruction.queries**2,
+            local_squared_norm=clip**2 / instruction.queries**2,
             learning_rate=instruction.learning_rate,
             curvature=total.curvature / clients if directions else None,
             directions=directions,

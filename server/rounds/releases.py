@@ -34,7 +34,8 @@ class Release:
         rho: ρ that it costs a client.
         delta: δ that the run's ε is for.
         total: the sum, int64 [K · q + 3].
-        clients: number of vectors in it; 0 if only the sum may tell of it.
+        clients: number of clients that a mean is made of; 0 in files of earlier versions.
+        clip: largest norm of a client's projected gradients in it; 0 if it is that of the settings.
     """
 
     round: int
@@ -43,7 +44,8 @@ class Release:
     rho: float
     delta: float
     total: NDArray[np.int64]
-    clients: int = 0
+    clients: float = 0.0
+    clip: float = 0.0
 
 
 class ReleaseLog:
@@ -77,6 +79,11 @@ class ReleaseLog:
         """Return the release that answers an instruction; None if there is none."""
         return self._releases.get(token)
 
+    def last_before(self, number: int) -> Release | None:
+        """Return the latest release of a round before another; None if there is none."""
+        earlier = [release for release in self._releases.values() if release.round < number]
+        return max(reversed(earlier), key=lambda release: release.round, default=None)
+
     def check_budget(self, number: int, token: bytes) -> None:
         """Raise an error if a round would need a release that the budget does not allow.
 
@@ -108,6 +115,7 @@ class ReleaseLog:
             "rho": release.rho,
             "delta": release.delta,
             "clients": release.clients,
+            "clip": release.clip,
             "sum": base64.b64encode(release.total.astype("<i8").tobytes()).decode(),
         }
         try:
@@ -152,11 +160,12 @@ def _read(event: dict[str, Any], place: str) -> Release:
         total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
         token, multiplier = bytes.fromhex(event["token"]), float(event["noise_multiplier"])
         delta, rho = float(event["delta"]), float(event.get("rho", rho_of(multiplier)))
-        clients = int(event.get("clients", 0))
-        if len(token) != 8 or not (multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 0):
+        clients, clip = float(event.get("clients", 0)), float(event.get("clip", 0))
+        is_sound = multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 0 and clip >= 0
+        if len(token) != 8 or not is_sound:
             raise ValueError("a number in it is out of its range")
         number, exact = int(event["round"]), total.astype(np.int64)
-        return Release(number, token, multiplier, rho, delta, exact, clients)
+        return Release(number, token, multiplier, rho, delta, exact, clients, clip)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise LedgerError(
             f"{place}: damaged: {error!r}; restore the file, since it says what privacy was spent"

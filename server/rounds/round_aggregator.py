@@ -36,6 +36,7 @@ class AggregatedRound:
         loss: mean loss of the reports, late ones included; None without any.
         reports: number of reports in the delta, as far as that may be known.
         epsilon: ε that the run has spent; None without differential privacy.
+        clip: adaptive clip of the round; 0 without one.
     """
 
     delta: RoundDelta
@@ -46,6 +47,13 @@ class AggregatedRound:
     loss: float | None = None
     reports: int = 0
     epsilon: float | None = None
+    clip: float = 0.0
+
+    @property
+    def privacy(self) -> dict[str, float]:
+        """What the round's event says of differential privacy; empty without it."""
+        spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        return spent | ({"clip": self.clip} if self.clip else {})
 
 
 class RoundAggregator:

@@ -118,7 +118,8 @@ class ScalarStrategy(Strategy):
             LedgerError: if the round cannot be written.
         """
         # 1. Plan: sample the cohort and write its instruction.
-        request = self._planner.plan_round(grid, self._step_sizes.size)
+        joint_clip = self._answers.joint_clip(self.round + 1)
+        request = self._planner.plan_round(grid, self._step_sizes.size, joint_clip)
         instruction, number = request.instruction, request.instruction.round
         self._request = request
         self._late_reports.add_instruction(instruction)
@@ -164,8 +165,7 @@ class ScalarStrategy(Strategy):
             ledger_bytes=ledger_bytes,
             clients=answered.clients,
         )
-        spent = {} if aggregated.epsilon is None else {"epsilon": aggregated.epsilon}
-        self._events.record_round(event, **spent, **self._clock.finish_round())
+        self._events.record_round(event, **aggregated.privacy, **self._clock.finish_round())
         self._stop_if_nothing_is_learned(event)
 
         # 8. Validate the model: every `evaluate.every` rounds, by all connected clients.

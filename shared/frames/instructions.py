@@ -76,6 +76,8 @@ class TrainInstruction:
         curvature_every: interval, in steps, of those that measure curvature from L₊, L₋ and L₀;
             0 for none.
         differences: central or forward differences in the other steps.
+        joint_clip: largest L2 norm of all projected gradients together, in a run with an adaptive
+            clip; otherwise 0.
     """
 
     run_id: bytes
@@ -96,11 +98,14 @@ class TrainInstruction:
     pool_size: int = 0
     curvature_every: int = 0
     differences: Differences = "central"
+    joint_clip: float = 0.0
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHIBQdddd32s32s")
     _POOL: ClassVar[struct.Struct] = struct.Struct("<QI")
     _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<H")
-    _FORWARD: ClassVar[bytes] = b"\x01"
+    _FORWARD: ClassVar[int] = 1
+    _JOINTLY_CLIPPED: ClassVar[int] = 2
+    _CLIP: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
         """Return the instruction as a frame."""
@@ -122,11 +127,14 @@ class TrainInstruction:
         )
         if self.seed_policy is SeedPolicy.POOL:
             fields += self._POOL.pack(self.pool_root, self.pool_size)
-        forward = self.differences == "forward"
-        if self.curvature_every or forward:
+        flags = self._FORWARD * (self.differences == "forward")
+        flags |= self._JOINTLY_CLIPPED * (self.joint_clip > 0)
+        if self.curvature_every or flags:
             fields += self._CURVATURE.pack(self.curvature_every)
-        if forward:
-            fields += self._FORWARD
+        if flags:
+            fields += bytes([flags])
+        if self.joint_clip:
+            fields += self._CLIP.pack(self.joint_clip)
         return pack(Kind.TRAIN, fields)
 
     @classmethod
@@ -143,11 +151,15 @@ class TrainInstruction:
         pool = reader.fields(cls._POOL) if pooled else (0, 0)
         measured = reader.left > 0
         every = reader.fields(cls._CURVATURE) if measured else (0,)
-        forward = reader.left > 0
-        if forward and reader.take(1) != cls._FORWARD:
+        has_flags = reader.left > 0
+        flags = reader.take(1)[0] if has_flags else 0
+        if has_flags and not 0 < flags <= cls._FORWARD | cls._JOINTLY_CLIPPED:
             raise FrameError("the train instruction asks for differences of an unknown kind")
-        differences: Differences = "forward" if forward else "central"
-        instruction = replace(cls(*values, *pool, *every), differences=differences)
+        differences: Differences = "forward" if flags & cls._FORWARD else "central"
+        is_clipped = bool(flags & cls._JOINTLY_CLIPPED)
+        (clip,) = reader.fields(cls._CLIP) if is_clipped else (0.0,)
+        known = cls(*values, *pool, *every)
+        instruction = replace(known, differences=differences, joint_clip=clip)
         reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
@@ -157,7 +169,9 @@ class TrainInstruction:
             and 0 <= instruction.clip < np.inf
             and 0 <= instruction.deadline < np.inf
             and pooled <= instruction.pool_size <= MAX_SCALARS
-            and (measured and not forward) <= instruction.curvature_every
+            and (measured and not has_flags) <= instruction.curvature_every
+            and (instruction.joint_clip > 0) == is_clipped
+            and instruction.joint_clip < np.inf
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction

@@ -32,7 +32,7 @@ class VectorReport:
     Attributes:
         token: token of the instruction that it answers, 8 bytes.
         client: client index.
-        vector: int32 [K · q + 3], of a norm of at most `shared.privacy.vector.SENSITIVITY`.
+        vector: int32 [K · q + 3 or 4], of a norm of at most `shared.privacy.vector.SENSITIVITY`.
     """
 
     token: bytes
@@ -42,14 +42,16 @@ class VectorReport:
     KIND: ClassVar = Kind.VECTOR_REPORT
 
     @classmethod
-    def of(cls, report: Report, clip: float) -> Self:
+    def of(cls, report: Report, clip: float, has_indicator: bool = False) -> Self:
         """Return a report clipped as a whole.
 
         Args:
             report: report of all K steps.
             clip: largest norm of its projected gradients.
+            has_indicator: whether it says if their norm is within the clip.
         """
-        vector = encode_vector(report.gradients, report.mean_loss, report.curvature, clip)
+        loss, curvature = report.mean_loss, report.curvature
+        vector = encode_vector(report.gradients, loss, curvature, clip, has_indicator)
         return cls(report.token, report.client, vector)
 
     def encode(self) -> bytes:
@@ -76,7 +78,7 @@ class NoisedVectorReport:
     Attributes:
         token: token of the instruction that it answers, 8 bytes.
         client: client index.
-        vector: int64 [K · q + 3], of which none is farther from 0 than
+        vector: int64 [K · q + 3 or 4], of which none is farther from 0 than
             `shared.privacy.vector.NOISED_LIMIT`.
     """
 
@@ -118,7 +120,11 @@ AnyVectorReport = VectorReport | NoisedVectorReport
 
 
 def hide_report(
-    report: Report, clip: float, sigma: int, noise: Noise = sample_noise
+    report: Report,
+    clip: float,
+    sigma: int,
+    noise: Noise = sample_noise,
+    has_indicator: bool = False,
 ) -> AnyVectorReport:
     """Return a report clipped as a whole, with noise of the client's own where it adds some.
 
@@ -127,8 +133,9 @@ def hide_report(
         clip: largest norm of its projected gradients.
         sigma: σ of the noise on every number; 0 if the server adds it.
         noise: source of noise; the operating system's randomness by default.
+        has_indicator: whether it says if their norm is within the clip.
     """
-    vector = VectorReport.of(report, clip)
+    vector = VectorReport.of(report, clip, has_indicator)
     return NoisedVectorReport.of(vector, sigma, noise) if sigma else vector
 
 
@@ -144,7 +151,7 @@ def _decode(frame: bytes, kind: Kind, dtype: str) -> tuple[bytes, int, NDArray[A
     """
     reader = Reader(unpack(frame, kind))
     token, client, count = reader.fields(_FIELDS)
-    if not OTHERS < count <= MAX_SCALARS + OTHERS:
+    if not OTHERS < count <= MAX_SCALARS + OTHERS + 1:
         raise FrameError(f"a vector report of {count} numbers is out of range")
     vector = reader.array(dtype, count)
     reader.end()

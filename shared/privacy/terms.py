@@ -9,7 +9,7 @@ from shared.errors import ScenarioError
 from shared.privacy.accountant import epsilon_of
 from shared.privacy.mechanism import TRUST, Mechanism, make_mechanism
 from shared.privacy.vector import numbers_of
-from shared.setting_values import read_number, read_text, read_whole
+from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 _DEFAULTS = {
     "privacy.clip": 1.0,
@@ -17,6 +17,7 @@ _DEFAULTS = {
     "privacy.epsilon": 0.0,
     "privacy.delta": 1e-5,
     "privacy.honest-share": 0.0,
+    "privacy.adaptive-clip": False,
 }
 """Settings that a signed scenario lacks where they have these values."""
 
@@ -27,13 +28,16 @@ class PrivacyTerms:
 
     Attributes:
         mechanism: who adds which noise.
-        clip: largest L2 norm of a client's projected gradients of a round together.
+        clip: largest L2 norm of a client's projected gradients of a round together; where it is
+            adaptive, that of the first round.
+        is_adaptive: whether later rounds have a clip of their own in their instruction.
         rounds: rounds of the federation.
         delta: δ of the whole run.
     """
 
     mechanism: Mechanism
     clip: float
+    is_adaptive: bool
     rounds: int
     delta: float
 
@@ -60,6 +64,7 @@ class PrivacyTerms:
             raise ScenarioError(f"privacy.mode: {mode!r} is unknown to this version")
         if not (multiplier or epsilon) or not 0 < delta < 1:
             raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
+        is_adaptive = read_flag(own, "privacy.adaptive-clip")
         mechanism = make_mechanism(
             mode,
             multiplier,
@@ -67,9 +72,9 @@ class PrivacyTerms:
             rounds,
             read_number(own, "privacy.honest-share"),
             read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1,
-            numbers_of(scalars),
+            numbers_of(scalars, is_adaptive),
         )
-        return cls(mechanism, read_number(own, "privacy.clip"), rounds, delta)
+        return cls(mechanism, read_number(own, "privacy.clip"), is_adaptive, rounds, delta)
 
     @property
     def epsilon(self) -> float:
@@ -92,7 +97,8 @@ class PrivacyTerms:
         if mechanism.mode == "distributed":
             trust += f"; for the server alone ε = {self.epsilon_of_reports:.3g}"
         return [
-            f"differential privacy, {mechanism.mode}: clip {self.clip:g}, noise multiplier "
+            f"differential privacy, {mechanism.mode}: clip {self.clip:g}"
+            f"{' at first' if self.is_adaptive else ''}, noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, ε = {self.epsilon:.3g} at δ = {self.delta:g} for a "
             "client in all rounds",
             trust,

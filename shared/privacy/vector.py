@@ -3,7 +3,9 @@
 The numbers are K·q projected gradients, the mean loss, the curvature and a 1. The norm of the whole
 vector is at most `SENSITIVITY`, which is what a client can change in a sum, present or absent: the
 sensitivity that the noise is made for. Of its square each of the last three numbers has 1/16, which
-makes the noise on projected gradients `GRADIENT_NOISE` = 1.11 times what it would be without them.
+makes the noise on projected gradients `gradient_noise` = 1.11 times what it would be without them.
+Where the clip is adaptive, a fourth such number, the indicator, is 1 for a client whose norm is
+within the clip and −1 for any other, and the noise is 1.15 times as much.
 
 Sums cannot wrap. A number of one vector is at most 2²⁴ in size, since the norm is, and there are at
 most 2²⁰ vectors in a sum (`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added to it as Python's
@@ -29,19 +31,17 @@ LOSS_LIMIT = 2.0
 CURVATURE_LIMIT = 64.0
 """The largest curvature that counts in a sum, either sign."""
 OTHERS = 3
-"""The numbers of a vector beside its projected gradients: loss, curvature, 1."""
+"""The numbers of a vector beside its projected gradients: loss, curvature, 1; an indicator is one
+more."""
 
 NOISED_LIMIT = 2**42
 """The largest size of a number of a vector to which a client has added noise."""
 
 _SHARE = SENSITIVITY // 4
-_GRADIENT_LIMIT = math.isqrt(SENSITIVITY**2 - OTHERS * _SHARE**2)
 _MOST = 2**62
 # Rounding of the norm of 2²⁰ numbers in float64 is below 2⁻³², so that a norm that float64 makes
 # this much smaller than the limit is within it.
 _MARGIN = 1 - 2.0**-30
-GRADIENT_NOISE = SENSITIVITY / _GRADIENT_LIMIT
-"""The noise on a projected gradient in units of clip · noise multiplier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +53,24 @@ class VectorSum:
         loss: sum of mean losses.
         curvature: sum of curvatures.
         count: number of vectors, as far as the noise lets it be known.
+        within: sum of the indicators; 0 without them.
     """
 
     gradients: NDArray[np.float64]
     loss: float
     curvature: float
     count: float
+    within: float = 0.0
 
 
 def encode_vector(
-    gradients: NDArray[np.float32], loss: float, curvature: float | None, clip: float
+    gradients: NDArray[np.float32],
+    loss: float,
+    curvature: float | None,
+    clip: float,
+    has_indicator: bool = False,
 ) -> NDArray[np.int32]:
-    """Return a client's vector, int32 [K · q + 3]; its norm is at most `SENSITIVITY`.
+    """Return a client's vector, int32 [K · q + 3 or 4]; its norm is at most `SENSITIVITY`.
 
     Numbers are rounded towards zero, so that rounding makes no norm larger.
 
@@ -73,23 +79,36 @@ def encode_vector(
         loss: mean loss, finite.
         curvature: mean curvature, finite; None if it was not measured, which counts as 0.
         clip: largest L2 norm of the projected gradients; longer ones are scaled down to it.
+        has_indicator: whether the vector says if the norm is within the clip.
     """
     exact = gradients.astype(np.float64).ravel()
     norm = float(np.linalg.norm(exact))
-    scale = _GRADIENT_LIMIT * _MARGIN / max(norm, clip)
-    others = (
+    scale = _gradient_limit(has_indicator) * _MARGIN / max(norm, clip)
+    others = [
         np.clip(loss / LOSS_LIMIT, -1, 1),
         np.clip((curvature or 0.0) / CURVATURE_LIMIT, -1, 1),
         1,
-    )
+    ]
+    if has_indicator:
+        others.append(1 if norm <= clip else -1)
     numbers = np.trunc(np.append(exact * scale, np.multiply(others, _SHARE)))
     vector: NDArray[np.int32] = numbers.astype(np.int32)
     return vector
 
 
-def numbers_of(scalars: int) -> int:
+def numbers_of(scalars: int, has_indicator: bool = False) -> int:
     """Return the number of numbers in a vector with so many projected gradients."""
-    return scalars + OTHERS
+    return scalars + OTHERS + has_indicator
+
+
+def gradient_noise(has_indicator: bool = False) -> float:
+    """Return the noise on a projected gradient in units of clip · noise multiplier."""
+    return SENSITIVITY / _gradient_limit(has_indicator)
+
+
+def _gradient_limit(has_indicator: bool) -> int:
+    """Return the largest norm of the projected gradients in a vector, in whole numbers."""
+    return math.isqrt(SENSITIVITY**2 - (OTHERS + has_indicator) * _SHARE**2)
 
 
 def add_noise(
@@ -121,20 +140,22 @@ def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
     return _limited(total, _MOST)
 
 
-def read_sum(total: NDArray[np.int64], clip: float) -> VectorSum:
+def read_sum(total: NDArray[np.int64], clip: float, has_indicator: bool = False) -> VectorSum:
     """Return a sum of vectors in the units of what was measured.
 
     Args:
-        total: noised sum, int64 [K · q + 3].
+        total: noised sum, int64 [K · q + 3 or 4].
         clip: largest norm of a client's projected gradients.
+        has_indicator: whether the vectors say if their norm is within the clip.
     """
-    numbers = total.astype(np.float64)
-    loss, curvature, count = (numbers[-OTHERS:] / _SHARE).tolist()
+    numbers, others = total.astype(np.float64), OTHERS + has_indicator
+    loss, curvature, count, *within = (numbers[-others:] / _SHARE).tolist()
     return VectorSum(
-        numbers[:-OTHERS] * (clip / _GRADIENT_LIMIT),
+        numbers[:-others] * (clip / _gradient_limit(has_indicator)),
         loss * LOSS_LIMIT,
         curvature * CURVATURE_LIMIT,
         count,
+        *within,
     )
 
 

@@ -1,5 +1,4 @@
 import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,9 @@ from write import (
     SEEDS,
     SEGMENT,
     SNAPSHOT,
+    fields_of,
     frames,
+    frames_of_adaptive_clip,
     frames_of_local_privacy,
     frames_of_privacy,
     later_frames,
@@ -62,18 +63,19 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
 
 def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
-    cases |= golden("frames-3.json") | golden("frames-4.json")
+    cases |= golden("frames-3.json") | golden("frames-4.json") | golden("frames-5.json")
     return cases
 
 
 ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
+ALL_FRAMES |= frames_of_adaptive_clip()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)
 def test_every_frame_in_the_file_is_read_to_its_fields(name: str) -> None:
     case = golden_frames()[name]
     decoded = type(ALL_FRAMES[name]).decode(bytes.fromhex(case["frame"]))
-    assert plain(asdict(decoded)) == case["fields"]
+    assert plain(fields_of(decoded)) == case["fields"]
 
 
 def test_every_kind_of_frame_is_in_the_file() -> None:

@@ -272,9 +272,32 @@ def frames_of_local_privacy() -> dict[str, Any]:
     return {"noised_vector_report": report}
 
 
+def frames_of_adaptive_clip() -> dict[str, Any]:
+    """The form of an instruction that came with the adaptive clip, and a report on it."""
+    plain_train = frames()["train"]
+    asked = replace(plain_train, joint_clip=1.75)
+    forward = replace(asked, differences="forward", curvature_every=3)
+    gradients = np.array([[3.0, -4.0, 0.5], [0.25, 0.0, -1.0]], np.float32)
+    report = Report(bytes(range(8)), 4, 120, 0.6875, gradients, curvature=-2.5)
+    return {
+        "train_with_joint_clip": asked,
+        "train_with_joint_clip_and_forward_differences": forward,
+        "vector_report_with_indicator": VectorReport.of(report, 2.0, has_indicator=True),
+    }
+
+
+def fields_of(frame: Any) -> dict[str, Any]:
+    """Return the fields of a frame that the version which it came with knew."""
+    fields = asdict(frame)
+    if not fields.get("joint_clip"):
+        fields.pop("joint_clip", None)
+    return fields
+
+
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames.items()
+        name: {"frame": frame.encode(), "fields": fields_of(frame)}
+        for name, frame in frames.items()
     }
 
 
@@ -365,6 +388,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-2.json": lambda: as_json(made_frames(later_frames())),
     "frames-3.json": lambda: as_json(made_frames(frames_of_privacy())),
     "frames-4.json": lambda: as_json(made_frames(frames_of_local_privacy())),
+    "frames-5.json": lambda: as_json(made_frames(frames_of_adaptive_clip())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

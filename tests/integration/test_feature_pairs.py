@@ -84,6 +84,7 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
         if combination["privacy"] == "measured":
             own["privacy.evaluation"] = "exact"
+        own["privacy.adaptive-clip"] = combination["joint clip"] == "adaptive"
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
         if combination["task"] == "listed choice":

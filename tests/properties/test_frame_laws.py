@@ -68,6 +68,8 @@ def trains(draw: st.DrawFn) -> TrainInstruction:
         *(draw(HASH), draw(HASH)),
         *pool,
         draw(U16),
+        draw(st.sampled_from(("central", "forward"))),
+        draw(NUMBER),
     )
 
 

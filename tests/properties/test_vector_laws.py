@@ -9,12 +9,14 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from shared.privacy.vector import (
     CURVATURE_LIMIT,
-    GRADIENT_NOISE,
     LOSS_LIMIT,
     MAX_VECTORS,
+    NOISED_LIMIT,
     OTHERS,
     SENSITIVITY,
+    add_noise,
     encode_vector,
+    gradient_noise,
     is_within_sensitivity,
     limit_sum,
     read_sum,
@@ -30,12 +32,12 @@ def exact_square(vector: np.ndarray) -> int:
     return sum(number * number for number in vector.tolist())
 
 
-@given(GRADIENTS, st.floats(-1e6, 1e6), CURVATURES, CLIPS)
+@given(GRADIENTS, st.floats(-1e6, 1e6), CURVATURES, CLIPS, st.booleans())
 def test_no_vector_is_longer_than_the_sensitivity(
-    gradients: np.ndarray, loss: float, curvature: float | None, clip: float
+    gradients: np.ndarray, loss: float, curvature: float | None, clip: float, has_indicator: bool
 ) -> None:
-    vector = encode_vector(gradients, loss, curvature, clip)
-    assert vector.shape == (gradients.size + OTHERS,)
+    vector = encode_vector(gradients, loss, curvature, clip, has_indicator)
+    assert vector.shape == (gradients.size + OTHERS + has_indicator,)
     assert exact_square(vector) <= SENSITIVITY**2
     assert is_within_sensitivity(vector)
 
@@ -87,4 +89,34 @@ def test_longer_gradients_keep_their_direction() -> None:
     gradients = np.array([[3.0, 4.0]], np.float32)
     total = read_sum(limit_sum(encode_vector(gradients, 0.0, None, 1.0).astype(object)), 1.0)
     np.testing.assert_allclose(total.gradients, [0.6, 0.8], rtol=1e-6)
-    assert 1.1 < GRADIENT_NOISE < 1.11
+    assert 1.1 < gradient_noise() < 1.11 < 1.15 < gradient_noise(has_indicator=True) < 1.16
+
+
+def test_an_indicator_says_who_is_within_the_clip() -> None:
+    """Also of a norm that is the clip itself."""
+    rows = ([3.0, 4.0], [0.3, 0.4], [30.0, 40.0])
+    vectors = [
+        encode_vector(np.array([row], np.float32), 0.5, 2.0, 5.0, has_indicator=True)
+        for row in rows
+    ]
+    total = read_sum(np.sum(vectors, axis=0, dtype=np.int64), 5.0, has_indicator=True)
+    assert (total.count, total.within) == (3, 1)
+    np.testing.assert_allclose(total.gradients, [6.3, 8.4], rtol=1e-5)
+    assert math.isclose(total.loss, 1.5, abs_tol=1e-5)
+    assert math.isclose(total.curvature, 6.0, abs_tol=1e-3)
+
+
+@given(
+    arrays(np.int32, 5, elements=st.integers(-SENSITIVITY, SENSITIVITY)),
+    st.integers(-(2**70), 2**70),
+)
+def test_noised_sums_cannot_wrap(vector: np.ndarray, noise: int) -> None:
+    def known(count: int, sigma: int) -> np.ndarray:
+        return np.array([noise] * count, object)
+
+    noised = add_noise(vector, 1, known)
+    assert noised.dtype == np.int64
+    assert all(abs(number) <= NOISED_LIMIT for number in noised.tolist())
+    exact = [max(-NOISED_LIMIT, min(NOISED_LIMIT, one + noise)) for one in vector.tolist()]
+    assert noised.tolist() == exact
+    assert MAX_VECTORS * NOISED_LIMIT <= 2**62

@@ -56,6 +56,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
     if combination.get("privacy") == "measured":
         own["privacy.evaluation"] = "exact"
+    if combination.get("joint clip") == "adaptive":
+        own["privacy.adaptive-clip"] = True
     if combination.get("scalar limit") == "set":
         own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":

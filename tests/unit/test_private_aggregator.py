@@ -1,5 +1,6 @@
 """The private aggregator: everything follows from a noised sum that is on the disk first."""
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.frames.vector_report import VectorReport
 from shared.privacy.accountant import epsilon_of, rho_of
+from shared.privacy.adaptive_clip import next_clip
 from shared.privacy.vector import SENSITIVITY
 
 ASKED = instruction_with(
@@ -210,3 +212,63 @@ def test_a_damaged_file_of_releases_is_no_fresh_budget(tmp_path: Path, line: byt
     (tmp_path / RELEASES_FILE).write_bytes(line)
     with pytest.raises(LedgerError, match=r"releases\.jsonl:1: damaged"):
         aggregator(tmp_path)
+
+
+def adaptive(folder: Path, **privacy: Any) -> PrivateAggregator:
+    return aggregator(folder, adaptive_clip=True, **privacy)
+
+
+def asked_with(made: PrivateAggregator, number: int) -> TrainInstruction:
+    return replace(ASKED, round=number, joint_clip=made.joint_clip(number))
+
+
+def indicated(asked: TrainInstruction, *norms: float) -> ValidatedReplies[VectorReport]:
+    token = token_of(asked.encode())
+    answers = {}
+    for client, norm in enumerate(norms):
+        gradients = np.array([[norm, 0, 0], [0, 0, 0]], np.float32)
+        report = Report(token, client, 10, 0.5, gradients, curvature=4.0)
+        answers[client] = VectorReport.of(report, asked.joint_clip, has_indicator=True)
+    return ValidatedReplies[VectorReport](answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("norms", "factor"),
+    [
+        ((9.0, 9.0, 9.0, 9.0), math.exp(0.1)),  # none is within the clip
+        ((1.0, 1.0, 1.0, 1.0), math.exp(-0.1)),
+        ((1.0, 1.0, 9.0, 9.0), 1.0),
+    ],
+)
+def test_an_adaptive_clip_follows_the_median(
+    tmp_path: Path, norms: tuple[float, ...], factor: float
+) -> None:
+    made = adaptive(tmp_path)
+    first = asked_with(made, 1)
+    assert first.joint_clip == CLIP
+    done = made.aggregate(first, indicated(first, *norms), 1, 4)
+    assert done.privacy == {"epsilon": made.epsilon, "clip": CLIP}
+    assert made.joint_clip(2) == pytest.approx(CLIP * factor)
+    assert done.observation is not None
+    assert done.observation.mean_square == CLIP**2 / 6
+
+
+def test_a_continued_run_asks_with_the_same_clip(tmp_path: Path) -> None:
+    """As after a kill between a release and the ledger, and by a server that asks more clients."""
+    made = adaptive(tmp_path)
+    for number in (1, 2):
+        asked = asked_with(made, number)
+        made.aggregate(asked, indicated(asked, 9.0, 9.0), 1, 2)
+    again = adaptive(tmp_path)
+    assert asked_with(again, 2) == asked  # the release of round 2 does not count for round 2
+    assert again.joint_clip(3) == made.joint_clip(3) > asked.joint_clip
+    repeated = again.aggregate(asked, indicated(asked, 1.0), 1, 9)
+    assert repeated.privacy["epsilon"] == made.epsilon
+    assert again.joint_clip(3) == made.joint_clip(3)
+
+
+def test_no_noise_moves_the_clip_by_more_than_its_rate() -> None:
+    for within in (-1e9, 1e9):
+        assert abs(math.log(next_clip(1.0, within, 10.0))) == pytest.approx(0.1)
+    assert next_clip(1e6, -10.0, 10.0) == 1e6
+    assert next_clip(1e-6, 10.0, 10.0) == 1e-6

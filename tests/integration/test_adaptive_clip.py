@@ -1,0 +1,66 @@
+"""Runs with an adaptive clip, whole: it is in the instruction, and follows from what is on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Settings, config_of, grid_of
+
+from server.app import serve
+from server.rounds.releases import RELEASES_FILE, read_releases
+from shared.config import RunConfig
+from shared.ledger.ledger import Ledger
+from shared.ledger.reading import read_ledger
+from shared.result import RunResult
+from simulations.simulate import simulate
+
+PRIVATE = {
+    "privacy__clip": 1e-3,
+    "privacy__noise_multiplier": 0.1,
+    "privacy__adaptive_clip": True,
+    "seed_policy": "shared",
+    "aggregation__rule": "mean",
+    "method": "global",
+    "rounds": 3,
+}
+
+
+def private(settings: Settings, **changes: Any) -> RunConfig:
+    return config_of(settings, **(PRIVATE | changes))
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_the_clip_grows_until_clients_are_within_it(settings: Settings, mode: str) -> None:
+    result = RunResult.read(simulate(private(settings, privacy__mode=mode)))
+    clips = [event.clip for event in result.rounds]
+    assert clips == sorted(clips, key=lambda clip: clip or 0.0)
+    assert clips[0] == 1e-3
+    assert clips[2] is not None
+    assert 1e-3 < clips[2] <= 1e-3 * 1.23
+    assert [event.reports for event in result.rounds] == [3, 3, 3]
+
+
+def test_a_run_that_goes_on_asks_the_same(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = private(settings, privacy__mode="central")
+    plain = Ledger.append
+
+    def append(ledger: Ledger, delta: Any) -> int:
+        if delta.round == 2:
+            raise KeyboardInterrupt
+        return plain(ledger, delta)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            serve(config, grid_of(config))
+    file = Path(config.out) / RELEASES_FILE
+    before = [release.token for release in read_releases(file)]
+    folder = simulate(config)
+    after = read_releases(file)
+    assert [release.token for release in after][:2] == before
+    assert len(after) == 3
+    assert [record.delta.token for record in read_ledger(folder / "ledger")] == [
+        release.token for release in after
+    ]
