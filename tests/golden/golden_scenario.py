@@ -46,6 +46,14 @@ SIGNATURE = bytes.fromhex(
 MODEL_ID = bytes(range(32))
 
 
+def fields_of(frame: Any) -> dict[str, Any]:
+    """Return the fields of a frame that the version which it came with knew."""
+    fields = asdict(frame)
+    if not fields.get("joint_clip"):
+        fields.pop("joint_clip", None)
+    return fields
+
+
 def golden_scenario() -> SignedScenario:
     identity = json.dumps(SETTINGS, sort_keys=True).encode()
     return SignedScenario(OPERATOR, identity, FILES_IN_IT, SIGNATURE)
@@ -66,7 +74,7 @@ def made_scenario(layout_hash: bytes) -> dict[str, Any]:
         "run_id": run_id,
         "cluster_ids": clusters,
         "scalars": terms.scalars,
-        "round": {"frame": asked.encode(), "fields": asdict(asked)},
+        "round": {"frame": asked.encode(), "fields": fields_of(asked)},
         "clustering": terms.clustering_instruction(run_id, layout_hash, bytes(32)).encode(),
         "evaluated_rounds": {
             split.name.lower(): [n for n in range(40) if terms.is_evaluated(n, split)]

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_scenario import FILES_IN_IT, SETTINGS
+from golden_scenario import FILES_IN_IT, SETTINGS, fields_of
 from write import (
     ELEMENTS,
     FILES,
@@ -13,7 +13,6 @@ from write import (
     SEEDS,
     SEGMENT,
     SNAPSHOT,
-    fields_of,
     frames,
     frames_of_adaptive_clip,
     frames_of_local_privacy,

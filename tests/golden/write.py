@@ -8,7 +8,7 @@ Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits bey
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from golden_ledger import (
     made_private_fit,
     private_fit,
 )
-from golden_scenario import golden_scenario, made_scenario
+from golden_scenario import fields_of, golden_scenario, made_scenario
 
 from shared.basis import Basis, BasisOrigin
 from shared.directions import (
@@ -284,14 +284,6 @@ def frames_of_adaptive_clip() -> dict[str, Any]:
         "train_with_joint_clip_and_forward_differences": forward,
         "vector_report_with_indicator": VectorReport.of(report, 2.0, has_indicator=True),
     }
-
-
-def fields_of(frame: Any) -> dict[str, Any]:
-    """Return the fields of a frame that the version which it came with knew."""
-    fields = asdict(frame)
-    if not fields.get("joint_clip"):
-        fields.pop("joint_clip", None)
-    return fields
 
 
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:

@@ -394,6 +394,7 @@ def test_token_changes_with_every_field_of_the_instruction() -> None:
         {"learning_rate": 0.2}, {"clip": 1.0}, {"deadline": 1.0}, {"run_id": bytes(8)},
         {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {"curvature_every": 1},
         {"differences": "forward"}, {"differences": "forward", "curvature_every": 1}, {},
+        {"joint_clip": 1.0}, {"joint_clip": 2.0}, {"joint_clip": 1.0, "differences": "forward"},
     ]  # fmt: skip
     pool: dict[str, Any] = {"seed_policy": SeedPolicy.POOL}
     changes += [pool, pool | {"pool_root": 1}, pool | {"pool_size": 7}]
