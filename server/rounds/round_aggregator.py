@@ -51,7 +51,7 @@ class AggregatedRound:
 
     @property
     def privacy(self) -> dict[str, float]:
-        """What the round's event says of differential privacy; empty without it."""
+        """The fields of the round's event about differential privacy; empty without it."""
         spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
         return spent | ({"clip": self.clip} if self.clip else {})
 

@@ -22,7 +22,7 @@ TRUST: dict[str, str] = {
     "distributed": "every client adds a share of the noise, and only the sum has enough of it: "
     "without secure aggregation the server sees single reports, and is trusted to forget them",
 }
-"""By mode, who adds noise and who must be trusted, as a sentence."""
+"""Sentences on who adds noise and who must be trusted, by mode."""
 MOST_CLIENT_NOISE = 2.0**15
 """The largest noise multiplier of a client's own noise, which the range of its numbers allows."""
 _SURE = 9.0
@@ -31,7 +31,7 @@ _SURE = 9.0
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Who adds which noise in a round, and what the round costs a client.
+    """The noise of a round, who adds it, and what the round costs a client.
 
     Attributes:
         mode: who adds noise.

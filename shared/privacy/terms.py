@@ -24,7 +24,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """What hides a client's reports in a run, and what they cost it.
+    """The noise that hides a client's reports in a run, and what they cost it.
 
     Attributes:
         mechanism: who adds which noise.
