@@ -80,8 +80,9 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "personal.learning-rate": 0.1,
             "data.scalar-limit": 10.0 if combination["scalar limit"] == "set" else 0.0,
         }
-        if combination["privacy"] != "none":
-            own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
+        if (mode := combination["privacy"]) != "none":
+            own["privacy.mode"] = "central" if mode == "measured" else mode
+            own |= {"privacy.epsilon": 2.0, "privacy.honest-share": 0.5}
         if combination["privacy"] == "measured":
             own["privacy.evaluation"] = "exact"
         own["privacy.adaptive-clip"] = combination["joint clip"] == "adaptive"
@@ -115,7 +116,7 @@ def test_supported_pairs_run(
 ) -> None:
     result = run(combination)
     assert result.config["method"] == combination["method"]
-    if combination["privacy"] == "central":
+    if combination["privacy"] not in ("none", "measured"):
         assert not result.evaluations
         assert not any(event.refused for event in result.rounds)
         return
@@ -127,5 +128,5 @@ def test_supported_pairs_run(
 def test_all_values_of_this_process_are_covered() -> None:
     chosen = covering()
     dimensions = ("method", "seed-policy", "cohorts", "late reports", "label bias", "gradients")
-    for name in (*dimensions, "basis", "privacy"):
+    for name in (*dimensions, "basis", "privacy", "joint clip"):
         assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

@@ -52,8 +52,9 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["aggregation.rule"] = "median"
     if combination.get("aggregation") == "mean":
         own["aggregation.rule"] = "mean"
-    if combination.get("privacy", "none") != "none":
-        own |= {"privacy.mode": "central", "privacy.epsilon": 2.0}
+    if (mode := combination.get("privacy", "none")) != "none":
+        own |= {"privacy.mode": "central" if mode == "measured" else mode, "privacy.epsilon": 2.0}
+        own["privacy.honest-share"] = 0.5
     if combination.get("privacy") == "measured":
         own["privacy.evaluation"] = "exact"
     if combination.get("joint clip") == "adaptive":
