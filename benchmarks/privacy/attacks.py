@@ -60,7 +60,7 @@ from benchmarks.privacy.texts import read_inner_texts, read_texts
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.frames.report import Report
-from shared.privacy.vector import GRADIENT_NOISE, OTHERS, encode_vector
+from shared.privacy.vector import OTHERS, encode_vector, gradient_noise
 
 CANDIDATES = 1000
 LEFT = 2.1
@@ -181,7 +181,7 @@ def look(
         for own in by_round
     ]
     unit = kept * stage.clients
-    return Seen(np.concatenate(sums) / unit, (GRADIENT_NOISE * multiplier * clip / unit) ** 2)
+    return Seen(np.concatenate(sums) / unit, (gradient_noise() * multiplier * clip / unit) ** 2)
 
 
 def vector_of(report: Report, clip: float) -> NDArray[np.int32]:

@@ -36,11 +36,10 @@ from benchmarks.privacy.federation import (
     still_instruction,
     vector_reports,
 )
-from server.rounds.private_aggregator import Noise
 from server.rounds.releases import RELEASES_FILE, read_releases
 from shared.frames.instructions import token_of
 from shared.frames.report import Report
-from shared.privacy.discrete_gaussian import sample_noise
+from shared.privacy.discrete_gaussian import Noise, sample_noise
 
 ROUNDS, QUERIES, CANARIES = 10, 256, 2048
 GUESSED = 0.2
