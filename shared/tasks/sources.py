@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -119,7 +120,8 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         datasets.config.HF_HUB_OFFLINE or Path(name).is_dir() or not _hub_answers()
     )
     try:
-        data_set = datasets.load_dataset(repository, configuration or None)
+        with _without_bars(datasets) if Path(name).is_dir() else nullcontext():
+            data_set = datasets.load_dataset(repository, configuration or None)
     # Anything may come out of the network, the cache and the data set's own files.
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
@@ -141,6 +143,19 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         if key:
             splits[split] = (key, data_set[key])
     return splits
+
+
+@contextmanager
+def _without_bars(datasets: Any) -> Iterator[None]:
+    """Have the library draw no progress bars for a while; it draws some for every folder."""
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
 
 
 def _hub_answers() -> bool:

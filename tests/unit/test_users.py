@@ -51,7 +51,9 @@ def test_csv(tmp_path: Path) -> None:
     assert users_of(str(path), "rater") == {"eve": 1, "ada": 1}
 
 
-def test_a_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_parquet_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set" / "data").mkdir(parents=True)
@@ -59,6 +61,9 @@ def test_a_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
     pandas.DataFrame(rows).to_parquet(file)
     assert users_of(str(tmp_path / "set"), "annotator_id") == {"5": 6, "7": 4}
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == "", "the library's own progress"
+    assert not datasets.are_progress_bars_disabled()
 
 
 def test_a_folder_of_a_file_per_user_needs_no_column(tmp_path: Path) -> None:
