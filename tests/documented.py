@@ -17,6 +17,12 @@ FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTAL
 INDENTED = re.compile(r"(?:^(?: {4}|\t).*\n?)+", re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`(samara [^`]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+PYTHON_RUN = {
+    "README.md": "tests/e2e/test_documented_runs.py",
+    "docs/reference/python.md": "tests/e2e/test_documented_runs.py",
+    "docs/concepts/mezo.md": "tests/integration/test_documented_loop.py",
+}
+"""The pages whose Python is run as it is written, and by which test."""
 SHELLS = {"sh", "bash", "console"}
 PARTS = {";", "&", "&&", "|", "||", "(", ")", "do", "done", "then", "fi"}
 OMITTED = {"…", "..."}

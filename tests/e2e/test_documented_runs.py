@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documented import FENCED, PAGES, Command, commands
+from documented import FENCED, PAGES, PYTHON_RUN, Command, commands
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import samara.command
@@ -158,7 +158,7 @@ def test_commands_of_a_page_run_as_they_are_written(
         assert "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reference/python.md"])
+@pytest.mark.parametrize("page", [page for page, test in PYTHON_RUN.items() if test in __file__])
 def test_python_of_a_page_runs_as_it_is_written(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

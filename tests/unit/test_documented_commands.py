@@ -1,12 +1,13 @@
 """The commands that documents show are commands of `samara`: names, options, values, settings."""
 
 import re
+import re
 import sys
 from pathlib import Path
 
 import click
 import pytest
-from documented import PAGES, Command, command_lines, commands, samara_words
+from documented import PAGES, PYTHON_RUN, Command, command_lines, commands, samara_words
 
 from client.tuning.settings import TuneSettings
 from shared.config import RunConfig
@@ -52,6 +53,14 @@ def mistake(command: Command) -> str:
 def test_documented_commands_are_commands(page: Path) -> None:
     wrong = [f"{command}: {why}" for command in commands(page) if (why := mistake(command))]
     assert wrong == []
+
+
+def test_the_python_of_every_page_is_run_by_a_test() -> None:
+    block = re.compile(r"^ *```(py|python|pycon)\b", re.MULTILINE)
+    having = {page for page in PAGES if block.search(page.read_text(encoding="utf-8"))}
+    assert {page.relative_to(ROOT).as_posix() for page in having} == set(PYTHON_RUN)
+    for page, test in PYTHON_RUN.items():
+        assert any(name in (ROOT / test).read_text() for name in (page, "PYTHON_RUN"))
 
 
 def test_commands_are_found_at_all() -> None:

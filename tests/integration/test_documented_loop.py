@@ -1,0 +1,80 @@
+"""The loop of docs/concepts/mezo.md, run as it is written, and what it leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from documented import FENCED, ROOT
+from numpy.typing import NDArray
+
+from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
+from client.estimators.prge import run_estimator
+from client.forward.body import PerturbedBody
+from client.forward.grouping import Schedule
+from client.forward.resident import ResidentForward
+from client.spaces.full import FullSpace
+from client.tuning.descent import SGD
+from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from shared.label_scores import cross_entropy
+from shared.model.loading import load_base_model
+from shared.model.scorers import scorer_for
+from shared.replay_numba import NumbaBackend
+from shared.tasks.kinds import ClassificationTask
+
+PAGE = "docs/concepts/mezo.md"
+STEPS = 3
+TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")
+
+
+def batches(step: int, queries: int) -> NDArray[np.int64]:
+    """Return the examples of each query of a step."""
+    return np.random.default_rng(step).integers(0, len(TEXTS), (queries, 2))
+
+
+def test_the_loop_of_the_page_trains_and_its_trajectory_rebuilds_the_model(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, file, rule = str(model_folder("causal")), tmp_path / "trajectory.bin", SGD()
+    base = load_base_model(folder)
+    task = ClassificationTask.model_validate(
+        {
+            "name": "test",
+            "text": "{text}",
+            "question": " it was {word} .",
+            "words": ["terrible", "great"],
+            "labels": [0, 1],
+        }
+    )
+    with torch.inference_mode():
+        scorer = scorer_for(base, task, 40, PerturbedBody(base, 0))
+    names = {
+        **{each.__name__: each for each in (FullSpace, ResidentForward, PerturbedBody)},
+        **{each.__name__: each for each in (make_header, TrajectoryWriter, run_estimator)},
+        **{each.__name__: each for each in (mezo_estimator, queries_at, learning_rate_at)},
+        **{each.__name__: each for each in (cross_entropy, batches)},
+        "base": base,
+        "backend": NumbaBackend(1),
+        "scorer": scorer,
+        "rule": rule,
+        "root": 5,
+        "epsilon": 1e-3,
+        "settings_hash": bytes(32),
+        "file": file,
+        "prompts": [scorer.prompt(text) for text in TEXTS],
+        "labels": np.array([1, 0, 0, 1]),
+        "schedule": Schedule("both", 4),
+        "steps": STEPS,
+        "most": 2,
+        "first": 1e-3,
+    }
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    (block,) = [match[3] for match in FENCED.finditer(text) if match[2] == "python"]
+    exec(compile(block, PAGE, "exec"), names)
+    names["writer"].close()
+    trajectory = read_trajectory(file)
+    assert len(trajectory.records) == STEPS
+    again = FullSpace(load_base_model(folder), NumbaBackend(1))
+    start = again.digest()
+    trajectory.rebuild(again, rule, base.model_id)
+    assert again.digest() == names["space"].digest() != start
