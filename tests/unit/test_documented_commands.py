@@ -1,7 +1,6 @@
 """The commands that documents show are commands of `samara`: names, options, values, settings."""
 
 import re
-import re
 import sys
 from pathlib import Path
 
