@@ -17,7 +17,7 @@ BASE = "SamaraError"
 VARIES = "…"
 CHECKED = ("shared/config.py", "shared/fleet_settings.py", "shared/sections.py", "shared/tasks/")
 """Files whose ValueErrors become part of an error of Samara."""
-OTHERS = {"Exclusion": 1, "PydanticCustomError": 1}
+OTHERS = {"Exclusion": 1, "PydanticCustomError": 1, "CertificateProblem": 0}
 """Calls that hold a message, and in which argument."""
 CHECK = "CheckResult"
 PLACEHOLDER = re.compile(r"\{\w+\}")

@@ -69,12 +69,15 @@ def build_bundle() -> bytes:
     return data
 
 
-def make_certificate(folder: Path) -> Path:
-    """Make a self-signed certificate for 127.0.0.1, with its key in the same file."""
+def make_certificate(folder: Path, days_ahead: int = 0) -> Path:
+    """Make a self-signed certificate for 127.0.0.1, with its key in the same file.
+
+    It is valid from a day before until a day after the time that is so many days ahead.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    now, day = datetime.now(UTC), timedelta(days=1)
+    now, day = datetime.now(UTC) + timedelta(days=days_ahead), timedelta(days=1)
     signed = (
         x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
         .add_extension(alternative, critical=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from client.protocol.scenario_folder import ScenarioFolder
+from devices.live.certificate_errors import explain_certificate_error
 from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
@@ -158,9 +159,11 @@ def _request(
         response = connection.getresponse()
         answer = response.read(MAX_WELCOME_BYTES + 1)
     except ssl.SSLCertVerificationError as error:
+        usual = "check the address, or ask for another invitation"
+        finding, remedy = explain_certificate_error(error, usual)
         raise InvitationError(
-            f"{host} is not verified by the authority of the invitation: {error.verify_message}; "
-            "nothing was sent to it. Check the address, or ask for another invitation"
+            f"{host} is not verified by the authority of the invitation: {finding}; nothing was "
+            f"sent to it: {remedy}"
         ) from error
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise InvitationError(

@@ -22,6 +22,7 @@ from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.hardware.run_step import examples_in_pass
 from devices.live.board_checks import check_board, name_missing_kernels
+from devices.live.certificate_errors import explain_certificate_error
 from devices.live.check_result import CheckResult, Outcome
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.settings import ClientSettings
@@ -223,8 +224,8 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
     try:
         skew = _measure_clock_skew(host, port, context)
     except ssl.SSLCertVerificationError as error:
-        finding = f"its certificate is not accepted: {error.verify_message}"
-        remedy = "give the server's CA with --certs FILE, and the host name it is made for"
+        usual = "give the server's CA with --certs FILE, and the host name it is made for"
+        finding, remedy = explain_certificate_error(error, usual)
         return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
     except ssl.SSLError:
         finding, remedy = "it does not speak TLS", "start the server with TLS, or use --insecure"

@@ -13,6 +13,7 @@ import threading
 import httpx
 import uvicorn
 
+from devices.live.certificate_errors import certificate_error_in, explain_certificate_error
 from devices.live.processes import exit_with_parent, status_of_rejection
 from shared.rejection import HEADER, rejection_in
 
@@ -61,7 +62,7 @@ def watch_requests(reachability: Reachability) -> None:
         try:
             response = handle(transport, request)
         except httpx.TransportError as error:
-            reachability.note(address, str(error) or type(error).__name__)
+            reachability.note(address, _describe(error))
             raise
         if (code := rejection_in(response.headers.get(HEADER))) is not None:
             os._exit(status_of_rejection(code))
@@ -70,6 +71,13 @@ def watch_requests(reachability: Reachability) -> None:
         return response
 
     httpx.HTTPTransport.handle_request = watched  # type: ignore[assignment, method-assign]
+
+
+def _describe(error: httpx.TransportError) -> str:
+    """Return why a request was not answered."""
+    if refused := certificate_error_in(error):
+        return "; ".join(filter(None, explain_certificate_error(refused, "")))
+    return str(error) or type(error).__name__
 
 
 def silence_foreign_lines() -> None:

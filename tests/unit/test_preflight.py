@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from federations import config_of
 from live import make_certificate
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
-from devices.live import preflight
+from devices.live import join, preflight
 from devices.live.check_result import CheckResult, Outcome
 from devices.live.client_folder import check_name
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
@@ -33,10 +34,11 @@ from devices.live.settings import (
     resolve_device,
     resolve_device_settings,
 )
+from devices.live.supernode import Reachability, watch_requests
 from samara.command import app
 from shared.addresses import parse_address
 from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError, SamaraError
+from shared.errors import ConfigError, DeviceError, InvitationError, SamaraError
 from shared.sections import ModelSettings
 
 GIB = 2**30
@@ -103,6 +105,31 @@ def test_a_stranger_s_certificate_is_refused(certificate: Path) -> None:
     assert (check.outcome, skew) == (Outcome.FAIL, None)
     assert "certificate is not accepted" in check.finding
     assert "--certs" in check.remedy
+
+
+@pytest.mark.parametrize(("days", "words"), [(365, "not valid yet"), (-365, "no longer valid")])
+def test_a_clock_that_is_a_year_off_is_named_and_how_to_set_it(
+    days: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    certificate = make_certificate(tmp_path, days)
+    named = f"its certificate is {words} by this machine's clock, which says 2"
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", httpx.HTTPTransport.handle_request)
+    with server(certificate) as port:
+        check, skew = check_superlink(reaching(port, certificate))
+        context = ssl.create_default_context(cafile=certificate)
+        with pytest.raises(InvitationError, match=f"{named}.*set the clock by a time server"):
+            join._request("127.0.0.1", port, context, "GET", "/")
+        watch_requests(Reachability())
+        with httpx.Client(verify=context) as client, pytest.raises(httpx.ConnectError):
+            client.get(f"https://127.0.0.1:{port}/")
+    assert (check.outcome, skew) == (Outcome.FAIL, None)
+    assert check.finding.startswith(named)
+    assert check.remedy.startswith("set the clock by a time server, `timedatectl set-ntp true`")
+    assert f"127.0.0.1:{port} does not answer: {named}" in caplog.text
 
 
 def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
