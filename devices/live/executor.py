@@ -73,7 +73,7 @@ class Executor:
                             AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
                         )
                         if offer.HasField("task") and offer.token:
-                            with _task_connection(current, offer.token) as task:
+                            with _task_connection(current, offer.token, stop) as task:
                                 self._answer(task)
                         else:
                             stop.wait(_POLL_SECONDS)
@@ -117,10 +117,24 @@ class Executor:
 
 
 @contextmanager
-def _task_connection(address: str, token: str) -> Iterator[RuntimeHttpClient]:
-    """Open a connection for one task and send heartbeats to its SuperNode until the block ends."""
+def _task_connection(address: str, token: str, stop: Event) -> Iterator[RuntimeHttpClient]:
+    """Open a connection for one task and send heartbeats to its SuperNode until the block ends.
+
+    What the SuperNode does not answer is tried again for a while, without Flower's lines, and not
+    after the stop event, so that this process ends at once.
+    """
     retry = make_simple_http_retry_invoker()
     retry.max_time = _RETRY_SECONDS
+    retry.on_backoff = retry.on_giveup = None
+    is_vain = retry.should_giveup
+
+    def wait(seconds: float) -> None:
+        stop.wait(seconds)
+
+    def should_give_up(error: Exception) -> bool:
+        return stop.is_set() or (is_vain is not None and is_vain(error))
+
+    retry.wait_function, retry.should_giveup = wait, should_give_up
     interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
         RuntimeTokenHttpInterceptor(token),

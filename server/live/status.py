@@ -117,7 +117,9 @@ def read_status(run: Path) -> RunStatus:
 def _describe_wait(run: Path) -> str:
     """Return what a run without a ledger waits for: the last line that its server has logged."""
     lines = [line.get("message", "") for line in EventFollower(run / LOG_FILE).read_new()]
-    said = f"; its server's last line: {lines[-1]}" if lines else "; no server has been started yet"
+    said = (
+        f"; its server's last line: {lines[-1]}" if lines else "; its server has logged nothing yet"
+    )
     return f"the run begins when enough clients have introduced themselves{said}"
 
 

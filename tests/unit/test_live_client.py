@@ -3,18 +3,21 @@
 import hashlib
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from live import attempts
+from live import attempts, free_port
 
 from client.protocol.resident_trainer import _read_server_config
 from devices.live import executor
@@ -32,7 +35,7 @@ from devices.live.processes import (
 from shared.client_index import MAX_CLIENT, client_index_of_key
 from shared.config import RunConfig
 from shared.errors import CodeError, DeviceError, FrameError, RejectedError
-from shared.flower_compat import Fab
+from shared.flower_compat import Fab, SendTaskHeartbeatRequest
 from shared.rejection import RejectionCode, describe_rejection, rejection_in
 from shared.wire import FRAME_VERSION, Kind, kind_of, pack
 
@@ -213,6 +216,29 @@ def test_other_statuses_are_no_rejections() -> None:
     assert [describe_exit(status) for status in (1, 3, 40, 47, 77)] == [""] * 5
     assert [rejection_in(text) for text in (None, "", "x", "0", "7", "²")] == [None] * 6
     assert rejection_in("2") is RejectionCode.REVOKED
+
+
+def test_a_task_of_a_supernode_that_has_ended_is_given_up_when_the_client_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    stop, errors = threading.Event(), list[Exception]()
+
+    def ask() -> None:
+        try:
+            with executor._task_connection(f"127.0.0.1:{free_port()}", "token", stop) as task:
+                task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    stop.set()
+    asking.join(60)
+    assert not asking.is_alive()
+    assert [type(error) for error in errors] == [httpx.ConnectError]
+    assert [record.getMessage() for record in caplog.records if record.name == "flwr"] == []
 
 
 def test_a_process_that_does_not_listen_is_killed(

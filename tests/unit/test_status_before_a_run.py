@@ -41,9 +41,9 @@ def test_a_run_that_waits_shows_its_clients_and_what_it_waits_for(
         assert words in shown
 
 
-def test_keys_without_a_server_are_a_run_that_waits_for_it(tmp_path: Path) -> None:
+def test_keys_without_a_log_are_a_run_that_waits(tmp_path: Path) -> None:
     ClientKeys(tmp_path / KEYS_FOLDER).create("kitchen")
-    assert read_status(tmp_path).waits_for.endswith("no server has been started yet")
+    assert read_status(tmp_path).waits_for.endswith("its server has logged nothing yet")
 
 
 def test_a_folder_of_something_else_holds_no_run(tmp_path: Path) -> None:
