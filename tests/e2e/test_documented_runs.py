@@ -9,11 +9,12 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from documented import FENCED, PAGES, PYTHON_RUN, Command, commands
+from documented import FENCED, PAGES, PYTHON_RUN, Command, blocks, command_lines, commands
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import samara.command
@@ -71,7 +72,7 @@ ELSEWHERE = {
 PAGES_ELSEWHERE = {
     "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
     "docs/guides/phone.md": "phones and their gateway: tests/e2e/test_phone_run.py",
-    "docs/guides/personal.md": "a sweep and its table: tests/unit/test_sweep.py",
+    "docs/guides/personal.md": "a sweep, its table, their comparison: a test of its own, below",
 }
 SMALLER = {"demo": ("simulate", "demo.toml")}
 """Commands that have no settings to make them small, and what stands for them."""
@@ -180,6 +181,26 @@ def test_python_of_a_page_runs_as_it_is_written(
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), names)
+
+
+def test_a_sweep_its_table_and_their_comparison_run_as_they_are_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/guides/personal.md").read_text(encoding="utf-8")
+    (plan,) = [match[3] for match in FENCED.finditer(text) if match[2] == "toml"]
+    (folder / "SWEEP.toml").write_text(re.sub(r"(trials|rungs) = \d+", r"\1 = 1", plan))
+    (folder / "demo.toml").rename(folder / "SCENARIO")
+    (block,) = [each for each in blocks(text) if "--sweep" in each]
+    lines = list(command_lines(block))
+    assert [words[0] for words in lines] == ["samara", "python", "samara"]
+    for words in lines:
+        if words[0] == "samara":
+            named = [sorted(map(str, Path().glob(word))) or [word] for word in words[1:]]
+            assert run(tuple(chain.from_iterable(named)), monkeypatch) == 0
+        else:
+            monkeypatch.setattr(sys, "argv", words[2:])
+            runpy.run_module(words[2], run_name="__main__")
+    assert len(list(Path("runs/table").iterdir())) >= 4 * 3
 
 
 def test_every_command_is_run_or_there_is_a_reason() -> None:
