@@ -71,7 +71,7 @@ class OffloadSettings(Section):
         "order of transfers and host updates: `layer-wise`, `zero` (Zero-Offload's own), or "
         "`none`, without overlap. `auto` is the method's own, and `none` where the CPU computes",
         read_by=("zero-offload", "lsp"),
-        page="guides/lsp.md#the-schedule",
+        page="concepts/offloading.md#the-schedule",
         identity=False,
     )
     checkpointing: Literal["auto", "on", "off"] = setting(
@@ -85,7 +85,7 @@ class OffloadSettings(Section):
         0,
         "bytes of an emulated accelerator's memory; 0 is no limit",
         read_by=_FIRST_ORDER,
-        page="guides/lsp.md#an-accelerator-that-need-not-be-there",
+        page="concepts/offloading.md#an-accelerator-that-need-not-be-there",
         identity=False,
         ge=0,
     )
