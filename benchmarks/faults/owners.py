@@ -163,14 +163,15 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
         live.wait_for_report(MOVING, 900)
         askers[MOVED] = Asking(live.home(MOVED))
         askers[MOVED].start()
+        live.wait_for_round(scene.rounds, 1800)
+        for asker in askers.values():  # a client ends with its run
+            asker.stop()
         live.wait(lambda: live.server is None or live.server.poll() is not None, "the end", 1800)
         assert live.server is not None
         assert live.server.returncode == 0, live.said()[-2000:]
-        for asker in askers.values():
-            asker.stop()
         rounds = live.check()
         for name in live.names:
-            assert live.clients[name].poll() is None, f"{name} has ended: {live.said(name)}"
+            assert live.clients[name].wait(60) == 0, f"{name}: {live.said(name)}"
     result = RunResult.read(live.run)
     repeated = {
         name: repeat_private_rounds(live.run, live.home(name), rows, folder / f"again-{name}")
