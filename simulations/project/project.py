@@ -234,6 +234,11 @@ def _labels(
         return (), ()
     if roles.kind != "classification":
         return (), ()
+    if len(values) == 1:
+        raise DataError(
+            f"{roles.label} is {values[0]!r} in all rows, so there is nothing to learn; add "
+            "rows with other labels, or give another --label"
+        )
     if not 1 < len(values) <= MOST_LABELS:
         raise DataError(
             f"{roles.label} has {len(values):,} different values, and a classification needs 2 to "

@@ -186,6 +186,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_of_one_label_are_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "one.csv"
+    file.write_text("text,label\n" + "".join(f"a day {i},good\n" for i in range(30)))
+    status, _, errors = run("new", tmp_path / "mine", "--data", file)
+    assert (status, "label is 'good' in all rows" in errors) == (1, True)
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_simulate_alone_explains_itself(run: Run) -> None:
     status, printed, errors = run("simulate")
     assert status == 1
