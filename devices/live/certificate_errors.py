@@ -10,7 +10,7 @@ _SET_CLOCK = "set the clock by a time server, `timedatectl set-ntp true`"
 
 
 class CertificateProblem(NamedTuple):
-    """What is wrong with a certificate, and the remedy."""
+    """A finding about a certificate that is not accepted, and its remedy."""
 
     finding: str
     remedy: str
