@@ -17,7 +17,7 @@ help:
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"
-	@echo "make test-arm64  golden files, replay and a ledger of this machine on emulated arm64"
+	@echo "make test-arm64  golden files, frames, replay and a ledger of this machine on emulated arm64"
 	@echo "make check     lint, types, import layers, and the documentation builds"
 	@echo "make docs      build the documentation site: build/site/index.html"
 	@echo "make format    rewrite the code in the house style"

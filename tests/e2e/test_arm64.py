@@ -60,7 +60,8 @@ def run_on_arm64(*arguments: str, cpu: str = "max") -> str:
         ["qemu-aarch64-static", "-L", root, root / "usr/bin/python", *arguments],
         cwd=ROOT,
         env=os.environ
-        | {"PYTHONPATH": f"{ARM64 / 'site'}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        | {"PYTHONPATH": f"{ARM64 / 'site'}:{ROOT}:{ROOT / 'tests'}"}
+        | {"PYTHONDONTWRITEBYTECODE": "1"}
         | {"QEMU_CPU": cpu},
         capture_output=True,
         text=True,
@@ -73,6 +74,11 @@ def run_on_arm64(*arguments: str, cpu: str = "max") -> str:
 def test_the_golden_files_hold_on_arm64() -> None:
     plain = ["-q", "-p", "no:cacheprovider", "--noconftest", "-k", "not frozen_a"]
     assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/golden")
+
+
+def test_frames_are_written_read_and_refused_on_arm64() -> None:
+    plain = ["-q", "-p", "no:cacheprovider", "--noconftest"]
+    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/unit/test_frames.py")
 
 
 @pytest.fixture(scope="module")
