@@ -87,7 +87,9 @@ def usual(combination: Combination) -> dict[str, str]:
         first["label bias"] = "trained"
     if combination.get("aggregation") == "coordinates":
         first["seed-policy"] = "shared"
-    if combination.get("privacy", "none") != "none":
+    if combination.get("joint clip") == "adaptive":
+        first["privacy"] = "central"
+    if (first | dict(combination))["privacy"] != "none":
         first |= {"seed-policy": "shared", "aggregation": "mean"}
     return first | dict(combination)
 
