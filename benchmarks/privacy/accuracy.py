@@ -48,11 +48,11 @@ from shared.privacy.vector import encode_vector
 ROUNDS, SCALARS = 40, 256
 LOCAL_STEPS = 4
 FACTORS = (1.0, 0.3, 0.1, 0.03)
-ZEROTH_ORDER, FED_AVG = "zeroth order", "DP-FedAvg"
+ZEROTH_ORDER, CHOSEN, FED_AVG = "zeroth order", "zeroth order, η chosen", "DP-FedAvg"
 
 
 def run_zeroth_order(
-    texts: SplitTexts, privacy: dict[str, Any], seed: int
+    texts: SplitTexts, privacy: dict[str, Any], seed: int, rate: float | None = None
 ) -> tuple[Floats, dict[str, Any]]:
     """Return the trained numbers of a run, float64 [d], and what it chose.
 
@@ -60,12 +60,15 @@ def run_zeroth_order(
         texts: texts of the clients.
         privacy: settings of `privacy` without a clip; empty for none.
         seed: seed of the run.
+        rate: η; None for the one of a run by default, which is estimated.
     """
-    own = {"rounds": ROUNDS, "steps": 1, "queries": SCALARS, "seed": seed}
+    own: dict[str, Any] = {"rounds": ROUNDS, "steps": 1, "queries": SCALARS, "seed": seed}
     norms = public_norms(joined(texts[Split.VALIDATION]), examples_of(texts), make_config(own))
     clip = float(np.median(norms))
     if privacy:
         own |= privacy | {"privacy.clip": clip}
+    if rate is not None:
+        own["learning-rate"] = rate
     with TemporaryDirectory() as folder:
         federation = Federation(make_config(own), texts[Split.TRAIN], Path(folder))
         federation.run()
@@ -143,7 +146,7 @@ def judge(texts: SplitTexts, numbers: Floats) -> Row:
 
 
 def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
-    """Measure both methods on a cell, but for rows that are there.
+    """Measure all methods on a cell, but for rows that are there.
 
     Args:
         rows: file of rows.
@@ -166,6 +169,11 @@ def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
     clip = float(np.median(np.linalg.norm(updates, axis=1)))
     multiplier = make_config(privacy).privacy.multiplier(ROUNDS) if privacy else 0.0
     for factor in FACTORS if privacy else FACTORS[:1]:
+        key = cell | {"method": CHOSEN, "factor": factor}
+        if privacy and not rows.find(**key):
+            eta = factor * LOCAL_STEPS * rate
+            numbers, chosen = run_zeroth_order(texts, privacy, cell["seed"], eta)
+            rows.add(key | zero_shot | chosen | {"rate": eta} | judge(texts, numbers))
         key = cell | {"method": FED_AVG, "factor": factor}
         if not rows.find(**key):
             numbers = run_fed_avg(texts[Split.TRAIN], rate, factor, clip, multiplier)
