@@ -181,11 +181,16 @@ def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
 
 
 def chosen_factor(group: Sequence[Row]) -> float | None:
-    """Return the factor with the lowest mean validation loss; None where there is none."""
+    """Return the factor with the lowest mean validation loss; None where there is none.
+
+    Factors that lack a seed that another has are left out.
+    """
     losses: defaultdict[float | None, list[float]] = defaultdict(list)
     for row in group:
         losses[row["factor"]].append(row["validation_loss"])
-    return min(losses, key=lambda factor: float(np.mean(losses[factor])))
+    most = max(map(len, losses.values()))
+    whole = [factor for factor, found in losses.items() if len(found) == most]
+    return min(whole, key=lambda factor: float(np.mean(losses[factor])))
 
 
 def table(rows: Iterable[Row]) -> str:

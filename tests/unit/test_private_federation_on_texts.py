@@ -140,6 +140,7 @@ def test_the_factor_is_chosen_on_validation_and_the_table_shows_its_test_figures
         )
     ]
     assert chosen_factor(tried) == 0.1
+    assert chosen_factor([*tried, row(FED_AVG, 0.3, 0, 0.1, 0.9)]) == 0.1  # it lacks a seed
     lines = table([row(ZEROTH_ORDER, None, 0, 0.4, 0.75), *tried]).splitlines()
     assert "| zeroth order | 2.0 | 1 | 70.0% | 75.0% ± nan | 0.500, 0.550 |  |" in lines[2]
     assert "| DP-FedAvg | 2.0 | 2 | 70.0% | 75.0% ± 7.1 | 0.500, 0.550 | 0.1 |" in lines[3]
