@@ -18,7 +18,8 @@ moving the model (η = 0), which makes its equations exact: training tells it le
   that leaves it in one round, of 64 clients. Chance is 50 %.
 
 A stage is a number of clients in the sum, 1 for a client's own report, whether they clip, and the ε
-of all rounds with the noise on that sum. A single client with noise stands for noise on the device.
+of all rounds with the noise on that sum, as `central` counts it. That on a single client's report
+is half of what `local` adds for the same ε, which compares any two reports.
 FOLDER/attacks.jsonl has a line per condition, stage and seed; the same command continues, and
 prints the tables: means, and 95 % intervals of Student's t over the seeds.
 """
