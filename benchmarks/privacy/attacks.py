@@ -50,98 +50,39 @@ from benchmarks.privacy.curious_server import (
 )
 from benchmarks.privacy.federation import (
     directions_of,
-    make_config,
     noised_sum,
     public_norms,
     still_instruction,
     take_local_steps,
 )
 from benchmarks.privacy.scalars import MEMBERS, choose_candidates, slopes
+from benchmarks.privacy.stages import (
+    ALL,
+    CONDITIONS,
+    STAGES,
+    Condition,
+    Stage,
+    config_of,
+    multiplier_of,
+    vector_of,
+)
 from benchmarks.privacy.texts import read_inner_texts, read_texts
-from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.frames.report import Report
-from shared.privacy.vector import OTHERS, encode_vector, gradient_noise
+from shared.privacy.vector import OTHERS, gradient_noise
 
 CANDIDATES = 1000
 LEFT = 2.1
 """The sentences per candidate that no client has, so that there are enough of either label."""
 INNER_TEXTS = 2200
 """Training sentences whose gradients inside the model are taken."""
-ALL = 10_000
-"""A batch that holds all sentences of a client."""
 TARGETS, PREVAILING, SHADOWS = 64, 8, 200
 LABEL_QUERIES = 32
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The steps between a client's report and what the server sees.
-
-    Attributes:
-        clients: clients in the sum.
-        clips: whether every client clips what it says.
-        epsilon: ε of all rounds by the noise on the sum; None without noise.
-    """
-
-    clients: int = 1
-    clips: bool = False
-    epsilon: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        parts = ["one client's report" if self.clients == 1 else f"sum over {self.clients}"]
-        parts += ["clipped"] if self.clips else []
-        parts += [f"ε = {self.epsilon:g}"] if self.epsilon else []
-        return ", ".join(parts)
-
-
-STAGES = tuple(
-    Stage(clients, clips, epsilon)
-    for clients in (1, 8, 64)
-    for clips, epsilon in ((False, None), (True, None), (True, 8.0), (True, 2.0), (True, 0.5))
-)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """The scalars that clients are asked for.
-
-    Attributes:
-        part: what is trained, `readout` or `inner`.
-        examples: sentences of a client.
-        batch: sentences of a step.
-        rounds, queries: rounds of one step, and directions of each.
-    """
-
-    part: str
-    examples: int
-    batch: int
-    rounds: int
-    queries: int
-
-
-CONDITIONS = (
-    Condition("readout", 10, ALL, 1, 32),
-    Condition("readout", 10, ALL, 12, 32),
-    Condition("readout", 10, ALL, 1, 384),
-    Condition("readout", 50, ALL, 12, 32),
-    Condition("readout", 50, 32, 12, 32),
-    Condition("inner", 10, ALL, 1, 32),
-    Condition("inner", 10, ALL, 12, 32),
-)
 
 
 def fits(condition: Condition, stage: Stage, texts: int) -> bool:
     """Return whether there are enough sentences for the clients of a sum, and candidates."""
     return condition.examples * stage.clients + LEFT * CANDIDATES <= texts
-
-
-def config_of(condition: Condition, seed: int) -> RunConfig:
-    """Return the settings of a run that asks for the scalars of a condition."""
-    own = {"rounds": condition.rounds, "steps": 1, "queries": condition.queries}
-    return make_config({**own, "batch": condition.batch, "seed": seed})
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +124,6 @@ def look(
     ]
     unit = kept * stage.clients
     return Seen(np.concatenate(sums) / unit, (gradient_noise() * multiplier * clip / unit) ** 2)
-
-
-def vector_of(report: Report, clip: float) -> NDArray[np.int32]:
-    """Return the vector that a client sends in the place of a report."""
-    return encode_vector(report.gradients, report.mean_loss, report.curvature, clip)
-
-
-def multiplier_of(stage: Stage, rounds: int) -> float:
-    """Return the noise multiplier of a stage; 0 without noise."""
-    if stage.epsilon is None:
-        return 0.0
-    own = {"privacy.mode": "central", "privacy.epsilon": stage.epsilon, "rounds": rounds}
-    return make_config(own).privacy.multiplier(rounds)
 
 
 def attack_scalars(

@@ -7,11 +7,8 @@ import pytest
 
 from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.attacks import (
-    ALL,
     LABELS,
     SCALARS,
-    Condition,
-    Stage,
     attack_labels,
     attack_scalars,
     fits,
@@ -32,6 +29,7 @@ from benchmarks.privacy.curious_server import (
     top_precision,
 )
 from benchmarks.privacy.scalars import quantized
+from benchmarks.privacy.stages import ALL, Condition, Stage
 
 ELEMENTS, EXAMPLES, QUERIES = 12, 8, 4
 
