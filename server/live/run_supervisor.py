@@ -92,7 +92,7 @@ def serve_run(
                 else:
                     problem = _supervise(superlink, run, keys, display, renew_certificate)
                     has_failed = problem.startswith(_FAILED)
-                if not problem:
+                if not problem or (folder / RESULT_FILE).exists():
                     _tell_clients(superlink, display)
                     return True
                 has_progressed = _events_size(folder) > events_before

@@ -177,6 +177,20 @@ def test_connected_clients_are_told_of_the_end(
     assert 6 < clock.seconds < 10
 
 
+def test_a_run_with_a_result_is_not_started_again_whatever_flower_says(
+    serve: Serve, tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = SuperLink(iter([("running", "")]), iter([]))
+
+    def has_ended() -> bool:
+        (tmp_path / "result.json").touch()
+        return False
+
+    monkeypatch.setattr(superlink, "has_server_app", has_ended)
+    assert serve(superlink, Display())
+    assert superlink.calls == ["start", "start run"]
+
+
 def test_a_server_does_not_wait_for_ever_for_clients_that_do_not_ask(
     serve: Serve, clock: Time
 ) -> None:
