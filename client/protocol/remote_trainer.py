@@ -125,7 +125,7 @@ class RemoteTrainer:
             return method(request)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                reason = "it ended during the call and will be restarted"
+                reason = "it ended during the call"
             else:
                 reason = f"{error.code().name.lower()}: {error.details()}"
             raise TrainerError(f"the trainer at {self._socket} failed: {reason}") from error

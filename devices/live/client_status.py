@@ -1,5 +1,6 @@
 """The status of a client of this machine, read from its files and asked of its trainer."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +208,7 @@ def _position_and_digest(session: Path) -> tuple[int, str] | None:
 
 
 def _describe_trainer(settings: ClientSettings) -> str:
-    if not settings.socket.exists():
+    if not _is_listened_on(settings.socket):
         return "not running"
     try:
         with RemoteTrainer(str(settings.socket), {}, _PATIENCE_SECONDS) as trainer:
@@ -216,3 +217,16 @@ def _describe_trainer(settings: ClientSettings) -> str:
         return "its trainer does not answer"
     paused = f", paused: {status.paused}" if status.paused else ""
     return f"running, {status.answered} messages answered{paused}"
+
+
+def _is_listened_on(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket; after a crash its file is still there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PATIENCE_SECONDS)
+        try:
+            probe.connect(str(path))
+        except (TimeoutError, BlockingIOError):
+            return True
+        except OSError:
+            return False
+    return True

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,9 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
         command = CliRunner().invoke(client_app, ["status", "--name", "a", "--home", str(folder)])
         assert command.exit_code == 0
         assert run.digest[:16] in command.output
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(mine.socket))
+    assert mine.socket.exists()
     assert StatusReader(folder).read().trainer == "not running"
     session = folder / "runs" / run.run / "session"
     session.write_bytes(b"rubbish")
