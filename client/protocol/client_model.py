@@ -10,7 +10,8 @@ from client.personal.methods import composition
 from client.personal.model_folder import TrainedModel
 from client.personal.private_rounds import personal_ledger
 from client.protocol.device_settings import with_device_settings
-from client.protocol.joined_runs import JoinedRun, JoinedRuns
+from client.protocol.joined_runs import JoinedRun, JoinedRuns, find_run_folder
+from client.protocol.model_in_use import find_run_in_use, read_validation
 from client.protocol.resident_trainer import BLOBS_FOLDER
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
@@ -97,3 +98,24 @@ class ClientModel:
             f"The personal model of client {self.client}: the global model after {rounds} (digest "
             f"{digest}) and {self.private_rounds} private rounds of this client."
         )
+
+
+def read_model_in_use(
+    client_folder: Path, device_config: RunConfig, client: int, run: str = ""
+) -> ClientModel:
+    """Read the states of the run whose model is in use, with the base model that it had here.
+
+    Args:
+        client_folder: folder of the client.
+        device_config: the device's settings, which may name another base model by now.
+        client: client index.
+        run: beginning of the id of another run, in hex.
+
+    Raises:
+        SamaraError: if there is no such run, or its files are damaged.
+    """
+    folder = find_run_folder(client_folder, run) if run else find_run_in_use(client_folder)
+    noted = read_validation(folder)
+    if noted is not None and Path(noted.model_path).is_dir():
+        device_config = device_config.with_values({"model.path": noted.model_path})
+    return ClientModel.read(client_folder, device_config, client, folder.name)

@@ -13,18 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.special import log_softmax
 
-from client.personal.methods import composition
-from client.protocol.client_model import ClientModel
 from client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
-from client.protocol.resident_trainer import ResidentTrainer
-from shared.config import RunConfig
 from shared.errors import TrainerError
 from shared.files import write_durably
-from shared.frames.instructions import Split
-from shared.replay import digest
-from shared.tasks.rows import hash_examples
 
 log = logging.getLogger("samara.client")
 
@@ -72,62 +64,17 @@ def read_validation(run_folder: Path) -> ValidationLosses | None:
         return None
 
 
-def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
-    """Evaluate a run's personal model on the validation examples, and keep the losses.
-
-    Without a private part, and for a model and examples that were evaluated before, it does
-    nothing. The thread that trains calls it.
-
-    Args:
-        resident: the resident trainer, with the run's base model loaded.
-        run_id: run id, 8 bytes.
+def write_validation(run_folder: Path, validation: ValidationLosses) -> None:
+    """Write the losses of a run's personal model.
 
     Raises:
-        SamaraError: if the files of the run cannot be used or written.
+        TrainerError: if they cannot be written.
     """
-    model = ClientModel.read(resident.folder, resident.config, resident.client, run_id.hex())
-    if model.private is None:
-        return
-    runtime, data = resident.runtime_of(model.run), resident.data
-    parts = composition(model.config.terms, runtime.layout)
-    state = parts.model(model.session.state, model.private)
-    examples, prompts = data.in_split(Split.VALIDATION), data.tokenized(Split.VALIDATION)
-    keys = [hash_examples([example]) for example in examples]
-    name, known = digest(runtime.layout.hash, state).hex(), read_validation(model.run.folder)
-    if known is not None and known.digest == name and known.losses.keys() == set(keys):
-        return
-    losses = {}
-    if keys:
-        scores = log_softmax(runtime.scores(state, prompts.prompts).astype(np.float64), axis=1)
-        chosen = scores[np.arange(len(keys)), prompts.labels]
-        losses = {key: -float(score) for key, score in zip(keys, chosen, strict=True)}
-    noted = ValidationLosses(name, losses, resident.config.model.path)
     try:
-        content = json.dumps(asdict(noted), indent=1).encode()
-        write_durably(model.run.folder / VALIDATION_FILE, content)
+        content = json.dumps(asdict(validation), indent=1).encode()
+        write_durably(run_folder / VALIDATION_FILE, content)
     except OSError as error:
-        raise TrainerError(f"{model.run.folder}: cannot be written: {error.strerror}") from error
-
-
-def read_model_in_use(
-    client_folder: Path, device_config: RunConfig, client: int, run: str = ""
-) -> ClientModel:
-    """Read the states of the run whose model is in use, with the base model that it had here.
-
-    Args:
-        client_folder: folder of the client.
-        device_config: the device's settings, which may name another base model by now.
-        client: client index.
-        run: beginning of the id of another run, in hex.
-
-    Raises:
-        SamaraError: if there is no such run, or its files are damaged.
-    """
-    folder = find_run_folder(client_folder, run) if run else find_run_in_use(client_folder)
-    noted = read_validation(folder)
-    if noted is not None and Path(noted.model_path).is_dir():
-        device_config = device_config.with_values({"model.path": noted.model_path})
-    return ClientModel.read(client_folder, device_config, client, folder.name)
+        raise TrainerError(f"{run_folder}: cannot be written: {error.strerror}") from error
 
 
 def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:

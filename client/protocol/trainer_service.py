@@ -20,7 +20,7 @@ import grpc
 from client.forward.turns import Turns, take_turns
 from client.protocol.client_handler import decode_instruction
 from client.protocol.idle_work import IdleWork
-from client.protocol.model_in_use import note_validation
+from client.protocol.model_validation import note_validation
 from client.protocol.pauses import Pauses
 from client.protocol.personal_model import PersonalModels
 from client.protocol.protocol_client import ProtocolClient

@@ -38,7 +38,7 @@ def export(
     from rich.console import Console
 
     from client.personal.model_folder import write_new_folder
-    from client.protocol.model_in_use import read_model_in_use
+    from client.protocol.client_model import read_model_in_use
     from devices.live.client_folder import client_folder
     from devices.live.settings import ClientSettings
 

@@ -47,3 +47,18 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert getattr(samara, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         samara.simulat  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "devices.live.client_supervisor, devices.live.executor, client.app",
+        "devices.live.supernode",
+        "devices.live.http_server",
+        "devices.live.client_status, devices.live.status_display",
+    ],
+)
+def test_only_a_clients_trainer_loads_what_a_model_needs(modules: str) -> None:
+    """`client up` runs for months beside the trainer, and the status is looked at while it works."""
+    needed = {"torch", "transformers", "scipy", "pandas", "numba"}
+    assert not modules_after(f"import {modules}") & needed

@@ -1,0 +1,48 @@
+"""The evaluation of a run's personal model on its owner's validation examples.
+
+Whether it replaces that of an earlier run is decided by these losses (`model_in_use`), also where
+no base model is loaded.
+"""
+
+import numpy as np
+from scipy.special import log_softmax
+
+from client.personal.methods import composition
+from client.protocol.client_model import ClientModel
+from client.protocol.model_in_use import ValidationLosses, read_validation, write_validation
+from client.protocol.resident_trainer import ResidentTrainer
+from shared.frames.instructions import Split
+from shared.replay import digest
+from shared.tasks.rows import hash_examples
+
+
+def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
+    """Evaluate a run's personal model on the validation examples, and keep the losses.
+
+    Without a private part, and for a model and examples that were evaluated before, it does
+    nothing. The thread that trains calls it.
+
+    Args:
+        resident: the resident trainer, with the run's base model loaded.
+        run_id: run id, 8 bytes.
+
+    Raises:
+        SamaraError: if the files of the run cannot be used or written.
+    """
+    model = ClientModel.read(resident.folder, resident.config, resident.client, run_id.hex())
+    if model.private is None:
+        return
+    runtime, data = resident.runtime_of(model.run), resident.data
+    parts = composition(model.config.terms, runtime.layout)
+    state = parts.model(model.session.state, model.private)
+    examples, prompts = data.in_split(Split.VALIDATION), data.tokenized(Split.VALIDATION)
+    keys = [hash_examples([example]) for example in examples]
+    name, known = digest(runtime.layout.hash, state).hex(), read_validation(model.run.folder)
+    if known is not None and known.digest == name and known.losses.keys() == set(keys):
+        return
+    losses = {}
+    if keys:
+        scores = log_softmax(runtime.scores(state, prompts.prompts).astype(np.float64), axis=1)
+        chosen = scores[np.arange(len(keys)), prompts.labels]
+        losses = {key: -float(score) for key, score in zip(keys, chosen, strict=True)}
+    write_validation(model.run.folder, ValidationLosses(name, losses, resident.config.model.path))
