@@ -80,6 +80,17 @@ class Personalizer:
     def take(self) -> bool:
         """Take the private rounds that are due, and record them; return whether there were any.
 
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `take_next`.
+        """
+        taken = 0
+        while self.take_next():
+            taken += 1
+        return taken > 0
+
+    def take_next(self) -> bool:
+        """Take the private rounds that are due from one state; return whether there were any.
+
         Whatever interrupts it leaves a ledger of whole rounds, from which the next call goes on. A
         client without training examples waits until it has some.
 
@@ -91,13 +102,14 @@ class Personalizer:
         if not self.is_due or not self._learner.data_hash(Split.TRAIN):
             return False
         with closing(self._open_ledger()) as ledger:
-            while (start := self._files.begun or self._begin(ledger)) is not None:
-                private = self._train(start, ledger)
-                self._label_biases.keep(private)
-                after = self._score(start.state, private)
-                self._files.finish(start, ledger.position.round, ledger.digest, after)
-                if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
-                    step_size_file(ledger.folder, start.first).unlink(missing_ok=True)
+            if (start := self._files.begun or self._begin(ledger)) is None:
+                return False
+            private = self._train(start, ledger)
+            self._label_biases.keep(private)
+            after = self._score(start.state, private)
+            self._files.finish(start, ledger.position.round, ledger.digest, after)
+            if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
+                step_size_file(ledger.folder, start.first).unlink(missing_ok=True)
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:

@@ -194,13 +194,13 @@ class ProtocolClient(ClientHandler):
         return self.refuse(part, FrameError("a blob part was sent to a client that lacks no blob"))
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds that are due in this client's run; nothing is sent.
+        """Take the private rounds that are due from one state of this client's run; send nothing.
 
         Returns:
             The run id; empty if none were due.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
         """
         run_id = self._run_id
         if (session := self._sessions.read_session(run_id)) is None:
@@ -208,7 +208,7 @@ class ProtocolClient(ClientHandler):
         personalizer = self._personalizer_of(run_id)
         personalizer.note(session.position.round, session.state, session.digest)
         try:
-            return run_id if personalizer.take() else b""
+            return run_id if personalizer.take_next() else b""
         finally:
             self._record_passes(run_id)
 

@@ -225,15 +225,16 @@ class ResidentTrainer:
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds that are due in the latest run, also before any message.
+        """Take the private rounds that are due from one state of the latest run.
 
-        Nothing is sent. What interrupts it costs no whole round.
+        They are taken also before any message. Nothing is sent, and what interrupts them costs no
+        whole round.
 
         Returns:
             The run id; empty if none were due.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
             TrainerError: if the latest run or the counts of passes cannot be read or written.
             DataError: if what the owner has taught this client cannot be read.
         """

@@ -146,11 +146,17 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return answered
 
     def _take_private_rounds(self) -> None:
-        """Take private rounds between messages, and evaluate the personal model after them."""
-        self._personalized = self._resident.take_private_rounds() or self._personalized
-        if self._personalized:
-            self._note_validation(self._personalized)
-            self._personalized = b""
+        """Take the private rounds that are due, between messages.
+
+        The personal model is evaluated after those from each state, before the next ones begin: a
+        device that is slower than its federation never comes to an end of them.
+        """
+        while True:
+            if self._personalized:
+                self._note_validation(self._personalized)
+            self._personalized = self._resident.take_private_rounds()
+            if not self._personalized:
+                return
 
     def _note_validation(self, run_id: bytes) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from client.protocol.answer_log import ANSWERS_FILE, read_answers
 from client.protocol.answered_runs import ANSWERED_FILE
 from client.protocol.joined_runs import find_run_folder
+from client.protocol.model_in_use import VALIDATION_FILE
 from client.protocol.pass_counts import PASSES_FILE
 from client.protocol.resident_trainer import BLOBS_FOLDER
 from client.protocol.work_costs import COSTS_FILE
@@ -43,8 +44,8 @@ def find_files(folder: Path, what: Forgotten, run: str = "") -> list[KeptFile]:
     """Return the files that would be deleted.
 
     Of a run all is deleted but what the client has answered in it, which keeps it from answering
-    again. What is private are the private rounds of all runs and the examples that the client was
-    taught. All is both, of all runs, and what the runs needed.
+    again. What is private are the private rounds of all runs, what they have been evaluated to, and
+    the examples that the client was taught. All is both, of all runs, and what the runs needed.
 
     Args:
         folder: folder of the client.
@@ -59,7 +60,7 @@ def find_files(folder: Path, what: Forgotten, run: str = "") -> list[KeptFile]:
             chosen = _files_in(find_run_folder(folder, run))
         case Forgotten.PRIVATE:
             chosen = [one for each in folder.glob("runs/*/clients") for one in _files_in(each)]
-            chosen += [folder / OWN_EXAMPLES_FILE]
+            chosen += [*folder.glob(f"runs/*/{VALIDATION_FILE}"), folder / OWN_EXAMPLES_FILE]
         case Forgotten.ALL:
             chosen = _files_in(folder / "runs") + _files_in(folder / BLOBS_FOLDER)
             names = OWN_EXAMPLES_FILE, PASSES_FILE, COSTS_FILE, PAUSES_FILE, MESSAGES_FILE

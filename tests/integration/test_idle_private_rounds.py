@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from live import attempts
 from test_resident import CLIENTS, Live, device_settings, process, resident
 
 from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
-from client.protocol.idle_work import IdleWork
+from client.protocol import trainer_service
+from client.protocol.idle_work import IdleWork, InterruptionError
+from client.protocol.pauses import Pauses
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.trainer_service import serve_trainer
 from client.training.own_examples import OwnExamples, row_of_text
@@ -206,6 +209,33 @@ def test_a_message_interrupts_idle_work_before_its_next_pass() -> None:
         assert done.wait(60)  # and the work began again afterwards
         idle.close()
     assert passes == [0, 0, 1, 2]
+
+
+def test_a_device_slower_than_its_federation_evaluates_its_model_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done, due = list[str](), iter([b"run", b"run", b"", b""])
+    interrupted = iter([True, False, False])
+
+    def take() -> bytes:
+        done.append("private rounds")
+        return next(due)
+
+    def evaluate(_: object, run_id: bytes) -> None:
+        if next(interrupted):
+            raise InterruptionError
+        done.append("evaluation")
+
+    monkeypatch.setattr(trainer_service, "note_validation", evaluate)
+    busy: Any = SimpleNamespace(folder=tmp_path, take_private_rounds=take)
+    with ThreadPoolExecutor(1) as worker:
+        service = trainer_service._Service(
+            busy, worker, Pauses(lambda: ""), lambda: None, shares_cost=False
+        )
+        with pytest.raises(InterruptionError):
+            service._take_private_rounds()
+        service._take_private_rounds()
+    assert done == ["private rounds", *2 * ["evaluation", "private rounds"]]
 
 
 def test_idle_work_pauses_within_the_limits_of_the_device() -> None:

@@ -218,9 +218,12 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
         personalizer.take()
     assert note(personalizer, runtime, 2, 2**40)
     assert note(personalizer, runtime, 3, 2**41)
-    personalizer.take()
-    assert steps[0] == 1 + 2 * (1 + 3 * 2 + 1)  # the interrupted step alone is taken twice
     folder = Path(config.out) / "clients" / "0"
+    assert personalizer.take_next()
+    assert [one.global_round for one in read_personalizations(folder)] == [1]
+    assert personalizer.take()
+    assert not personalizer.take()
+    assert steps[0] == 1 + 2 * (1 + 3 * 2 + 1)  # the interrupted step alone is taken twice
     assert [one.global_round for one in read_personalizations(folder)] == [1, 3]
     assert not personalizer.is_due
     undisturbed = config.model_copy(update={"out": config.out + "-undisturbed"})

@@ -59,6 +59,6 @@ def test_every_public_name_is_there_and_documented() -> None:
     ],
 )
 def test_only_a_clients_trainer_loads_what_a_model_needs(modules: str) -> None:
-    """`client up` runs for months beside the trainer, and the status is looked at while it works."""
+    """`client up` runs for months beside the trainer; its status is read while it works."""
     needed = {"torch", "transformers", "scipy", "pandas", "numba"}
     assert not modules_after(f"import {modules}") & needed
