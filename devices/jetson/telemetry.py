@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -87,6 +88,14 @@ class _Counters:
         return (self.joules - before.joules) / seconds if seconds > 0 else None
 
 
+def _battery() -> Any:
+    """Return psutil's reading of the battery; None if the machine has none."""
+    try:
+        return psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    except FileNotFoundError:  # a kernel without power supplies, or a container without /sys
+        return None
+
+
 class Sensors:
     """Reads the sensors again and again; load and power are means since the reading before.
 
@@ -105,7 +114,7 @@ class Sensors:
         """Read the sensors; with jetson-stats it takes about a second."""
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
         celsius = [entry.current for entries in sensors.values() for entry in entries]
-        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        battery = _battery()
         before, self._counters = self._counters, _Counters.read()
         reading = Reading(
             temperature=max(celsius, default=None),

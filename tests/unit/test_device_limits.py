@@ -256,6 +256,15 @@ def test_this_machine_can_be_read() -> None:
     assert reading.load is None or 0 <= reading.load <= 100
 
 
+def test_a_machine_without_power_supplies_is_on_mains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def battery() -> None:
+        raise FileNotFoundError("/sys/class/power_supply")
+
+    monkeypatch.setattr(telemetry.psutil, "sensors_battery", battery)
+    reading = Sensors().read()
+    assert (reading.on_mains, reading.battery) == (True, None)
+
+
 def test_costs_add_up_over_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, cost = bytes(8), WorkCost(1, 2.0, 0.5, 10.0)
     WorkCosts(tmp_path).add(run, cost)
