@@ -251,7 +251,8 @@ class Board:
     def version_of(self, distribution: str) -> str:
         code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
         python = self.prefix / "venv" / "bin" / "python"
-        ended = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        command = [python, "-I", "-c", code]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
         return ended.stdout.strip()
 
 

@@ -51,7 +51,6 @@ RUN = (
     "docs/guides/lsp.md",
     "docs/guides/streaming.md",
     "docs/guides/fleet.md",
-    "docs/guides/privacy.md",
     "docs/concepts/basis.md",
 )
 """Pages whose commands are run in their order, in one folder each."""
@@ -61,6 +60,7 @@ ELSEWHERE = {
     ("server", "invite"): "for a live server: tests/e2e/test_joined_client.py",
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
     ("device", "calibrate"): "minutes of measuring: tests/integration/test_calibrate.py",
+    ("device", "wheelhouse"): "downloads from package indexes: tests/e2e/test_wheelhouse.py",
     ("simulate", "SCENARIO"): "a scenario of the reader's own",
     ("simulate", "mixed-200"): "minutes of 200 devices: tests/integration/test_fleet.py",
     ("compare", "runs/mixed"): "what that run leaves",
