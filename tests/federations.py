@@ -13,6 +13,8 @@ from client.app import app as client_app
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import LoadedRun, load_run
 from server.app import serve
+from shared.blob_store import BlobStore
+from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.frames.report import Report
 from simulations.engine import InProcessGrid
@@ -77,6 +79,7 @@ def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InP
 
 def serve_until_killed(config: RunConfig, messages: int) -> None:
     """Serve a run whose process ends while a client works on so many-th train message."""
+    config = publish_blobs(config, BlobStore())
     grid = grid_of(config)
     plain, trained = grid._deliver, []
 

@@ -5,7 +5,8 @@
 
 What a SuperNode and its ClientApp processes do, without the processes: every device is a thread
 that fetches messages, has `toy_device.app` answer, and sends the answer. Device i has the key
-FOLDER/device-i.key. It goes on when the SuperLink dies and comes back, until it is killed.
+FOLDER/device-i.key. It goes on when the SuperLink dies and comes back, until the run is
+finished.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from shared.flower_compat import (
     pull_objects,
     set_message_id,
 )
+from shared.rejection import HEADER, RejectionCode, rejection_in
 
 _POLL_SECONDS = 0.3
 
@@ -61,7 +63,7 @@ class Device(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Answer messages; when the SuperLink dies, keep the connection and try again."""
+        """Answer messages until the run is finished; when the SuperLink dies, try again."""
         host, port = self._superlink.rsplit(":", 1)
         while not _listens(host, int(port)):
             if self._ended.wait(_POLL_SECONDS):
@@ -79,6 +81,8 @@ class Device(threading.Thread):
                     self._answer(node, *received, connection)
                     continue
             except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
+                if isinstance(error, httpx.HTTPStatusError) and _is_finished(error.response):
+                    break
                 # the SuperLink is gone for now, or the run of the message is over
                 logging.warning("device %d: %r", self._number, error)
             self._ended.wait(_POLL_SECONDS)
@@ -109,6 +113,10 @@ class Device(threading.Thread):
             for object_id, part in get_all_nested_objects(reply).items():
                 if object_id in wanted:
                     push_object(run, session, object_id, part.deflate())
+
+
+def _is_finished(response: httpx.Response) -> bool:
+    return rejection_in(response.headers.get(HEADER)) is RejectionCode.FINISHED
 
 
 def _listens(host: str, port: int) -> bool:

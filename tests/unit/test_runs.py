@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {
     "data.scalar-limit": 2.0,
     "data.least-batch": 2,
     "data.scalars-per-example": 2.0,
+    "data.epsilon-limit": 8.0,
     "data.watch": True,
     "data.keep": 5,
     "data.keep-days": 2.0,
