@@ -80,10 +80,6 @@ class PrivacySettings(Section):
         """The value in the feature matrix (`shared.features`)."""
         return "measured" if self.is_on and self.evaluation == "exact" else self.mode
 
-    def multiplier(self, rounds: int) -> float:
-        """Return the noise multiplier of a run of some rounds that has a mode."""
-        return self.mechanism(rounds, 1, 1).noise_multiplier
-
     def mechanism(self, rounds: int, minimum: int, numbers: int) -> Mechanism:
         """Return who adds which noise in a run that has a mode.
 

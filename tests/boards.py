@@ -137,17 +137,21 @@ def serve_indexes(folder: Path) -> Iterator[Indexes]:
     made = Indexes("", folder)
 
     class Handler(SimpleHTTPRequestHandler):
+        def note(self, rest: str) -> None:
+            if self.command == "GET":
+                made.log.append(self.path + rest)
+
         def do_GET(self) -> None:
             asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
             whole = Path(self.translate_path(self.path))
             if not whole.is_file():
-                made.log.append(self.path)
+                self.note("")
                 super().do_GET()
                 return
             content = whole.read_bytes()
             begin, end = part_of(len(content), asked)
             rest = " a part" if asked and asked[2] else f" from {begin}"
-            made.log.append(f"{self.path}{rest if asked else ''}")
+            self.note(rest if asked else "")
             if begin >= len(content):
                 self.send_error(416)
                 return
@@ -164,7 +168,6 @@ def serve_indexes(folder: Path) -> Iterator[Indexes]:
 
         def do_HEAD(self) -> None:
             self.do_GET()
-            made.log.pop()
 
         def log_message(self, format: str, *args: object) -> None:
             pass

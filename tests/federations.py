@@ -17,6 +17,8 @@ from shared.blob_store import BlobStore
 from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.frames.report import Report
+from shared.ledger.ledger import Ledger
+from shared.round_delta import RoundDelta
 from simulations.engine import InProcessGrid
 
 Settings = dict[str, Any]
@@ -93,6 +95,21 @@ def serve_until_killed(config: RunConfig, messages: int) -> None:
     grid._deliver = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         serve(config, grid)
+
+
+def serve_until_recording(config: RunConfig, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve a run whose process ends before a round is in its ledger."""
+    append = Ledger.append
+
+    def dies(ledger: Ledger, delta: RoundDelta) -> int:
+        if delta.round == number:
+            raise KeyboardInterrupt
+        return append(ledger, delta)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            serve(config, grid_of(config))
 
 
 def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Report]) -> None:

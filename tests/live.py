@@ -1,18 +1,21 @@
-"""Processes on loopback: Flower's SuperLink with a run, and clients that join it."""
+"""What listens on loopback: Flower's SuperLink with a run, clients that join it, apps of tests."""
 
 import hashlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import httpx
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
+from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.flower_compat import (
     ControlHttpClient,
@@ -46,6 +50,16 @@ QUIET = {
     "PYTHONPATH": str(ROOT),
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
+ONE_SMALL_STEP: dict[str, Any] = {
+    "steps": 1,
+    "queries": 2,
+    "batch": 4,
+    "learning-rate": 0.01,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "evaluate.test": False,
+}
+"""Settings of rounds that take next to no time, with which nothing is measured."""
 _SECONDS = 120.0
 _POLL = 0.2
 
@@ -56,6 +70,27 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@contextmanager
+def serve_app(app: Any, tls: TlsFiles | None = None) -> Iterator[str]:
+    """Serve an app from a thread of this process, by TLS if files are given; yield host:port."""
+    certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
+    settings = uvicorn.Config(
+        app, "127.0.0.1", 0, ws="none", lifespan="off", log_level="error", access_log=False,
+        ssl_certfile=certificate, ssl_keyfile=key,
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+            assert thread.is_alive()
+        yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def build_bundle() -> bytes:

@@ -167,7 +167,9 @@ def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
     groups = groups_of(public, examples_of(texts))
     updates = local_updates(groups, np.zeros(public.gradients.shape[1]), rate)
     clip = float(np.median(np.linalg.norm(updates, axis=1)))
-    multiplier = make_config(privacy).privacy.multiplier(ROUNDS) if privacy else 0.0
+    multiplier = 0.0
+    if privacy:
+        multiplier = make_config(privacy).privacy.mechanism(ROUNDS, 1, 1).noise_multiplier
     for factor in FACTORS if privacy else FACTORS[:1]:
         key = cell | {"method": CHOSEN, "factor": factor}
         if privacy and not rows.find(**key):

@@ -89,4 +89,4 @@ def multiplier_of(stage: Stage, rounds: int) -> float:
     if stage.epsilon is None:
         return 0.0
     own = {"privacy.mode": "central", "privacy.epsilon": stage.epsilon, "rounds": rounds}
-    return make_config(own).privacy.multiplier(rounds)
+    return make_config(own).privacy.mechanism(rounds, 1, 1).noise_multiplier

@@ -9,7 +9,7 @@ more than the accountant says of one.
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -110,8 +110,11 @@ class ChargeLog:
             TrainerError: if the file cannot be read. It is not replaced by an empty one, which
                 would lift the budget.
         """
+        return self._parse(read_whole_events)
+
+    def _parse(self, read: Callable[[Path], list[dict[str, Any]]]) -> list[Charge]:
         try:
-            return [Charge.of_event(event) for event in read_whole_events(self._file)]
+            return [Charge.of_event(event) for event in read(self._file)]
         except (OSError, SamaraError, ValueError, TypeError, KeyError) as error:
             raise TrainerError(
                 f"{self._file}: what reports have cost cannot be read: {error}; restore the file "
@@ -124,7 +127,7 @@ class ChargeLog:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
-        charges = [*self.read(), charge]
+        charges = [*self._parse(read_events), charge]  # cuts off a last line that is not whole
         with_report = [one for one in charges if one.report]
         try:
             make_folder(self._file.parent)
@@ -133,7 +136,6 @@ class ChargeLog:
                 self._write(charges, kept)
             else:
                 is_new = not self._file.exists()
-                read_events(self._file)  # cuts off a last line that is not whole
                 append_event(self._file, charge.to_event())
                 if is_new:
                     sync_folder(self._file.parent)

@@ -1,6 +1,5 @@
 """Files from the network: their sizes, and fetching them so that an interruption costs little."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from shared.blob_store import blob_hash
 from shared.errors import DeviceError
 
 PARTIAL = ".part"
@@ -68,7 +68,7 @@ def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str
         OSError: if it cannot be written.
     """
     if target.exists():
-        digest = _digest(target)
+        digest = blob_hash(target).hex()
         if not file.sha256 or digest == file.sha256:
             advance(target.stat().st_size)
             return digest
@@ -92,7 +92,7 @@ def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str
                         f"{file.url} cannot be fetched: {error or type(error).__name__}; the same "
                         "command goes on where it stopped"
                     ) from error
-    digest, size = _digest(partial), partial.stat().st_size
+    digest, size = blob_hash(partial).hex(), partial.stat().st_size
     if size != (file.size or size):
         partial.unlink()
         raise DeviceError(f"{file.url} has {size:,} bytes, and not {file.size:,}; try again")
@@ -159,8 +159,3 @@ def _connect() -> httpx.Client:
     return httpx.Client(
         follow_redirects=True, timeout=timeout, headers={"Accept-Encoding": "identity"}
     )
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

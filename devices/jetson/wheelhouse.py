@@ -7,7 +7,6 @@ DIR/wheelhouse.toml    for which board it is, and where each file is from
 DIR/SHA256SUMS         checksums of all of these, written last; without it a wheelhouse is not whole
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -26,6 +25,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from devices.jetson.downloads import PARTIAL, RemoteFile, fetch, with_sizes
 from devices.jetson.resolution import JETPACKS, Resolver, run_uv
 from shared import DISTRIBUTION
+from shared.blob_store import blob_hash
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
 
@@ -191,7 +191,7 @@ def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
     for stale in {*(out / "wheels").iterdir()} - {out / path for path in (*digests, *own)}:
         stale.unlink()
     for path in (*own, _FACTS):
-        digests[path] = _sha256(out / path)
+        digests[path] = blob_hash(out / path).hex()
     lines = [f"{digest}  {path}\n" for path, digest in sorted(digests.items())]
     write_durably(out / CHECKSUMS, "".join(lines).encode())
 
@@ -266,7 +266,3 @@ def _facts(plan: Plan) -> dict[str, object]:
 
 def _minor(version: str) -> int:
     return int(version.split(".")[1])
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -118,7 +118,7 @@ class PrivateAggregator:
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
             release = self._release(instruction, vectors, expected)
         total = read_sum(release.total, self._clip_of(instruction), self._is_adaptive)
-        clients = release.clients or _clients_of(total, release.noise_multiplier, expected)
+        clients = release.clients
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
         observation = self._observe(instruction, total, clients, release.noise_multiplier)
         source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
@@ -156,12 +156,12 @@ class PrivateAggregator:
         server that there is one, so that their number is no secret of the sum's then.
         """
         mechanism, exact = self.mechanism, np.sum(vectors, axis=0, dtype=np.int64).astype(object)
-        if not mechanism.client_sigma:
+        noise, clients = mechanism.noise_of_a_sum(len(vectors)), float(len(vectors))
+        if mechanism.client_sigma:
+            total = limit_sum(exact)
+        else:
             sigma = math.ceil(mechanism.noise_multiplier * SENSITIVITY)
-            exact = exact + self._noise(len(exact), sigma)
-        total, noise = limit_sum(exact), mechanism.noise_of_a_sum(len(vectors))
-        clients = float(len(vectors))
-        if not mechanism.client_sigma:
+            total = limit_sum(exact + self._noise(len(exact), sigma))
             read = read_sum(total, self._clip_of(instruction), self._is_adaptive)
             clients = _clients_of(read, noise, expected)
         return self._releases.add(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shared.errors import LedgerError, TrainingError
 from shared.events import append_event, read_events
-from shared.privacy.accountant import ROUNDING, epsilon_of, rho_of
+from shared.privacy.accountant import ROUNDING, epsilon_of
 
 log = logging.getLogger("samara.server")
 
@@ -33,8 +33,8 @@ class Release:
             vector.
         rho: ρ that it costs a client.
         delta: δ that the run's ε is for.
-        total: the sum, int64 [K · q + 3].
-        clients: number of clients that a mean is made of; 0 in files of earlier versions.
+        total: the sum, int64 [K · q + 3 or 4].
+        clients: number of clients that a mean is made of.
         clip: largest norm of a client's projected gradients in it; 0 if it is that of the settings.
     """
 
@@ -44,8 +44,8 @@ class Release:
     rho: float
     delta: float
     total: NDArray[np.int64]
-    clients: float = 0.0
-    clip: float = 0.0
+    clients: float
+    clip: float
 
 
 class ReleaseLog:
@@ -159,14 +159,14 @@ def _read(event: dict[str, Any], place: str) -> Release:
     try:
         total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
         token, multiplier = bytes.fromhex(event["token"]), float(event["noise_multiplier"])
-        delta, rho = float(event["delta"]), float(event.get("rho", rho_of(multiplier)))
-        clients, clip = float(event.get("clients", 0)), float(event.get("clip", 0))
-        is_sound = multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 0 and clip >= 0
+        delta, rho = float(event["delta"]), float(event["rho"])
+        clients, clip = float(event["clients"]), float(event["clip"])
+        is_sound = multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 1 and clip >= 0
         if len(token) != 8 or not is_sound:
             raise ValueError("a number in it is out of its range")
         number, exact = int(event["round"]), total.astype(np.int64)
         return Release(number, token, multiplier, rho, delta, exact, clients, clip)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
             f"{place}: damaged: {error!r}; restore the file, since it says what privacy was spent"
         ) from error

@@ -26,7 +26,11 @@ TRUST: dict[str, str] = {
 MOST_CLIENT_NOISE = 2.0**15
 """The largest noise multiplier of a client's own noise, which the range of its numbers allows."""
 _SURE = 9.0
-"""The standard deviations by which the norm of noise exceeds its mean but once in 10¹⁷."""
+"""The σ by which the norm of d numbers of noise is above σ·√d with a chance of at most 10⁻¹⁷.
+
+Discrete Gaussian noise is subgaussian with its σ² (Canonne, Kamath, Steinke, 2020), and then the
+chance of a norm above σ·(√d + √(2t)) is at most e⁻ᵗ (Hsu, Kakade, Zhang, 2012); here t = 40.5.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Mechanism:
 
     @property
     def longest_report(self) -> float:
-        """The norm that an honest client's report exceeds once in 10¹⁷, in whole numbers."""
+        """The norm, in whole numbers, that an honest report exceeds at most once in 10¹⁷."""
         return SENSITIVITY + self.client_sigma * (math.sqrt(self.numbers) + _SURE)
 
 

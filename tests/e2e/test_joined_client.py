@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import samara
@@ -16,13 +17,7 @@ pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {
     "adapter.layers": "top:1",
     "rounds": 1,
-    "steps": 1,
-    "queries": 2,
-    "batch": 4,
-    "learning-rate": 0.01,
-    "personal.rounds": 0,
-    "evaluate.every": 0,
-    "evaluate.test": False,
+    **ONE_SMALL_STEP,
     "cohort.available": 1,
     "cohort.minimum": 1,
 }

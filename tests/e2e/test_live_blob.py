@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from bases import basis_for
+from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from client.protocol.resident_trainer import BLOBS_FOLDER
@@ -19,13 +20,7 @@ SETTINGS: dict[str, Any] = {
     "adapter.layers": "all",
     "adapter.rank": 16,
     "rounds": 1000,
-    "steps": 1,
-    "queries": 2,
-    "batch": 4,
-    "learning-rate": 0.01,
-    "personal.rounds": 0,
-    "evaluate.every": 0,
-    "evaluate.test": False,
+    **ONE_SMALL_STEP,
     "cohort.available": 1,
     "cohort.timeout": 120.0,
 }

@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
+from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import samara
@@ -18,13 +19,7 @@ NAMES = ["kitchen", "garden"]
 SETTINGS: dict[str, Any] = {
     "adapter.layers": "top:1",
     "rounds": 2,
-    "steps": 1,
-    "queries": 2,
-    "batch": 4,
-    "learning-rate": 0.01,
-    "personal.rounds": 0,
-    "evaluate.every": 0,
-    "evaluate.test": False,
+    **ONE_SMALL_STEP,
     "cohort.available": 2,
 }
 

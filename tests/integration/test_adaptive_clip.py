@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Settings, config_of, grid_of
+from federations import Settings, config_of, serve_until_recording
 
-from server.app import serve
 from server.rounds.releases import RELEASES_FILE, read_releases
 from shared.config import RunConfig
-from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult
 from simulations.simulate import simulate
@@ -44,17 +42,7 @@ def test_a_run_that_goes_on_asks_the_same(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = private(settings, privacy__mode="central")
-    plain = Ledger.append
-
-    def append(ledger: Ledger, delta: Any) -> int:
-        if delta.round == 2:
-            raise KeyboardInterrupt
-        return plain(ledger, delta)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "append", append)
-        with pytest.raises(KeyboardInterrupt):
-            serve(config, grid_of(config))
+    serve_until_recording(config, 2, monkeypatch)
     file = Path(config.out) / RELEASES_FILE
     before = [release.token for release in read_releases(file)]
     folder = simulate(config)

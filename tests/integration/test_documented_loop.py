@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from documented import FENCED, ROOT
 from numpy.typing import NDArray
+from streams import TASK, TEXTS
 
 from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
 from client.estimators.prge import run_estimator
@@ -20,11 +21,9 @@ from shared.label_scores import cross_entropy
 from shared.model.loading import load_base_model
 from shared.model.scorers import scorer_for
 from shared.replay_numba import NumbaBackend
-from shared.tasks.kinds import ClassificationTask
 
 PAGE = "docs/concepts/mezo.md"
 STEPS = 3
-TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")
 
 
 def batches(step: int, queries: int) -> NDArray[np.int64]:
@@ -37,17 +36,8 @@ def test_the_loop_of_the_page_trains_and_its_trajectory_rebuilds_the_model(
 ) -> None:
     folder, file, rule = str(model_folder("causal")), tmp_path / "trajectory.bin", SGD()
     base = load_base_model(folder)
-    task = ClassificationTask.model_validate(
-        {
-            "name": "test",
-            "text": "{text}",
-            "question": " it was {word} .",
-            "words": ["terrible", "great"],
-            "labels": [0, 1],
-        }
-    )
     with torch.inference_mode():
-        scorer = scorer_for(base, task, 40, PerturbedBody(base, 0))
+        scorer = scorer_for(base, TASK, 40, PerturbedBody(base, 0))
     names = {
         **{each.__name__: each for each in (FullSpace, ResidentForward, PerturbedBody)},
         **{each.__name__: each for each in (make_header, TrajectoryWriter, run_estimator)},

@@ -9,15 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from golden.golden_scenario import golden_scenario
+from live import serve_app
 from typer.testing import CliRunner
 
 from devices.live.client_folder import UP_LOCK
@@ -54,25 +54,9 @@ class Clock:
         return self.seconds
 
 
-@contextmanager
-def serve(app: Any, run: Path) -> Iterator[str]:
+def serve(app: Any, run: Path) -> AbstractContextManager[str]:
     """Serve an app over TLS with the certificate of a run; yield the address."""
-    tls = make_certificates(run / CERTIFICATES_FOLDER, [])
-    settings = uvicorn.Config(
-        app, "127.0.0.1", 0, ws="none", lifespan="off", log_level="error", access_log=False,
-        ssl_certfile=str(tls.certificate), ssl_keyfile=str(tls.key),
-    )  # fmt: skip
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(0.01)
-            assert thread.is_alive()
-        yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    return serve_app(app, make_certificates(run / CERTIFICATES_FOLDER, []))
 
 
 async def no_flower(scope: Any, receive: Any, send: Any) -> None:

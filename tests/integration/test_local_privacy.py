@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Live, Settings, Tampering, config_of, grid_of
+from federations import (
+    Live,
+    Settings,
+    Tampering,
+    config_of,
+    grid_of,
+    serve_until_killed,
+    serve_until_recording,
+)
 from flwr.app import Message
 from test_resident import CLIENTS, resident, serve_trainer
 from test_scalar_limit import first_instruction
@@ -106,20 +114,8 @@ def test_a_server_that_was_killed_after_a_release_uses_it_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients of a simulation have lost their reports by then, and send others."""
-    from shared.ledger.ledger import Ledger
-
     config = private(settings, "distributed", rounds=2)
-    plain = Ledger.append
-
-    def append(ledger: Ledger, delta: Any) -> int:
-        if delta.round == 2:
-            raise KeyboardInterrupt
-        return plain(ledger, delta)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "append", append)
-        with pytest.raises(KeyboardInterrupt):
-            serve(config, grid_of(config))
+    serve_until_recording(config, 2, monkeypatch)
     file = Path(config.out) / RELEASES_FILE
     before = file.read_bytes()
     folder = simulate(config)
@@ -168,15 +164,7 @@ def test_a_report_that_no_honest_client_sends_is_refused_alone(
 def test_simulated_clients_keep_to_their_budget_over_a_restart(settings: Settings) -> None:
     limit = epsilon_of(2 * rho_of(4.0 / 2), 1e-5)
     config = private(settings, "local", data__epsilon_limit=limit, rounds=3, cohort__empty_rounds=9)
-    answers: list[str] = []
-
-    def interrupt(kind: str, partition: int) -> None:
-        answers.append(kind)
-        if answers.count("train") == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        simulate(config, interrupt)
+    serve_until_killed(config, messages=5)
     result = RunResult.read(simulate(config))
     assert [entry.reports for entry in result.rounds] == [3, 3, 0]
     assert len(result.rounds[2].refused) == 3

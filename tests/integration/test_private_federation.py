@@ -1,6 +1,5 @@
 """Runs with central differential privacy, whole: what leaves clients, what is kept and refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from flwr.app import Message
 
 from server.app import serve
 from server.rounds import private_aggregator
-from server.rounds.releases import RELEASES_FILE, read_releases
+from server.rounds.releases import RELEASES_FILE, Release, ReleaseLog, read_releases
 from server.store import replay_run
 from shared.config import RunConfig
 from shared.errors import TrainingError
 from shared.frames.vector_report import VectorReport
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
+from shared.privacy.accountant import rho_of
 from shared.privacy.vector import SENSITIVITY
 from shared.result import RunResult, read_result
 from shared.wire import Kind, kind_of
@@ -158,11 +158,10 @@ def test_a_run_whose_budget_is_spent_asks_nobody(settings: Settings) -> None:
     config = private(settings)
     file = Path(config.out) / RELEASES_FILE
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        {"round": n, "token": f"{n:016x}", "noise_multiplier": 2.0, "delta": 1e-5, "sum": ""}
-        for n in range(1, 4)
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = ReleaseLog(file, rho_of(2.0), 1.0, 1e-5)
+    for n in range(1, 4):
+        total = np.zeros(4, np.int64)
+        log.add(Release(n, bytes([n] * 8), 2.0, rho_of(2.0), 1e-5, total, 3.0, 0.0))
     grid = grid_of(config, RecordingGrid)
     grid.traffic = []  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="round 1: the run's privacy budget is spent"):

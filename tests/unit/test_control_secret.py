@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+from live import serve_app
 from typer.testing import CliRunner
 
 from server.commands import app as commands
@@ -45,20 +45,8 @@ class Flower:
 @contextmanager
 def serve(access: AccessFilter) -> Iterator[int]:
     """Serve an app on this machine; yield the port."""
-    settings = uvicorn.Config(
-        access, "127.0.0.1", 0, ws="none", lifespan="off", log_level="error", access_log=False
-    )
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(0.01)
-            assert thread.is_alive()
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with serve_app(access) as address:
+        yield int(address.rpartition(":")[2])
 
 
 @contextmanager
