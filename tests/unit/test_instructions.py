@@ -1,0 +1,65 @@
+"""Seeds, pools and clips that an instruction implies."""
+
+import numpy as np
+import pytest
+from helpers import instruction_with, report_to
+
+from shared.directions import pool_seeds
+from shared.errors import FrameError
+from shared.frames.instructions import SeedPolicy, TrainInstruction
+from shared.frames.report import Report
+
+ASKED = instruction_with()
+POOL = instruction_with(seed_policy=SeedPolicy.POOL)
+
+
+def test_seeds_are_shared_or_each_device_has_its_own() -> None:
+    shared = instruction_with(seed_policy=SeedPolicy.SHARED)
+    np.testing.assert_array_equal(shared.seeds(0), shared.seeds(5))
+    own = [ASKED.seeds(client) for client in (0, 5)]
+    assert len({*shared.seeds(0).flat, *own[0].flat, *own[1].flat}) == 3 * 8
+
+
+def test_seeds_of_a_pool_are_each_devices_own_order_of_the_same_few() -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.POOL, steps=3)
+    whole = pool_seeds(asked.pool_root, np.arange(asked.pool_size, dtype=np.uint32))
+    for client in (0, 5):
+        seeds, indices = asked.seeds(client), asked.pool_indices(client)
+        np.testing.assert_array_equal(seeds, whole[indices])
+        assert set(seeds[:2].flat) == set(whole.tolist())
+        np.testing.assert_array_equal(indices.flat[6:], indices.flat[:6])
+    assert np.any(asked.seeds(0) != asked.seeds(5))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_pool_has_one_sum_per_used_seed(steps: int) -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.POOL, steps=4, clip=1.5)
+    gradients = np.random.default_rng(0).normal(size=(steps, 4)).astype(np.float32)
+    found: dict[int, float] = {}
+    for index, g in zip(asked.pool_indices(2).flat, gradients.flat, strict=False):
+        found[index] = found.get(index, 0.0) + float(np.clip(g, -1.5, 1.5))
+    sums = asked.sums(gradients)
+    assert sums.dtype == np.float32
+    assert sums.tolist() == [float(np.float32(total)) for total in found.values()]
+    uses = asked.uses(steps)
+    assert (len(uses), uses.sum()) == (len(found), steps * 4)
+
+
+@pytest.mark.parametrize("size", [0, 2**20 + 1])
+def test_a_pool_of_no_or_too_many_seeds_is_refused(size: int) -> None:
+    frame = instruction_with(seed_policy=SeedPolicy.POOL, pool_size=size).encode()
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(frame)
+
+
+@pytest.mark.parametrize("count", [0, 2**20 + 1])
+def test_a_report_of_no_or_too_many_sums_is_refused(count: int) -> None:
+    report = report_to(POOL, gradients=np.zeros(count, np.float32))
+    with pytest.raises(FrameError, match="out of range"):
+        Report.decode(report.encode())
+
+
+def test_gradients_are_clipped_only_if_asked() -> None:
+    gradients = np.array([-3.0, 0.5, 2.0], np.float32)
+    assert instruction_with(clip=1.5).clipped(gradients).tolist() == [-1.5, 0.5, 1.5]
+    assert instruction_with(clip=0.0).clipped(gradients).tolist() == [-3.0, 0.5, 2.0]
