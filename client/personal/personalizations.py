@@ -185,7 +185,7 @@ class Personalizations:
     @property
     def has_unfinished(self) -> bool:
         """Return whether there is a state from which private rounds are to be taken."""
-        return any((self._folder / name).exists() for name in (_BEGUN, _NEXT))
+        return has_unfinished(self._folder)
 
     @property
     def latest(self) -> LatestStart | None:
@@ -284,6 +284,15 @@ class Personalizations:
             raise LedgerError(
                 f"{self._folder / name}: cannot be deleted: {error.strerror}"
             ) from error
+
+
+def has_unfinished(folder: Path) -> bool:
+    """Return whether there is a state from which private rounds are to be taken.
+
+    Args:
+        folder: folder of the client's files in a run's.
+    """
+    return any((folder / name).exists() for name in (_BEGUN, _NEXT))
 
 
 def read_personalizations(folder: Path) -> list[Personalization]:

@@ -205,6 +205,7 @@ class ProtocolClient(ClientHandler):
         run_id = self._run_id
         if (session := self._sessions.read_session(run_id)) is None:
             return b""
+        self._runtime.use_threads()
         personalizer = self._personalizer_of(run_id)
         personalizer.note(session.position.round, session.state, session.digest)
         try:

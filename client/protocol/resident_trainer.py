@@ -12,13 +12,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from client.personal.personalizations import has_unfinished
 from client.protocol.answer_limits import warn_of_few_examples
 from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
 from client.protocol.generations import Generations
-from client.protocol.joined_runs import JoinedRun, JoinedRuns
+from client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
 from client.protocol.pass_counts import PassCounts
 from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
@@ -87,6 +88,7 @@ class ResidentTrainer:
         self._current = self._other = (b"", runtime)
         self._settings: str | None = None  # no message gets the client under the device's own
         self._has_opened_run = False  # the latest run's, before a message comes
+        self._earlier: dict[bytes, ProtocolClient | None] = {}  # None is not tried again
         self._client = self.client_under(config)
 
     @classmethod
@@ -178,11 +180,20 @@ class ResidentTrainer:
             server_config: settings of the run on the server.
             scenario: signed scenario with these settings; None obeys the server.
         """
-        config = self._local_config(server_config)
-        self.runtime = runtime = self.runtime.under(config)
+        self.runtime = runtime = self.runtime.under(self._local_config(server_config))
         run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
-        run_config = config.model_copy(update={"out": str(self._sessions.folder_of(run_id))})
         self._current = run_id, runtime
+        return self._client_with(runtime, run_id, server_config, scenario)
+
+    def _client_with(
+        self,
+        runtime: ModelRuntime,
+        run_id: bytes,
+        server_config: RunConfig,
+        scenario: SignedScenario | None = None,
+    ) -> ProtocolClient:
+        folder = self._sessions.folder_of(run_id)
+        run_config = self._local_config(server_config).model_copy(update={"out": str(folder)})
         return ProtocolClient(
             runtime,
             self.data,
@@ -225,16 +236,18 @@ class ResidentTrainer:
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds that are due from one state of the latest run.
+        """Take the private rounds that are due from one state of a run.
 
-        They are taken also before any message. Nothing is sent, and what interrupts them costs no
-        whole round.
+        They are taken also before any message. Those that still wait in earlier runs come first:
+        they have an end, and those of the latest run may have none. Nothing is sent, and what
+        interrupts them costs no whole round.
 
         Returns:
             The run id; empty if none were due.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`, of the
+                latest run; what an earlier run's fail by is logged.
             TrainerError: if the latest run or the counts of passes cannot be read or written.
             DataError: if what the owner has taught this client cannot be read.
         """
@@ -245,7 +258,46 @@ class ResidentTrainer:
                 run = self._runs.find()
                 if run.model_id == self.runtime.model_id:
                     self._client = self.client_under(run.config)
-        return self._client.take_private_rounds()
+        return self._take_earlier_private_rounds() or self._client.take_private_rounds()
+
+    def _take_earlier_private_rounds(self) -> bytes:
+        """Take the private rounds that wait from one state of a run that is not the latest.
+
+        A run whose private rounds fail is not tried again before this trainer is started again.
+
+        Returns:
+            The run id; empty if none were taken.
+        """
+        waiting = self._find_waiting_runs()
+        self._earlier = {id_: client for id_, client in self._earlier.items() if id_ in waiting}
+        for run_id in waiting:
+            try:
+                if run_id not in self._earlier:
+                    run = self._runs.read(run_id)
+                    runtime = self.runtime_of(run)
+                    self._earlier[run_id] = self._client_with(runtime, run_id, run.config)
+                client = self._earlier[run_id]
+                if client is not None and client.take_private_rounds():
+                    return run_id
+            except SamaraError as error:
+                self._earlier[run_id] = None
+                log.warning(
+                    "the private rounds of run %s wait until this client is started again: %s",
+                    *(run_id.hex(), error),
+                )
+            finally:
+                self.runtime.use_threads()
+        return b""
+
+    def _find_waiting_runs(self) -> list[bytes]:
+        """Return the ids of the runs, but the latest, whose private rounds wait, in their order."""
+        folders = [
+            folder
+            for folder in reversed(run_folders(self.folder))
+            if any(map(has_unfinished, folder.glob("clients/*")))
+        ]
+        ids = [bytes.fromhex(folder.name) for folder in folders]
+        return [run_id for run_id in ids if run_id != self._current[0]]
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
         """Return the signed scenario with a server's settings; None if there are no scenarios.

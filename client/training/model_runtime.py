@@ -266,6 +266,11 @@ class ModelRuntime:
         torch.set_num_threads(execution.threads)
         return execution
 
+    def use_threads(self) -> None:
+        """Compute with this run's number of threads again, after another runtime has computed."""
+        if "execution" in self.__dict__:
+            torch.set_num_threads(self.execution.threads)
+
     @property
     def schedule(self) -> Schedule:
         """The schedule of a step, decided at the first use."""

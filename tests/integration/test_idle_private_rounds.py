@@ -1,5 +1,6 @@
 """Private rounds of live clients: between messages, interrupted by them, the simulation's bits."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,16 @@ from test_resident import CLIENTS, Live, device_settings, process, resident
 from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
 from client.protocol import trainer_service
 from client.protocol.idle_work import IdleWork, InterruptionError
+from client.protocol.joined_runs import RUN_FILE, JoinedRuns
+from client.protocol.model_in_use import VALIDATION_FILE
 from client.protocol.pauses import Pauses
 from client.protocol.remote_trainer import RemoteTrainer
+from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
 from client.training.own_examples import OwnExamples, row_of_text
 from server.app import serve
 from shared.config import RunConfig
+from shared.layout import Layout
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.result import read_result
@@ -147,6 +152,76 @@ def test_the_owner_decides_when_and_needs_no_server(
                 break
     (one,) = read_personalizations(under(home))
     assert (one.global_round, one.first, one.last) == (1, 1, 2)
+
+
+@pytest.fixture
+def waiting(
+    settings: Settings, server_config: RunConfig, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> ResidentTrainer:
+    """A trainer whose run was left with private rounds that wait, and that has met another one."""
+    config = config_of(server_config.flat(), personal__when="always", rounds=3)
+    trainer, socket = resident(settings, 7, short / "h"), short / "t.sock"
+    with monkeypatch.context() as without_idle_time:
+        without_idle_time.setattr(IdleWork, "_wake", lambda idle: None)
+        with serve_trainer(lambda: trainer, socket):
+            leaving, plain = Live([socket], config), Live._deliver
+            asked = list[str]()
+
+            def stops(message: Any) -> Any:
+                asked.append(message.metadata.message_type)
+                if asked.count("train") == 3:
+                    raise KeyboardInterrupt
+                return plain(leaving, message)
+
+            leaving._deliver = stops  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                serve(config, leaving)
+            assert not is_idle(short / "h")
+            assert not list((short / "h").glob(f"runs/*/clients/7/{PERSONALIZATIONS_FILE}"))
+            other = config_of(config.flat(), seed=99, out=str(short / "other"))
+            with RemoteTrainer(str(socket), other.flat()) as remote:
+                remote.hello()
+    return trainer
+
+
+def test_private_rounds_that_wait_are_taken_though_the_client_is_in_another_run_by_now(
+    waiting: ResidentTrainer, server_config: RunConfig, short: Path
+) -> None:
+    home, socket = short / "h", short / "t.sock"
+    (left,) = [folder.parents[1] for folder in home.glob("runs/*/clients/7")]
+    with serve_trainer(lambda: waiting, socket):
+        for _ in attempts("the private rounds that wait"):
+            if is_idle(home) and (left / VALIDATION_FILE).exists():
+                break
+        other = config_of(
+            server_config.flat(), personal__when="always", rounds=3, seed=99, out=str(short / "o")
+        )
+        serve(other, Unhurried([socket], other, lambda: is_idle(home)))
+    (one,) = read_personalizations(left / "clients" / "7")
+    assert (one.global_round, one.first, one.last) == (1, 1, 2)
+    (latest,) = set(home.glob("runs/*")) - {left}
+    taken = read_personalizations(latest / "clients" / "7")
+    assert [each.global_round for each in taken] == [1, 2, 3]
+
+
+def test_private_rounds_that_cannot_be_taken_wait_and_keep_nobody_from_others(
+    waiting: ResidentTrainer, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = short / "h"
+    (left,) = [folder.parents[1] for folder in home.glob("runs/*/clients/7")]
+    description = json.loads((left / RUN_FILE).read_text())
+    other_model = JoinedRuns(home).write(
+        RunConfig.of(description["settings"], "test"),
+        Layout.from_json(description["layout"]),
+        bytes(32),
+    )
+    for name in ("session", "clients"):
+        (left / name).rename(home / "runs" / other_model.hex() / name)
+    for _ in range(2):
+        assert waiting.take_private_rounds() == b""
+    assert caplog.text.count(f"run {other_model.hex()} wait") == 1
+    assert "trained with another model" in caplog.text
+    assert not is_idle(home)
 
 
 @pytest.mark.slow
