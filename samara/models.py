@@ -19,7 +19,16 @@ from simulations.quick_look import LoadedModel, Text
 
 
 class Model:
-    """A model of a finished run: the frozen base model and the numbers that were trained."""
+    """A model of a finished run: the frozen base model and the numbers that were trained.
+
+    >>> import samara
+    >>> run = samara.simulate({"rounds": 1, "steps": 1, "data.clients": 2}, personal={"rounds": 0})
+    >>> model = run.global_model()
+    >>> sorted(model.probabilities("what a day")[0])
+    ['hated', 'loved']
+    >>> (model.save("exported") / "README.md").is_file()
+    True
+    """
 
     def __init__(self, run: FinishedRun, loaded: LoadedModel, client: int | None = None) -> None:
         self._loaded, self._trained = loaded, run.trained_model(client)

@@ -72,6 +72,18 @@ class Comparison(_Comparison):
 class Run:
     """A finished run in its folder.
 
+    >>> settings = {"rounds": 1, "steps": 1, "data.clients": 2, "personal.rounds": 1}
+    >>> run = simulate(settings, personal={"learning_rate": 0.1})
+    >>> frame = run.to_frame()
+    >>> sorted(set(frame["model"]))  # doctest: +NORMALIZE_WHITESPACE
+    ['base rate', 'global', 'label bias', 'local-only', 'majority', 'personalized', 'zero-shot']
+    >>> frame[frame["model"] == "global"]["examples"].tolist()
+    [100, 100]
+    >>> run.compare().to_frame()["of"].unique().tolist()
+    ['personalized']
+    >>> run.personal_model(1).predict(["what a day"])[0] in ("hated", "loved")
+    True
+
     Args:
         folder: folder of the run.
     """
@@ -173,7 +185,16 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed alone.
+
+    >>> settings = {"rounds": 1, "steps": 1, "data.clients": 2, "personal.rounds": 0}
+    >>> runs = simulate(settings, seeds=[0, 1])
+    >>> len(runs), runs[1].config.seed
+    (2, 1)
+    >>> runs.to_frame()["seed"].unique().tolist()
+    [0, 1]
+    >>> mean = runs.intervals()["global"].mean
+    """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = tuple(runs)

@@ -305,19 +305,19 @@ def explain(
         known: keys that an unknown one may have been meant for.
         former: keys of earlier versions, and what they are called now.
     """
-    lines = []
+    mistakes = []
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             now = (former or {}).get(key)
             hint = f"; it is called {now} now" if now else _nearest(key, known)
-            lines.append(f"{key}: there is no such setting{hint}")
+            mistakes.append(f"{key}: there is no such setting{hint}")
         elif not key:
-            lines += mistake["msg"].removeprefix("Value error, ").splitlines()
+            mistakes += mistake["msg"].removeprefix("Value error, ").splitlines()
         else:
-            lines.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
-    head = f"{source}: {len(lines)} mistake{'s' * (len(lines) != 1)} in the settings"
-    return "\n  ".join([head, *lines])
+            mistakes.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
+    head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"
+    return "\n  ".join([head, *mistakes])
 
 
 def _nearest(key: str, known: list[str]) -> str:

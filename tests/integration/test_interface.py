@@ -35,7 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> samara.Run:
 
 
 @pytest.mark.parametrize(
-    "module", ["samara", "samara.overrides", "samara.register", "samara.simulation"]
+    "module",
+    ["samara", "samara.models", "samara.overrides", "samara.register", "samara.simulation"],
 )
 def test_examples_in_docstrings_run(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +55,19 @@ def test_examples_of_tuning_and_estimates_run(
     failed, attempted = doctest.testmod(import_module(module))
     assert not failed
     assert attempted
+
+
+def test_what_the_interface_offers_stands_in_an_example() -> None:
+    modules = ("samara", "samara.estimates", "samara.models", "samara.simulation", "samara.tuning")
+    found = [test for name in modules for test in doctest.DocTestFinder().find(import_module(name))]
+    code = "".join(example.source for test in found for example in test.examples)
+    offered = {"simulate", "tune", "device_estimate"}
+    for kind in (samara.Run, samara.Runs, samara.Model, samara.TuningRun):
+        offered |= {name for name, value in vars(kind).items() if callable(value)}
+    offered = {name for name in offered if not name.startswith("_")}
+    assert offered > {"to_frame", "compare", "global_model", "personal_model", "intervals"}
+    missing = {name for name in offered if f"{name}(" not in code}
+    assert missing == {"to_peft"}  # needs the extra samara-fl[peft]
 
 
 def test_settings_are_those_of_the_command(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The documentation as a site: every page is in it, and every link and anchor leads somewhere."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,16 @@ from documented import FENCED, PAGES, headings, links, without_comments
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
-from error_messages import FAMILIES, messages, of_family  # noqa: E402
+from error_messages import (  # noqa: E402
+    COLLECTED,
+    FAMILIES,
+    TELLING,
+    error_classes,
+    made,
+    messages,
+    modules,
+    of_family,
+)
 
 QUOTED = re.compile(r"^\| `(.*?)` \| .* \| .* \|$", re.MULTILINE)
 OUTSIDE = re.compile(r"(src|href)=[\"']?(https?:)?//|@import|url\((https?:)?//")
@@ -78,6 +88,58 @@ def test_a_message_is_read_where_it_is_made() -> None:
     texts = {(message.file, message.text) for message in messages()}
     assert ("shared/config.py", "steps × queries must be at most 1,048,576") in texts
     assert ("shared/result.py", "…: cannot be read: …; has the run ended?") in texts
+
+
+ELSEWHERE = {
+    "shared/config.py": "refusals of features, and mistakes of [privacy]",
+    "shared/features.py": "its table of exclusions",
+    "shared/tasks/data.py": "the problems of the files, shortened",
+    "shared/tasks/rows.py": "describe_missing_fields",
+    "server/transport/blob_sender.py": "the sentences of refusals",
+    "devices/jetson/resolution.py": "uv's own text",
+    "devices/live/processes.py": "what its callers say of others that hold a lock",
+    "simulations/project/records.py": "the report of a file's rows",
+}
+"""Files with an error whose words are all made elsewhere, and where."""
+
+
+def test_every_error_has_words_that_are_read_or_passes_others_on() -> None:
+    classes = error_classes(modules().values()) | {"ValueError"}
+    wordless = {
+        (message.file, message.line)
+        for message in made()
+        if message.error in classes and not re.search(r"\w{2,}", message.text)
+    }
+    unread = set()
+    for module in modules().values():
+        caught = {n.name for n in module.nodes if isinstance(n, ast.ExceptHandler) and n.name}
+        for node in module.nodes:
+            makes = isinstance(node, ast.Call) and getattr(node.func, "id", "") in classes
+            if makes and (module.file, node.lineno) in wordless:
+                names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
+                told = any(COLLECTED.fullmatch(n) or TELLING.fullmatch(n) for n in names)
+                if not told and not names & caught:
+                    unread.add(module.file)
+    assert unread == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("shared/tasks/row_files.py", "is not UTF-8; save the file in UTF-8"),
+        ("shared/settings.py", "…: there is no such setting; did you mean …?"),
+        ("shared/privacy_settings.py", "privacy.mode: … needs privacy.epsilon or …"),
+        ("client/protocol/privacy_budget.py", "data.epsilon-limit = …"),
+        ("devices/live/join.py", "the invitation has ended; ask for another one"),
+        ("devices/jetson/wheelhouse.py", "--from …: no checkout of …"),
+        ("shared/rejection.py", "this machine's clock is wrong; set it by a time server"),
+        ("devices/live/http_requests.py", "…: these models do not offer it; leave it out"),
+        ("client/protocol/client_handler.py", "client … refuses: …"),
+    ],
+)
+def test_a_message_of_this_place_is_on_the_page(file: str, text: str) -> None:
+    parts = ".*".join(re.escape(part) for part in text.split("…"))
+    assert any(one.file == file and re.search(parts, one.text) for one in messages())
 
 
 def test_pages_that_the_code_names_exist() -> None:
