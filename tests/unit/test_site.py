@@ -19,9 +19,9 @@ from error_messages import (  # noqa: E402
     error_classes,
     made,
     messages,
-    modules,
     of_family,
 )
+from message_texts import modules  # noqa: E402
 
 QUOTED = re.compile(r"^\| `(.*?)` \| .* \| .* \|$", re.MULTILINE)
 OUTSIDE = re.compile(r"(src|href)=[\"']?(https?:)?//|@import|url\((https?:)?//")

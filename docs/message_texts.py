@@ -1,0 +1,173 @@
+"""What expressions of the code may be as text, read from its source, with … for what varies."""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("shared", "client", "server", "devices", "simulations", "samara")
+VARIES = "…"
+Values = Mapping[str, Sequence[ast.expr]]
+ASSIGNING = ast.Assign | ast.AnnAssign
+
+
+def sources() -> list[Path]:
+    """Return the product's Python files."""
+    roots = [ROOT / name for name in PACKAGES]
+    files = [f for root in roots for f in ([root] if root.suffix else sorted(root.rglob("*.py")))]
+    return [file for file in files if file.is_file() and "_pb2" not in file.name]
+
+
+class Module:
+    """A module's tree, and what names stand for in it: constants, functions, imports.
+
+    Args:
+        file: path under the repository.
+        tree: the parsed file.
+    """
+
+    def __init__(self, file: str, tree: ast.Module) -> None:
+        self.file = file
+        self.tree = tree
+        self.nodes = list(ast.walk(tree))
+        self.constants = {name: [value] for _, name, value in assignments(tree.body)}
+        self.functions = {
+            node.name: node for node in self.nodes if isinstance(node, ast.FunctionDef)
+        }
+        self.imported = {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in self.nodes
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+
+
+@cache
+def modules() -> dict[str, Module]:
+    """Return the product's modules by their dotted names."""
+    found = {}
+    for path in sources():
+        file = path.relative_to(ROOT)
+        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        found[name] = Module(file.as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+class Scope(NamedTuple):
+    """What names stand for at a place.
+
+    Attributes:
+        module: the module of the place.
+        names: the values that names were given before it.
+        entered: functions whose texts are being read, which are not read again.
+    """
+
+    module: Module
+    names: Values
+    entered: frozenset[str] = frozenset()
+
+    def texts(self, node: ast.expr) -> list[str]:
+        """Return what an expression may be as text: alternatives are one text each."""
+        match node:
+            case ast.Constant(value=str(text)):
+                return [text]
+            case ast.JoinedStr(values=parts):
+                return _joined([self._part(part) for part in parts])
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return _joined([self.texts(left), self.texts(right)])
+            case ast.IfExp(body=body, orelse=other):
+                return self.texts(body) + self.texts(other)
+            case ast.BoolOp(values=values):
+                return [text for value in values for text in self.texts(value)]
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return [text for part in parts for text in self.texts(part)]
+            case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.Starred(value=part):
+                return self.texts(part)
+            case ast.Dict(values=values):
+                return [text for value in values for text in self.texts(value)]
+            case ast.Name(id=name):
+                return self._of_name(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name() as template, attr="format")):
+                return self.texts(template)
+            case ast.Call(func=ast.Name(id="cut_foreign_text"), args=[text]):
+                return self.texts(text)
+            case ast.Call(func=ast.Name(id=name)):
+                return self._of_function(name)
+        return [VARIES]
+
+    def of_all(self, nodes: Sequence[ast.expr]) -> list[str]:
+        """Return the texts of all of these: those with words if there are any."""
+        found = list(dict.fromkeys(text for node in nodes for text in self.texts(node)))
+        return [text for text in found if text != VARIES] or [VARIES]
+
+    def _part(self, part: ast.expr) -> list[str]:
+        """Return the texts of a part of an f-string: words that the code holds, or ``…``."""
+        value = part.value if isinstance(part, ast.FormattedValue) else part
+        held = isinstance(value, ast.Constant | ast.IfExp | ast.Name)
+        return self.texts(value) if held else [VARIES]
+
+    def _of_name(self, name: str) -> list[str]:
+        if name in self.names:
+            others = {key: values for key, values in self.names.items() if key != name}
+            return Scope(self.module, others, self.entered).of_all(self.names[name])
+        home, name = self._home(name)
+        if home and name in home.constants:
+            return Scope(home, {}, self.entered).of_all(home.constants[name])
+        return [VARIES]
+
+    def _of_function(self, name: str) -> list[str]:
+        home, name = self._home(name)
+        if not home or name not in home.functions or f"{home.file}:{name}" in self.entered:
+            return [VARIES]
+        return home_texts(home, home.functions[name], self.entered)
+
+    def _home(self, name: str) -> tuple[Module | None, str]:
+        """Return the module that defines a name, and its name there."""
+        if name in self.module.imported:
+            home, name = self.module.imported[name]
+            return modules().get(home), name
+        return self.module, name
+
+
+def home_texts(home: Module, function: ast.FunctionDef, entered: frozenset[str]) -> list[str]:
+    """Return what a function may return as text."""
+    within = entered | {f"{home.file}:{function.name}"}
+    nodes = list(ast.walk(function))
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Return | ast.Yield) and node.value:
+            found += Scope(home, values_before(node.lineno, nodes), within).texts(node.value)
+    return [text for text in dict.fromkeys(found) if text] or [VARIES]
+
+
+def _joined(parts: Sequence[list[str]]) -> list[str]:
+    return ["".join(alternative) for alternative in product(*parts)]
+
+
+def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]:
+    """Yield line, name and value of all assignments among statements, in order of lines."""
+    assigned = [node for node in nodes if isinstance(node, ASSIGNING)]
+    for each in sorted(assigned, key=lambda node: node.lineno):
+        if isinstance(each, ast.AnnAssign):
+            if isinstance(each.target, ast.Name) and each.value:
+                yield each.lineno, each.target.id, each.value
+        else:
+            target = each.targets[0]
+            if isinstance(target, ast.Name):
+                yield each.lineno, target.id, each.value
+            elif isinstance(target, ast.Tuple) and isinstance(each.value, ast.Tuple):
+                for name, value in zip(target.elts, each.value.elts, strict=False):
+                    if isinstance(name, ast.Name):
+                        yield each.lineno, name.id, value
+
+
+def values_before(line: int, nodes: Iterable[ast.AST]) -> Values:
+    """Return the values that statements above a line give to each name."""
+    values: dict[str, list[ast.expr]] = {}
+    for at, name, value in assignments(nodes):
+        if at < line:
+            values.setdefault(name, []).append(value)
+    return values
