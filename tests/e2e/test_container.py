@@ -101,7 +101,9 @@ def test_a_server_and_two_clients_in_containers_end_in_one_digest(compose: Compo
         again = ("run", "--rm", "--no-deps", "-T")
         assert digest in compose(*again, client, "client", "status", "--home", "/client")
         keys = compose(*again, "--entrypoint", "ls", client, "-l", "/client")
-        assert "-rw------- 1 samara" in next(x for x in keys.splitlines() if "client.key" in x)
+        assert "-rw------- 1 samara" in next(x for x in keys.splitlines() if "own.key" in x)
+    alone = ("run", "--rm", "--no-deps", "-T", "--entrypoint", "ls", "server", "/field/keys")
+    assert sorted(compose(*alone).split()) == ["garden.json", "kitchen.json"]  # no private key
 
 
 def test_an_image_is_built_from_the_product_alone() -> None:
