@@ -57,11 +57,6 @@ def layerwise_iteration(stages: StageSeconds) -> float:
     )
 
 
-def unoverlapped_iteration(stages: StageSeconds) -> float:
-    """Return the seconds of an iteration in which one stage runs after the other."""
-    return stages.compute + stages.offload + stages.update + stages.upload
-
-
 def transition_layer(stages: StageSeconds) -> int:
     """Return how many of the lowest layers are served last come, first served (section 4.2).
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from client.offload.accelerator import Accelerator
 from client.offload.host_adam import MOMENTS
 from client.offload.layer_update import (
     GradientHooks,
@@ -18,6 +19,7 @@ from client.offload.layer_update import (
     UpdateSchedule,
 )
 from client.offload.projectors import ProjectorPair, SparseProjector
+from client.offload.stored_tensors import stored_moments, stored_projector, stored_tensor
 
 
 class _ProjectorChecks:
@@ -88,11 +90,9 @@ class OffloadedAdam:
             if self._subspace is None:
                 continue
             found[f"draws.{layer.name}"] = torch.tensor(layer.draws)
-            for side in ("left", "right"):
-                projector: SparseProjector | None = getattr(layer.projectors, side)
-                if projector is not None:
-                    found[f"{side}.positions.{layer.name}"] = projector.positions.int()
-                    found[f"{side}.values.{layer.name}"] = projector.values
+            for side, projector in _sides(layer.projectors):
+                found[f"{side}.positions.{layer.name}"] = projector.positions.int()
+                found[f"{side}.values.{layer.name}"] = projector.values
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
@@ -103,29 +103,37 @@ class OffloadedAdam:
             steps: steps taken before.
 
         Raises:
-            KeyError: if a tensor is missing.
+            ValueError: if a tensor is missing or does not fit.
         """
         for layer in self._layers:
-            if f"{MOMENTS[0]}.{layer.name}" in tensors:
-                first, second = (tensors[f"{moment}.{layer.name}"] for moment in MOMENTS)
-                layer.optimizer.moments, layer.optimizer.steps = (first, second), steps
+            shape = tuple(layer.optimizer.moments[0].shape)
+            moments = stored_moments(tensors, layer.name, shape)
+            if moments is not None:
+                layer.optimizer.moments, layer.optimizer.steps = moments, steps
             if self._subspace is not None:
-                layer.draws = int(tensors[f"draws.{layer.name}"])
-                pair = layer.projectors
-                layer.projectors = ProjectorPair(
-                    _stored(pair.left, "left", layer, tensors),
-                    _stored(pair.right, "right", layer, tensors),
-                )
+                draws = stored_tensor(tensors, f"draws.{layer.name}", (), torch.int64)
+                layer.draws = int(draws)
+                sides = {
+                    side: stored_projector(tensors, side, layer.name, projector)
+                    for side, projector in _sides(layer.projectors)
+                }
+                layer.projectors = ProjectorPair(**sides)
+
+    def hold(self, accelerator: Accelerator) -> None:
+        """Count moments in the host's memory, and projectors in the accelerator's.
+
+        Raises:
+            DeviceError: if the projectors do not fit into an emulated accelerator's memory.
+        """
+        for layer in self._layers:
+            accelerator.hold_on_host(layer.optimizer.moments)
+            for _, projector in _sides(layer.projectors):
+                accelerator.hold([projector.positions, projector.values])
 
 
-def _stored(
-    projector: SparseProjector | None, side: str, layer: LayerUpdate, tensors: Mapping[str, Tensor]
-) -> SparseProjector | None:
-    if projector is None:
-        return None
-    device = layer.weight.device
-    return SparseProjector(
-        tensors[f"{side}.positions.{layer.name}"].long().to(device),
-        tensors[f"{side}.values.{layer.name}"].to(device),
-        projector.size,
-    )
+def _sides(projectors: ProjectorPair) -> Iterator[tuple[str, SparseProjector]]:
+    """Yield the projectors that are not the identity, with the name of their side."""
+    for side in ("left", "right"):
+        projector: SparseProjector | None = getattr(projectors, side)
+        if projector is not None:
+            yield side, projector

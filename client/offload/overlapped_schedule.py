@@ -7,7 +7,7 @@ a layer's forward pass until its weights are those of the last step.
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +139,7 @@ class OverlappedSchedule:
         for hook in self._hooks:
             hook.remove()
 
-    def _before_forward(self, index: int) -> Any:
+    def _before_forward(self, index: int) -> Callable[[nn.Module, Any], None]:
         def wait(module: nn.Module, inputs: Any) -> None:
             # Checkpointing runs the forward pass again in the backward pass, with the same weights.
             if torch._C._current_graph_task_id() != -1:
@@ -181,7 +181,7 @@ class OverlappedSchedule:
             with self._accelerator.pausing(), self._changed:
                 self._wait_until(lambda: self._order.gradients_on_device <= most)
 
-    def _wait_until(self, condition: Any) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait, holding the lock, until a condition holds."""
         while not condition():
             self._raise_error()

@@ -231,10 +231,6 @@ class TuneSettings(Settings):
         mistakes += refusals(self.features, TUNING_EXCLUSIONS)
         if self.gradients == "exact" and self.model.stream in ("host", "disk"):
             mistakes.append(NO_STREAMED_GRADIENTS)
-        if self.adapter.basis:
-            mistakes.append(
-                "adapter.basis: tune trains every element of an adapter; leave it empty"
-            )
         if self.stream_compression != "none" and (
             self.space != "full" or self.model.stream not in ("host", "disk")
         ):
@@ -267,6 +263,11 @@ class TuneSettings(Settings):
             mistakes.append(
                 "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
                 "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
+            )
+        if self.offload.emulates and self.offload.schedule == "none":
+            mistakes.append(
+                "offload.schedule: none does all work where the model computes, and an emulated "
+                "accelerator has a link and a host beside it; set it to layer-wise or zero"
             )
         return mistakes
 

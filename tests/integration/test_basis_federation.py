@@ -216,7 +216,7 @@ def test_partial_without_a_label_bias_is_refused(informed: Settings) -> None:
 
 def test_tune_and_phones_refuse_a_basis(informed: Settings) -> None:
     config = config_of(informed, adapter__layers="top:1", adapter__label_bias=False)
-    with pytest.raises(ConfigError, match=r"adapter\.basis: tune trains every element"):
+    with pytest.raises(ConfigError, match=r"adapter\.basis: samara tune trains"):
         TuneSettings.of({"adapter.basis": informed["adapter.basis"]}, "test")
     with pytest.raises(ConfigError, match="a phone's program moves the adapter's elements"):
         prepare_model(config, "none")

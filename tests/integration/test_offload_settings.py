@@ -118,6 +118,24 @@ def test_an_interrupted_run_goes_on_under_another_schedule(
     assert tuned(tuning_of(settings, **LSP, micro_batch=3)) == whole
 
 
+def test_a_continued_run_counts_the_moments_that_it_has_read(
+    settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"method": "fo-adam", "space": "full", "offload__memory": 2**30}
+    whole, continued = (
+        tuning_of(settings, **changes, out=str(tmp_path / name)) for name in ("whole", "continued")
+    )
+
+    def stop(done: int, steps: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(continued, stop)
+    peaks = [read_result(tune(run))["emulated"]["peak_memory_bytes"] for run in (whole, continued)]
+    assert peaks[0] == peaks[1]
+
+
 @pytest.mark.parametrize("method", ["fo-adam", "lora", "zero-offload", "lsp"])
 def test_too_small_an_accelerator_is_refused(method: str, settings: Settings) -> None:
     with pytest.raises(DeviceError, match="emulated accelerator"):
@@ -130,6 +148,10 @@ def test_too_small_an_accelerator_is_refused(method: str, settings: Settings) ->
         ({"method": "lsp", "offload__memory": 1, "threads": 2}, "set model.torch-device"),
         ({"method": "prge", "offload__memory": 1}, "prge does not read it"),
         ({"method": "fo-adam", "offload__schedule": "zero"}, "fo-adam does not read it"),
+        (
+            {"method": "lsp", "offload__memory": 1, "offload__schedule": "none", "threads": 1},
+            r"offload\.schedule: none does all work where the model computes",
+        ),
         ({"method": "lsp", "offload__slowdown": 0.5}, "greater than or equal to 1"),
     ],
 )

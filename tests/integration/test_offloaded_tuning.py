@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from tuning import Settings, small, tuned, tuning_of
@@ -106,6 +107,20 @@ def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
         assert shapes[f"exp_avg.{name}"] == shapes[f"exp_avg_sq.{name}"] == (8, 8)
         assert shapes[f"left.values.{name}"] == shapes[f"left.positions.{name}"] == (rows, 2)
         assert shapes[f"right.values.{name}"] == shapes[f"right.positions.{name}"] == (columns, 2)
+
+
+def test_a_projector_that_does_not_fit_is_named(settings: Settings) -> None:
+    config = tuning_of(settings, method="lsp", lsp__subspace_size=8, lsp__nonzeros=2)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(3))
+    file = Path(config.out) / CHECKPOINT_FILE
+    with safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    tensors[next(name for name in tensors if name.startswith("left.positions"))][0, 0] = 8
+    save_file(tensors, file, metadata)
+    with pytest.raises(TrainingError, match=r"damaged: left\.positions\S+ are not all from 0 to 7"):
+        tune(config)
 
 
 @pytest.mark.parametrize(

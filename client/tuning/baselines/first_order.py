@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from client.estimators.mezo import learning_rate_at
 from client.forward.activation_checkpointing import checkpointing
 from client.forward.readout import ReadoutForward
-from client.offload.accelerator import EmulatedAccelerator
+from client.offload.accelerator import Accelerator, EmulatedAccelerator
 from client.offload.emulated_cost import EmulatedCost
 from client.offload.layer_update import (
     ImmediateSchedule,
@@ -65,7 +65,10 @@ class GradientOptimizer(Protocol):
         """Return the state by the names that tensors have in a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue with the tensors of a checkpoint."""
+        """Continue with the tensors of a checkpoint; ValueError if one does not fit."""
+
+    def hold(self, accelerator: Accelerator) -> None:
+        """Count the state in the memories that it is in."""
 
 
 class FirstOrder:
@@ -109,6 +112,7 @@ class FirstOrder:
         try:
             if self._checkpoint.exists:
                 self._continue()
+            self._optimizer.hold(accelerator)
         except BaseException:
             self.close()
             raise
@@ -275,8 +279,8 @@ class FirstOrder:
         self._assign(stored)
         try:
             self._optimizer.restore(stored, self._steps)
-        except KeyError as error:
-            raise self._checkpoint.damaged(f"no tensor {error}") from error
+        except ValueError as error:
+            raise self._checkpoint.damaged(error) from error
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
         self._schedule.finish()

@@ -42,16 +42,7 @@ def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
 def make_schedule(
     settings: TuneSettings, base: BaseModel, updates: Sequence[LayerUpdate], device: Accelerator
 ) -> ImmediateSchedule | OverlappedSchedule:
-    """Return the schedule of the updates, with projectors and moments in their memories.
-
-    Raises:
-        DeviceError: if the projectors do not fit into an emulated accelerator's memory.
-    """
-    for update in updates:
-        device.hold_on_host(update.optimizer.moments)
-        for projector in (update.projectors.left, update.projectors.right):
-            if projector is not None:
-                device.hold([projector.positions, projector.values])
+    """Return the schedule of the updates."""
     order = _order(settings, base)
     if order is None:
         return ImmediateSchedule()

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from client.offload.accelerator import Accelerator
 from client.offload.host_adam import MOMENTS
+from client.offload.stored_tensors import stored_moments
 
 
 class ResidentAdam:
@@ -49,9 +51,22 @@ class ResidentAdam:
         Args:
             tensors: tensors by name, as `tensors` has returned them.
             steps: steps taken before.
+
+        Raises:
+            ValueError: if a tensor is missing or does not fit.
         """
         for name, tensor in self._trained.items():
-            if f"{MOMENTS[0]}.{name}" in tensors:
-                moments = {key: tensors[f"{key}.{name}"].to(tensor.device) for key in MOMENTS}
+            moments = stored_moments(tensors, name, tuple(tensor.shape))
+            if moments is not None:
+                state = dict(zip(MOMENTS, (m.to(tensor.device) for m in moments), strict=True))
                 count = torch.tensor(float(steps), device=tensor.device)
-                self._adam.state[tensor] = {"step": count} | moments
+                self._adam.state[tensor] = {"step": count} | state
+
+    def hold(self, accelerator: Accelerator) -> None:
+        """Count the moments in the accelerator's memory.
+
+        Raises:
+            DeviceError: if they do not fit into an emulated accelerator's memory.
+        """
+        for state in self._adam.state.values():
+            accelerator.hold(state.values())
