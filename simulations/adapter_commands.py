@@ -72,7 +72,8 @@ def basis(
     from shared.config import load_scenario
     from simulations.basis import write_basis
 
-    config = load_scenario(scenario_file(scenario), settings or [])
+    # Layers that are left open are those of a run with a basis.
+    config = load_scenario(scenario_file(scenario), [*(settings or []), f"adapter.basis={out}"])
     for line in write_basis(config, source, out):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy.quantized_gradients --data DATA --model MODEL
 
-The same 16 examples of the SST-2 scenario and the same 200 directions, at an adapter that is not
+The same 16 examples of SST-2 and the same 200 directions, at adapters on two layers that are not
 zero.
 """
 

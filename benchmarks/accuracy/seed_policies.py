@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy.seed_policies --data DATA --model MODEL --out FOLDER
 
-Runs the shipped SST-2 scenario, shortened, twice per seed, and prints loss and accuracy on
+Runs SST-2 with adapters on two layers, shortened, twice per seed, and prints loss and accuracy on
 validation and test. Runs that are already in the folder are not repeated.
 """
 
@@ -18,7 +18,7 @@ from shared.config import load_scenario
 from shared.result import read_result
 from simulations.simulate import simulate
 
-SCENARIO = Path(__file__).parents[2] / "simulations" / "scenarios" / "sst2.toml"
+SCENARIO = Path(__file__).parent / "methods" / "sst2-adapters.toml"
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    table = Table(title=f"{arguments.rounds} rounds of the SST-2 scenario")
+    table = Table(title=f"{arguments.rounds} rounds of SST-2 with adapters on two layers")
     for column in ("seeds", "split", "zero-shot", "accuracy", "gain", "loss", "bytes down"):
         table.add_column(column, justify="right")
     for policy in ("shared", "independent"):

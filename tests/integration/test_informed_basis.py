@@ -21,6 +21,7 @@ from client.training.model_runtime import ModelRuntime, load_run
 from shared.basis import Basis, read_basis
 from shared.errors import ConfigError, DataError, ModelError
 from shared.tasks.catalog import load_task
+from simulations.adapter_commands import basis
 from simulations.basis import write_basis
 from simulations.simulate import simulate
 
@@ -117,6 +118,19 @@ def test_a_basis_beside_a_readout(
     alone = config_of(settings, adapter__layers="readout")
     with pytest.raises(ConfigError, match="a basis is for adapters inside the model"):
         list(write_basis(alone, "random-tokens", file))
+
+
+@pytest.mark.usefixtures("small")
+def test_layers_that_are_left_open_are_those_of_a_run_with_a_basis(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    open_layers = {k: v for k, v in settings.items() if k != "adapter.layers"}
+    scenario, file = tmp_path / "open.toml", tmp_path / "open.basis"
+    scenario.write_text("", encoding="utf-8")
+    basis(scenario, file, "random-tokens", [f"{key}={value}" for key, value in open_layers.items()])
+    layout = load_run(config_of(open_layers, adapter__basis=str(file))).runtime.layout
+    assert layout.adapter_hash.hex() == read_basis(str(file)).origin.adapter_hash
 
 
 def test_a_basis_that_catches_little_is_not_written(
