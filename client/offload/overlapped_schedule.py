@@ -21,7 +21,7 @@ from client.offload.service_order import Order, ServiceOrder, Stage
 from client.offload.timeline import TO_DEVICE, TO_HOST
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ScheduledLayer:
     """A layer of the schedule: a module that runs as a whole, with the weights that it waits for.
 
@@ -96,9 +96,16 @@ class OverlappedSchedule:
         ]
         self._threads = [
             threading.Thread(
-                target=self._serve, args=(stage,), name=f"offload-{stage.name.lower()}", daemon=True
+                target=self._serve,
+                args=(stage, serve),
+                name=f"offload-{stage.work}",
+                daemon=True,
             )
-            for stage in Stage
+            for stage, serve in (
+                (Stage.OFFLOAD, self._offload),
+                (Stage.UPDATE, self._update),
+                (Stage.UPLOAD, self._upload),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -192,7 +199,7 @@ class OverlappedSchedule:
         if self._error is not None:
             raise self._error
 
-    def _serve(self, stage: Stage) -> None:
+    def _serve(self, stage: Stage, serve: Callable[[int, _Job], None]) -> None:
         """Serve a stage, in its thread, until the schedule is closed or a stage fails."""
         while True:
             with self._changed:
@@ -202,7 +209,7 @@ class OverlappedSchedule:
                     self._changed.wait()
                 job = self._jobs[index]
             try:
-                getattr(self, f"_{stage.name.lower()}")(index, job)
+                serve(index, job)
             except BaseException as error:
                 with self._changed:
                     self._error = self._error or error
@@ -247,7 +254,7 @@ class OverlappedSchedule:
     def _record(self, stage: Stage, lane: str, index: int, start: float) -> None:
         end = self._accelerator.clock.now()
         self._measured[stage] += end - start
-        self._accelerator.timeline.record(lane, stage.name.lower(), index, start, end)
+        self._accelerator.timeline.record(lane, stage.work, index, start, end)
 
     def _measure_pass(self) -> None:
         """Take the transition layer from the seconds of the pass before (section 4.2)."""

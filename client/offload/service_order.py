@@ -20,6 +20,11 @@ class Stage(IntEnum):
     UPDATE = 1
     UPLOAD = 2
 
+    @property
+    def work(self) -> str:
+        """The name of the stage's work in a timeline, and of its seconds."""
+        return self.name.lower()
+
 
 class ServiceOrder:
     """The queues of the three stages.

@@ -10,7 +10,6 @@ from client.offload.service_order import Order, ServiceOrder, Stage
 from client.offload.timeline import ACCELERATOR, HOST, TO_DEVICE, TO_HOST, Timeline
 
 _LANES = {Stage.OFFLOAD: TO_HOST, Stage.UPDATE: HOST, Stage.UPLOAD: TO_DEVICE}
-_WORK = {Stage.OFFLOAD: "offload", Stage.UPDATE: "update", Stage.UPLOAD: "upload"}
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,10 @@ def simulate_schedule(
     def start_free_stages() -> None:
         for stage in Stage:
             if stage not in serving and (layer := service.take(stage)) is not None:
-                seconds = getattr(layers[layer], _WORK[stage])
+                seconds = getattr(layers[layer], stage.work)
                 serving[stage] = layer
                 heapq.heappush(events, (clock + seconds, layer, stage))
-                timeline.record(_LANES[stage], _WORK[stage], layer, clock, clock + seconds)
+                timeline.record(_LANES[stage], stage.work, layer, clock, clock + seconds)
 
     def advance(until: float | None) -> None:
         """Let stages end until a time; None lets exactly one end."""
