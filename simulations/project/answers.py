@@ -45,15 +45,19 @@ class Answers:
                 raise ConfigError(f"{question}: give --{option}")
             return check(default)
         while True:
-            text = self.given.get(option) or Prompt.ask(escape(question), default=default) or ""
+            text = (self.given[option] if option in self.given else _ask(question, default)).strip()
             try:
-                answer = check(text.strip())
+                if not text:
+                    raise ConfigError(f"--{option}: an answer is needed, not an empty text")
+                answer = check(text)
             except SamaraError as error:
                 if option in self.given:
                     raise
-                Console(stderr=True).print(str(error), markup=False, style="yellow")
+                Console(stderr=True, highlight=False).print(
+                    str(error), markup=False, style="yellow"
+                )
             else:
-                self.used[option] = text.strip()
+                self.used[option] = text
                 return answer
 
     def several(
@@ -75,6 +79,14 @@ class Answers:
         for option, texts in self.used.items():
             words += [f"--{option}", texts]
         return shlex.join(words)
+
+
+def _ask(question: str, default: str | None) -> str:
+    """Return what is typed; the end of the input stops the command as Ctrl-C does."""
+    try:
+        return Prompt.ask(escape(question), default=default) or ""
+    except EOFError:
+        raise KeyboardInterrupt from None
 
 
 def _split(text: str) -> list[str]:

@@ -161,7 +161,9 @@ def test_answers_in_words_are_for_tune(
     ("options", "message"),
     [
         ((), "Data: a .jsonl or .csv file, a folder, a name on the hub"),
+        (("--data", ""), "--data: an answer is needed, not an empty text"),
         (("--data", "DATA"), "Words for the labels 0, 1, in this order"),
+        (("--data", "DATA", "--words", " "), "--words: an answer is needed"),
         (("--data", "DATA", "--words", "one"), "1 words for 2 labels"),
         (("--data", "DATA", "--kind", "regression"), "is no kind of task"),
         (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
