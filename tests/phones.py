@@ -52,9 +52,9 @@ def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lowered(methods: Methods, *_: Any) -> bytes:
     graphs = {}
-    for name, (module, inputs) in methods.items():
+    for name, method in methods.items():
         with torch.no_grad(), io.BytesIO() as file:
-            torch.export.save(torch.export.export(module.eval(), inputs), file)
+            torch.export.save(method.export(), file)
             graphs[name] = file.getvalue()
     return pickle.dumps(graphs)
 

@@ -34,7 +34,7 @@ from client.forward.grouping import Grouping, Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
 from devices.phone.export import PreparedModel, ProgramShapes, export_program, step_inputs
-from devices.phone.lowering import lower_to_executorch
+from devices.phone.lowering import Method, lower_to_executorch
 from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
 from devices.phone.program import ReplayModule, ScoresModule, Words
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
@@ -113,7 +113,7 @@ def make(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[st
     if kind.endswith(TWICE):
         if quantization == "8da4w":
             quantize_to_4_bit(base)
-        half = OneSign(scores, layout), _inputs(kind, folder)
+        half = Method(OneSign(scores, layout), _inputs(kind, folder))
         file.write_bytes(
             lower_to_executorch({"forward": half}, delegate, (), quantization == "8da4w")
         )

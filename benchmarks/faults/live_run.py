@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import psutil
 
+from client.personal.personalizations import PERSONALIZATIONS_FILE
 from client.protocol.session_store import decode_session
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.store import METRICS_FILE, read_layout, replay_run
@@ -171,14 +172,24 @@ class LiveRun:
         """Wait until something is so; returns for how many seconds.
 
         Raises:
-            AssertionError: if it takes too long.
+            AssertionError: if for so many seconds nothing was done.
         """
-        begun = time.monotonic()
+        begun = since = time.monotonic()
+        done = self._work_done()
         while not ready():
-            waited = time.monotonic() - begun
-            assert waited < seconds, f"{what} took over {seconds:.0f} s:\n{self.said()[-3000:]}"
+            if time.monotonic() - since >= seconds:
+                before, done = done, self._work_done()
+                assert done != before, f"{what}: nothing in {seconds:.0f} s:\n{self.said()[-3000:]}"
+                since = time.monotonic()
             time.sleep(_POLL_SECONDS)
         return time.monotonic() - begun
+
+    def _work_done(self) -> dict[Path, int]:
+        """Return when sessions, ledgers and evaluations changed; logs also grow in vain."""
+        places = [self.run, *map(self.home, self.names)]
+        names = "session", "*.seg", PERSONALIZATIONS_FILE, METRICS_FILE
+        files = [file for place in places for name in names for file in place.rglob(name)]
+        return {file: file.stat().st_mtime_ns for file in files if file.exists()}
 
     def wait_for_round(self, number: int, seconds: float = 600) -> float:
         """Wait for the end of a round."""

@@ -48,7 +48,7 @@ def phone() -> None:
 @app.command()
 def export(
     batch: Annotated[int, typer.Option(min=1, help="Examples of a call, B.")],
-    seq: Annotated[int, typer.Option(min=2, help="Tokens of an example, S.")],
+    seq: Annotated[int, typer.Option(min=2, help="Tokens of the longest example, S.")],
     out: Annotated[Path, typer.Option(help="Program file; the manifest is written beside it.")],
     queries: Annotated[
         int, typer.Option(min=1, help="Directions of a call, q; a readout's calls take none.")

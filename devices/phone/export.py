@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.forward.body import PerturbedBody
-from devices.phone.lowering import Methods, lower_to_executorch
+from devices.phone.lowering import Method, Methods, lower_to_executorch
 from devices.phone.manifest import Delegate, Form, Manifest, PhoneQuantization, SelfCheck
 from devices.phone.program import (
     AlgorithmOneModule,
@@ -38,6 +38,8 @@ from shared.tasks.kinds import ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions of one call of ``replay``, or of a readout's ``directions``."""
+LEAST_TOKENS = 4
+"""The fewest tokens before an answer in a call; `torch.export` makes sizes of 0 and 1 constants."""
 ANSWER_TOKENS = 16
 """Default of the most tokens of a candidate of a choice task."""
 CHECK_EPSILON, READOUT_CHECK_EPSILON = 0.01, 1.0
@@ -47,12 +49,12 @@ a small ε those of a readout would say nothing of its features."""
 
 @dataclass(frozen=True)
 class ProgramShapes:
-    """The shapes that are fixed when a program is exported.
+    """The shapes of a program's calls; a readout's may also have shorter sequences.
 
     Attributes:
         queries: q, directions of a call.
         batch: B, examples of a call.
-        sequence: S, tokens of an example; those of an answer of several tokens are among them.
+        sequence: S, most tokens of an example; those of an answer of several tokens are among them.
     """
 
     queries: int
@@ -194,8 +196,9 @@ def export_program(
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
     check = _check(ready, shapes)
+    least = _least_sequence(ready, shapes)
     if isinstance(parts, ReadoutParts):
-        methods = parts.methods(check, REPLAY_SEEDS)
+        methods = parts.methods(check, REPLAY_SEEDS, least)
     elif form == "algorithm-1":
         methods = _algorithm_1(parts, ready.layout, check)
     else:
@@ -219,6 +222,7 @@ def export_program(
         form=form,
         check=check,
         readout=parts.description if isinstance(parts, ReadoutParts) else None,
+        least_sequence=least,
         start=base64.b64encode(ready.start).decode(),
     )
     try:
@@ -229,11 +233,17 @@ def export_program(
     return manifest
 
 
+def _least_sequence(ready: PreparedModel, shapes: ProgramShapes) -> int:
+    """Return the fewest tokens of a call that may be shorter than S; 0 if none may."""
+    least = ready.answer_tokens + LEAST_TOKENS
+    return least if isinstance(ready.parts, ReadoutParts) and least < shapes.sequence else 0
+
+
 def _functional(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Methods:
     unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
     state = zero_state(layout.size)
-    step = TrainStepModule(scores, layout), step_inputs(state, check)
-    replay = ReplayModule(layout), (torch.from_numpy(state), unused, unused.clone())
+    step = Method(TrainStepModule(scores, layout), step_inputs(state, check))
+    replay = Method(ReplayModule(layout), (torch.from_numpy(state), unused, unused.clone()))
     return {"forward": step, "replay": replay}
 
 
@@ -241,7 +251,7 @@ def _algorithm_1(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Meth
     queries = len(check.seeds)
     _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(layout.size), check)
     inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
-    return {"forward": (AlgorithmOneModule(scores, layout, queries), inputs)}
+    return {"forward": Method(AlgorithmOneModule(scores, layout, queries), inputs)}
 
 
 def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tensor, ...]:

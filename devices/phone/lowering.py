@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,8 +13,27 @@ from devices.phone.extra import MISSING
 from devices.phone.manifest import Delegate
 from shared.errors import DeviceError
 
-Methods = Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]
-"""A module and example inputs by method name."""
+
+class Method(NamedTuple):
+    """A method of a program.
+
+    Attributes:
+        module: module that computes it.
+        inputs: example inputs; sizes that are not in `sizes` are those of every call.
+        sizes: by input, the sizes that may differ from call to call; None if none may.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    sizes: tuple[dict[int, torch.export.Dim] | None, ...] | None = None
+
+    def export(self) -> torch.export.ExportedProgram:
+        """Return the method's graph."""
+        return torch.export.export(self.module.eval(), self.inputs, dynamic_shapes=self.sizes)
+
+
+Methods = Mapping[str, Method]
+"""Methods by name."""
 
 
 def lower_to_executorch(
@@ -26,7 +45,7 @@ def lower_to_executorch(
     """Lower modules to a program with one method each.
 
     Args:
-        methods: module and example inputs by method name; the inputs' shapes become fixed.
+        methods: methods by name.
         delegate: ``xnnpack`` delegates the float part of ``forward`` to XNNPACK.
         initialized: patterns of mutable buffers whose initial values are stored in the program.
         quantized_inputs: whether XNNPACK takes only the products with dynamically quantized inputs.
@@ -53,10 +72,7 @@ def lower_to_executorch(
         except (ImportError, OSError) as error:
             raise DeviceError(MISSING.format(error=error)) from error
         with torch.no_grad():
-            exported = {
-                name: torch.export.export(module.eval(), inputs)
-                for name, (module, inputs) in methods.items()
-            }
+            exported = {name: method.export() for name, method in methods.items()}
         # not among the core operators, but every runtime has a kernel for it
         shift = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
         kind = XnnpackDynamicallyQuantizedPartitioner if quantized_inputs else XnnpackPartitioner

@@ -109,7 +109,7 @@ class Manifest:
         layout_hash: hash (hex) of the layout.
         queries: q, directions of a call; of a readout's program, those of the self-check.
         batch: B, examples of a call.
-        sequence: S, tokens of an example.
+        sequence: S, tokens of an example, or of the longest one; see `least_sequence`.
         replay_seeds: directions of a call of ``replay``, or of a readout's ``directions``.
         words: label words of the task.
         word_tokens: token of each label word; empty for a sentence encoder, and for answers of
@@ -122,6 +122,7 @@ class Manifest:
         start: content of the file of the adapter's start, in base 64; empty without one.
         answer_tokens: most tokens of an answer, where examples have a sequence per candidate; 0
             where label words have one token each.
+        least_sequence: fewest tokens of a call of ``forward``; 0 if every call has S.
     """
 
     program_sha256: str
@@ -141,12 +142,21 @@ class Manifest:
     readout: ReadoutDescription | None = None
     start: str = ""
     answer_tokens: int = 0
+    least_sequence: int = 0
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of an example's ids: (S,), or (C, S) of candidates."""
         candidates = (len(self.words),) if self.answer_tokens else ()
         return (*candidates, self.sequence)
+
+    def call_length(self, longest: int) -> int:
+        """Return the tokens of a call for examples of which the longest has so many.
+
+        Args:
+            longest: tokens of the longest example, at most S.
+        """
+        return max(longest, self.least_sequence) if self.least_sequence else self.sequence
 
     def write(self, program: Path) -> None:
         """Write the manifest beside the program.
@@ -232,6 +242,11 @@ class Manifest:
             return {0}
         return {len(self.words)} | ({0} if self.readout else set())
 
+    def _takes_shorter_calls(self) -> bool:
+        """Return whether a readout's calls may be as short as is said."""
+        is_readout = self.readout is not None
+        return is_readout and self.answer_tokens + 2 <= self.least_sequence < self.sequence
+
     def _shaped(self) -> bool:
         sizes = self.queries, self.batch, self.sequence, self.replay_seeds
         check = self.check
@@ -241,6 +256,8 @@ class Manifest:
             and len(self.word_tokens) in self._token_counts()
             and type(self.answer_tokens) is int
             and 0 <= self.answer_tokens <= self.sequence - 2
+            and type(self.least_sequence) is int
+            and (self.least_sequence == 0 or self._takes_shorter_calls())
             and self.quantization in get_args(PhoneQuantization)
             and self.delegate in get_args(Delegate)
             and self.form in get_args(Form)

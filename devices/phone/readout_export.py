@@ -7,7 +7,7 @@ import torch
 
 from client.forward.readout import make_readout
 from client.training.client_data import ExampleTokenizer
-from devices.phone.lowering import Methods
+from devices.phone.lowering import Method, Methods
 from devices.phone.manifest import ReadoutDescription, SelfCheck
 from devices.phone.program import Candidates, DirectionsModule, RepresentationModule, Words
 from shared.contrasts import contrasts
@@ -57,13 +57,23 @@ class ReadoutParts:
             damping_sha256=_damping_hash(measured) if measured else "",
         )
 
-    def methods(self, check: SelfCheck, replay_seeds: int) -> Methods:
-        """Return the program's methods ``forward`` and ``directions`` with example inputs."""
-        inputs = torch.tensor(check.ids), torch.tensor(check.positions)
+    def methods(self, check: SelfCheck, replay_seeds: int, least: int) -> Methods:
+        """Return the program's methods ``forward`` and ``directions``.
+
+        Args:
+            check: self-check, whose batch has the most tokens of a call.
+            replay_seeds: number of directions of a call of ``directions``.
+            least: fewest tokens of a call of ``forward``; 0 if all calls have the most.
+        """
+        ids, positions = torch.tensor(check.ids), torch.tensor(check.positions)
+        sizes = None
+        if least:
+            tokens = torch.export.Dim("tokens", min=least, max=ids.shape[-1])
+            sizes = {ids.ndim - 1: tokens}, None
         seeds = torch.zeros(replay_seeds, dtype=torch.int64)
         return {
-            "forward": (self.module, inputs),
-            "directions": (DirectionsModule(self._layout), (seeds,)),
+            "forward": Method(self.module, (ids, positions), sizes),
+            "directions": Method(DirectionsModule(self._layout), (seeds,)),
         }
 
     def losses(self, check: SelfCheck) -> list[list[float]]:

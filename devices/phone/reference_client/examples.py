@@ -39,6 +39,14 @@ class TokenizedExamples:
         """Return the number of examples."""
         return len(self.labels)
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each example, int64 [n]; of candidates those of the longest."""
+        if self.ids.ndim == 2:
+            return self.positions + 1
+        used = (self.ids >= 0).sum(axis=2).max(axis=1, initial=0)
+        return np.asarray(used, np.int64)
+
     def hash(self) -> str:
         """Return 32 hexadecimal digits that change with any example, and not with their order."""
         columns = zip(self.ids, self.positions, self.labels, strict=True)

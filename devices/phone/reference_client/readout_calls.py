@@ -28,12 +28,15 @@ class ReadoutCalls:
 
     Attributes:
         example_passes: number of examples that went through the model so far.
+        token_passes: number of tokens that did, with those that fill calls up.
     """
 
     def __init__(
         self, program: ReadoutProgram, examples: dict[Split, TokenizedExamples], kept_bytes: int
     ) -> None:
-        self._program, self._examples, self.example_passes = program, examples, 0
+        self._program, self._examples = program, examples
+        self.example_passes = self.token_passes = 0
+        self._lengths = {split: examples[split].lengths for split in Split}
         self._labels = len(program.manifest.words)
         width, left = self._labels + program.features, kept_bytes
         self._kept: dict[Split, NDArray[np.float32]] = {}
@@ -82,20 +85,29 @@ class ReadoutCalls:
         kept, is_computed = self._kept[split], self._is_computed[split]
         fit = rows < len(kept)
         missing = np.unique(rows[fit][~is_computed[rows[fit]]])
-        for some in batches(missing, self._program.manifest.batch):
+        for some in batches(self._by_length(split, missing), self._program.manifest.batch):
             kept[some] = self._compute(split, some)
             is_computed[some] = True
         numbers = np.empty((len(rows), kept.shape[1]), np.float32)
         numbers[fit] = kept[rows[fit]]
-        for some in batches(np.flatnonzero(~fit), self._program.manifest.batch):
+        left = np.flatnonzero(~fit)[np.argsort(self._lengths[split][rows[~fit]], kind="stable")]
+        for some in batches(left, self._program.manifest.batch):
             numbers[some] = self._compute(split, rows[some])
         return numbers[:, : self._labels], numbers[:, self._labels :]
 
+    def _by_length(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return rows in the order of their lengths, so that a call has examples of like length."""
+        return rows[np.argsort(self._lengths[split][rows], kind="stable")]
+
     def _compute(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the numbers of at most B examples by one call, float32 [n, labels + features]."""
-        examples, filled = self._examples[split], np.resize(rows, self._program.manifest.batch)
+        examples, manifest = self._examples[split], self._program.manifest
+        filled = np.resize(rows, manifest.batch)
+        length = manifest.call_length(int(self._lengths[split][rows].max()))
         self.example_passes += len(rows)
-        both = self._program.represent(examples.ids[filled], examples.positions[filled])
+        self.token_passes += len(filled) * length
+        ids = examples.ids[filled][..., :length]
+        both = self._program.represent(ids, examples.positions[filled])
         return np.concatenate(both, axis=1)[: len(rows)]
 
 

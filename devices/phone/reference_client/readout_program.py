@@ -34,7 +34,7 @@ class ReadoutProgram(LoadedProgram):
         """Call ``forward`` once; see `devices.phone.program.RepresentationModule`.
 
         Args:
-            ids: [B, S].
+            ids: [B, s], s from the manifest's `least_sequence` to S; [B, C, s] of candidates.
             positions: [B].
 
         Returns:
@@ -70,11 +70,24 @@ class ReadoutProgram(LoadedProgram):
         check, state = self.manifest.check, zero_state(self.layout.size)
         seeds = np.array(check.seeds, np.uint64)
         moved = self.replay(state, seeds, np.array(check.coefficients, np.int64))
-        scores, features = self.represent(np.array(check.ids), np.array(check.positions))
+        scores, features = self._represent_check()
         weights = self.perturbed_weights(state, self.directions(seeds), check.epsilon)
         perturbed = self.perturbed_scores(weights, scores, features)
         losses = cross_entropies(perturbed, np.array(check.labels))
         return self.compare(digest(self.layout.hash, moved).hex() == check.digest, losses)
+
+    def _represent_check(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the self-check's scores and features; its shortest row's are of a short call."""
+        ids, positions = np.array(self.manifest.check.ids), np.array(self.manifest.check.positions)
+        scores, features = self.represent(ids, positions)
+        if self.manifest.least_sequence:
+            row = int(positions.argmin())
+            longest = int(positions[row]) + 1 + self.manifest.answer_tokens
+            length = self.manifest.call_length(longest)
+            most = length - 1 - self.manifest.answer_tokens
+            short = self.represent(ids[..., :length], np.minimum(positions, most))
+            scores[row], features[row] = short[0][row], short[1][row]
+        return scores, features
 
     def perturbed_weights(
         self,
