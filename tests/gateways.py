@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from devices.live.keys import create_key
-from devices.phone.gateway import Gateway, start_gateway
+from devices.phone.gateway import Gateway
+from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.certificates import TlsFiles

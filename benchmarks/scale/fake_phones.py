@@ -25,7 +25,8 @@ import typer
 
 from benchmarks.faults.slow_connections import all_held
 from devices.live.keys import create_key
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from devices.phone.gateway_server import start_gateway
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.frames.instructions import token_of

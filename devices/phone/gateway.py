@@ -2,7 +2,8 @@
 
 One event loop holds all streams. A phone sends a message only in reply to one. A stream on which a
 message is out of turn, too long or of a key that is not admitted is ended; others are unaffected.
-A phone that disconnects during a request gets it again if it reattaches in time.
+A phone that disconnects during a request gets it again if it reattaches in time. When the run is
+finished every stream ends with a status that says so, also one that is opened then.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ import grpc
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
-from shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
+from shared.proto.trainer_pb2_grpc import GatewayServicer
 from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
-from shared.wire import MAX_FRAME_BYTES, kind_of
+from shared.wire import kind_of
 
 log = logging.getLogger("samara.gateway")
 
@@ -36,25 +37,11 @@ PROOF_SECONDS = 10.0
 """Seconds from the challenge to its proof."""
 RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
+FINISHED = grpc.StatusCode.OUT_OF_RANGE
+"""Status code of streams that end because the run is finished."""
 _POLL_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Most attachments of one key in a minute."""
-OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a port in use is an error
-    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
-    ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
-    ("grpc.max_metadata_size", 8192),
-    # mobile networks drop an idle connection after some minutes: ping before that
-    ("grpc.keepalive_time_ms", 240_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
-    ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    # for connections without a stream; a phone opens its stream at once
-    ("grpc.max_connection_idle_ms", 10_000),
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ class _AttachedPhone:
 
     public_key: bytes
     requests: asyncio.Queue[_PhoneRequest] = field(default_factory=asyncio.Queue)
-    replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _RejectionError(Exception):
@@ -116,6 +103,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     Attributes:
         refused: number of rejected streams by reason.
+        told: client indices of the phones that were told that the run is finished.
     """
 
     def __init__(self, admitted: Callable[[bytes], bool]) -> None:
@@ -125,12 +113,20 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         self._attachments: dict[int, deque[float]] = {}
         self._detached_at: dict[int, float] = {}
         self._unauthenticated = 0
+        self._is_finished = False
         self.refused: dict[str, int] = {}
+        self.told: set[int] = set()
 
     @property
     def attached_phones(self) -> list[int]:
         """The client indices of the attached phones, ascending."""
         return sorted(self._phones)
+
+    async def finish(self) -> None:
+        """Tell all phones, those too that attach later, that the run is finished."""
+        self._is_finished = True
+        for phone in self._phones.values():
+            phone.ended.set()
 
     async def ask(
         self,
@@ -201,7 +197,11 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         """Serve one phone's stream; see trainer.proto."""
         try:
             public_key = await self._authenticate(context)
-            await self._serve_phone(public_key, context)
+            if not self._is_finished:
+                await self._serve_phone(public_key, context)
+            if self._is_finished:
+                self.told.add(client_index_of_key(public_key))
+                await context.abort(FINISHED, "the run is finished")
         except _RejectionError as rejection:
             self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
             await context.abort(rejection.code, rejection.reason)
@@ -258,7 +258,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
     async def _serve_phone(self, public_key: bytes, context: Any) -> None:
         client, phone = client_index_of_key(public_key), _AttachedPhone(public_key)
         if before := self._phones.get(client):
-            before.replaced.set()
+            before.ended.set()
         self._phones[client] = phone
         for request in self._requests:
             if request.awaits_answer_of(client):
@@ -274,15 +274,15 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         """Send request after request and receive the answers until the phone detaches."""
         number = 0
         incoming = asyncio.ensure_future(context.read())
-        replaced = asyncio.ensure_future(phone.replaced.wait())
+        ended = asyncio.ensure_future(phone.ended.wait())
         try:
             while True:
                 next_request = asyncio.ensure_future(phone.requests.get())
                 try:
                     await asyncio.wait(
-                        (incoming, replaced, next_request), return_when=asyncio.FIRST_COMPLETED
+                        (incoming, ended, next_request), return_when=asyncio.FIRST_COMPLETED
                     )
-                    if not await self._remains_attached(incoming, replaced):
+                    if not await self._remains_attached(incoming, ended):
                         return
                     request = next_request.result()
                 finally:
@@ -292,7 +292,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                     continue
                 number += 1
                 await context.write(ToPhone(task=_task(request, number, remaining)))
-                await asyncio.wait((incoming, replaced), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((incoming, ended), return_when=asyncio.FIRST_COMPLETED)
                 if not incoming.done() or incoming.result() is grpc.aio.EOF:
                     return
                 answer = _check_answer(
@@ -303,17 +303,17 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 incoming = asyncio.ensure_future(context.read())
         finally:
             incoming.cancel()
-            replaced.cancel()
+            ended.cancel()
 
     async def _remains_attached(
-        self, incoming: asyncio.Future[Any], replaced: asyncio.Future[Any]
+        self, incoming: asyncio.Future[Any], ended: asyncio.Future[Any]
     ) -> bool:
-        """Return whether the phone is silent and this stream is still its newest one."""
+        """Return whether the phone is silent, and nothing else ends its stream."""
         if incoming.done() and incoming.result() is not grpc.aio.EOF:
             raise _RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
             )
-        return not (incoming.done() or replaced.done())
+        return not (incoming.done() or ended.done())
 
 
 def _task(request: _PhoneRequest, number: int, seconds: float) -> Task:
@@ -347,50 +347,3 @@ def _check_answer(message: Any, number: int, public_key: bytes, instruction: byt
             grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed with the phone's key"
         )
     return SignedAnswer(public_key, frame, signature)
-
-
-async def start_gateway(
-    gateway: Gateway,
-    address: str,
-    certificate: bytes = b"",
-    key: bytes = b"",
-    read_certificate: Callable[[], tuple[bytes, bytes]] | None = None,
-) -> tuple[Any, int]:
-    """Start the gRPC server of a gateway.
-
-    Args:
-        gateway: gateway to serve.
-        address: host:port to listen on; port 0 takes a free one.
-        certificate: certificate chain, PEM; empty for plain text.
-        key: private key of the certificate, PEM.
-        read_certificate: function that returns certificate and key for each new connection; by
-            default the given ones.
-
-    Returns:
-        The server and its port.
-
-    Raises:
-        DeviceError: if the port cannot be opened.
-    """
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
-    add_GatewayServicer_to_server(gateway, server)
-    try:
-        if certificate:
-            read = read_certificate or (lambda: (certificate, key))
-            credentials = grpc.dynamic_ssl_server_credentials(
-                _certificate_configuration(certificate, key),
-                lambda: _certificate_configuration(*read()),
-            )
-            port = server.add_secure_port(address, credentials)
-        else:
-            port = server.add_insecure_port(address)
-    except (RuntimeError, ValueError) as error:
-        raise DeviceError(
-            f"cannot listen on {address}; use host:port of this machine with a free port"
-        ) from error
-    await server.start()
-    return server, port
-
-
-def _certificate_configuration(certificate: bytes, key: bytes) -> Any:
-    return grpc.ssl_server_certificate_configuration([(key, certificate)])

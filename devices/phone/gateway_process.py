@@ -25,9 +25,11 @@ from devices.live.processes import (
     exclusive_lock,
     is_run_finished,
 )
-from devices.phone.gateway import Gateway, start_gateway
+from devices.phone.gateway import Gateway
+from devices.phone.gateway_server import start_gateway
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_secret
 from shared.signing import normalize_public_key
@@ -37,6 +39,8 @@ log = logging.getLogger("samara.gateway")
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _RENEWAL_SECONDS = 3600.0
+_FAREWELL_SECONDS = 60.0
+"""Longest time in which phones that are away may come back and hear that the run is finished."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,13 @@ class AdmittedKeys:
 
     def __call__(self, public_key: bytes) -> bool:
         """Return whether a public key (PEM) is in the folder."""
+        return public_key in self.read()
+
+    def read(self) -> set[bytes]:
+        """Return the public keys (PEM) in the folder."""
         if self._stamps != (stamps := self._read_stamps()):
             self._stamps, self._keys = stamps, set(_read_keys(path for path, _, _ in stamps))
-        return public_key in self._keys
+        return self._keys
 
     def _read_stamps(self) -> set[tuple[str, int, int]]:
         """Return path, time of change in nanoseconds and size of each file."""
@@ -108,7 +116,7 @@ def _read_keys(files: Iterable[str]) -> Iterator[bytes]:
 
 
 def up(settings: GatewaySettings) -> None:
-    """Serve phones until SIGINT or SIGTERM.
+    """Serve phones until the run is finished, or SIGINT or SIGTERM.
 
     Raises:
         DeviceError: if a file, the port or the folder cannot be used.
@@ -196,7 +204,8 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    gateway = Gateway(AdmittedKeys(settings.phones))
+    admitted = AdmittedKeys(settings.phones)
+    gateway = Gateway(admitted)
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
     executor = Executor(gateway_app(gateway, loop), secret.read_bytes())
@@ -213,7 +222,9 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         while not stop.wait(_POLL_SECONDS):
             check_not_revoked(supernode)
             if is_run_finished(supernode):
-                log.info("the run is finished; phones keep its model")
+                log.info("the run is finished; telling the phones, which keep its model")
+                run(gateway.finish())
+                _await_phones(gateway, admitted, stop)
                 break
             if message := supernode.restart_if_due():
                 log.warning("%s", message)
@@ -229,3 +240,12 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         supernode.end()
         run(server.stop(_GRACE_SECONDS))
         loop.call_soon_threadsafe(loop.stop)
+
+
+def _await_phones(gateway: Gateway, admitted: AdmittedKeys, stop: threading.Event) -> None:
+    """Wait until all phones have heard that the run is finished, those that are away for a time."""
+    end = time.monotonic() + _FAREWELL_SECONDS
+    while time.monotonic() < end and not stop.wait(_POLL_SECONDS):
+        if {client_index_of_key(key) for key in admitted.read()} <= gateway.told:
+            break
+    log.info("%d phones have heard it", len(gateway.told))

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from shared.errors import DeviceError, SamaraError
+from shared.errors import CodeError, DeviceError, SamaraError
 from shared.files import write_durably
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""Latest version that is read; 2 has `least_sequence`, without which a manifest is of version 1."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 PhoneQuantization = Literal["none", "int8", "8da4w"]
@@ -165,7 +166,7 @@ class Manifest:
             DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
-        content = {"version": MANIFEST_VERSION} | asdict(self)
+        content = {"version": MANIFEST_VERSION if self.least_sequence else 1} | asdict(self)
         content = {key: value for key, value in content.items() if value not in (None, "", 0)}
         text = json.dumps(content, indent=1)
         try:
@@ -178,15 +179,14 @@ class Manifest:
         """Read the manifest of a program and check that it belongs to the program's bytes.
 
         Raises:
-            DeviceError: if either file is missing, damaged, or of another version.
+            DeviceError: if either file is missing, damaged, or of a later version.
         """
         file = manifest_file(program)
         try:
             if file.stat().st_size > MAX_MANIFEST_BYTES:
                 raise ValueError(f"larger than {MAX_MANIFEST_BYTES} bytes")
             content: dict[str, Any] = json.loads(file.read_bytes())
-            if content.pop("version") != MANIFEST_VERSION:
-                raise ValueError("of another version")
+            _check_version(content.pop("version"), file)
             check = SelfCheck(**content.pop("check"))
             described = content.pop("readout", None)
             readout = None if described is None else ReadoutDescription(**described)
@@ -204,6 +204,8 @@ class Manifest:
             )
         except OSError as error:
             raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
+        except CodeError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, SamaraError) as error:
             raise DeviceError(
                 f"{file}: not a manifest: {error}; export the program again"
@@ -266,6 +268,23 @@ class Manifest:
             and len(check.seeds) == len(check.coefficients) == self.queries
             and len(check.losses) == 2 * self.queries
             and all(len(row) == self.batch for row in check.losses)
+        )
+
+
+def _check_version(version: object, file: Path) -> None:
+    """Check that a manifest is of a version that is read.
+
+    Raises:
+        CodeError: if it is of a later one.
+        ValueError: if it is of none.
+    """
+    if type(version) is not int or version < 1:
+        raise ValueError(f"of version {version!r}")
+    if version > MANIFEST_VERSION:
+        raise CodeError(
+            f"{file}: this phone's Samara is too old for the program, whose manifest has version "
+            f"{version}, and reads up to {MANIFEST_VERSION}; update Samara here, or export the "
+            "program with this version"
         )
 
 

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from live import terminate
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import (
@@ -104,5 +103,8 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
             assert done.after is not None
             assert done.after.loss != done.before.loss
         assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
-        ended = [terminate(process) for process in live.clients.values()]
-        assert ended == [0] * (2 + len(PHONES))
+        everybody = live.clients.values()
+        live.wait(lambda: all(one.poll() is not None for one in everybody), "all to hear the end")
+        assert [process.returncode for process in everybody] == [0] * (2 + len(PHONES))
+        for name in (BOARD, *PHONES):
+            assert live.said(name).count("the run is finished, and this") == 1

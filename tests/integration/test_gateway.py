@@ -14,7 +14,7 @@ from helpers import instruction_with, layout_of
 from client.protocol.blob_receiver import receive_part
 from devices.phone import gateway as gateway_module
 from devices.phone import relay
-from devices.phone.gateway import start_gateway
+from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import answer_tasks
 from server.transport.blob_sender import BlobSender
 from server.transport.phone_grid import PhoneGrid

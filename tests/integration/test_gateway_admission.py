@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from devices.phone import gateway as gateway_module
 from devices.phone.commands import gateway as gateway_app
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
 from devices.phone.gateway_process import AdmittedKeys
+from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.certificates import make_certificates, renew_certificate

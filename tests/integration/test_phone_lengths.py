@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.export import LEAST_TOKENS
-from devices.phone.manifest import Manifest, manifest_file
+from devices.phone.manifest import MANIFEST_VERSION, Manifest, manifest_file
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_calls import ReadoutCalls
 from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
-from shared.errors import DeviceError
+from shared.errors import CodeError, DeviceError
 from shared.frames.instructions import Split
 from shared.replay import zero_state
 
@@ -174,6 +175,21 @@ def test_a_manifest_with_other_lengths_is_refused(made: Made, tmp_path: Path, le
     file = changed(made, tmp_path, least_sequence=least)
     with pytest.raises(DeviceError, match=r"other\.json: .*export the program again"):
         Manifest.read(file)
+
+
+def test_a_phone_that_is_older_than_its_program_says_so(made: Made, tmp_path: Path) -> None:
+    text = json.loads(manifest_file(made()[1]).read_text())
+    assert text["version"] == MANIFEST_VERSION == 2
+    with pytest.raises(CodeError, match=r"too old for the program.*version 3, .*up to 2; update"):
+        Manifest.read(changed(made, tmp_path, version=MANIFEST_VERSION + 1, unheard_of=1))
+    for version in (0, -1, 2.0, "2", True, None):
+        with pytest.raises(DeviceError, match="not a manifest"):
+            Manifest.read(changed(made, tmp_path, version=version))
+    # what a phone of the first version can run, it reads
+    one = replace(Manifest.read(made()[1]), least_sequence=0)
+    one.write(changed(made, tmp_path))
+    assert json.loads((tmp_path / "other.json").read_text())["version"] == 1
+    assert Manifest.read(tmp_path / "other.pte") == one
 
 
 def test_a_program_that_fails_in_short_calls_is_found(made: Made) -> None:

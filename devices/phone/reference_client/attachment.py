@@ -30,12 +30,19 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 """Status codes after which reattaching would not help."""
+_FINISHED = grpc.StatusCode.OUT_OF_RANGE
+"""Status code of a stream that ends because the run is finished."""
 
 
 def attach(
     phone: PhoneWorker, key: SigningKey, endpoint: GatewayEndpoint, stop: threading.Event
-) -> None:
-    """Stay attached until the stop event is set; a broken stream is opened again.
+) -> bool:
+    """Stay attached until the run is finished or the stop event is set.
+
+    A broken stream is opened again.
+
+    Returns:
+        Whether the gateway has said that the run is finished.
 
     Raises:
         DeviceError: if the gateway does not admit this phone, or speaks another protocol.
@@ -48,9 +55,11 @@ def attach(
                 for _ in answer_tasks(phone, key, GatewayStub(channel)):
                     failures = 0
                     if stop.is_set():
-                        return
+                        return False
             log.info("%s: the gateway ended the stream", endpoint.address)
         except grpc.RpcError as error:
+            if error.code() == _FINISHED:
+                return True
             if error.code() in _FINAL:
                 raise DeviceError(
                     f"{endpoint.address}: the gateway rejects this phone: {error.details()}"
@@ -60,6 +69,7 @@ def attach(
         pause = min(FIRST_PAUSE * 2.0**failures, LONGEST_PAUSE) * random.uniform(1, 1.5)
         failures += 1
         stop.wait(pause)
+    return False
 
 
 def answer_tasks(phone: PhoneWorker, key: SigningKey, stub: Any) -> Iterator[int]:

@@ -40,7 +40,9 @@ def up(
     owners: Mapping[str, Any],
     scenario: Path | None = None,
 ) -> None:
-    """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
+    """Check the program, attach to the gateway, and answer tasks until the run is finished.
+
+    SIGINT and SIGTERM end it before.
 
     Args:
         program_file: program of the model and adapter.
@@ -92,7 +94,9 @@ def _up(
 
     def work() -> None:
         try:
-            attach(phone, key, endpoint, stop)
+            if attach(phone, key, endpoint, stop):
+                phone.finish()
+                log.info("%s", describe_end(home))
         except SamaraError as error:
             failures.append(error)
         except InterruptionError:
@@ -107,3 +111,12 @@ def _up(
     phone.close()
     if failures:
         raise failures[0]
+
+
+def describe_end(home: Path) -> str:
+    """Return what the owner of a phone can do when the run is finished."""
+    return (
+        f"the run is finished, and this phone keeps its model in {home}/runs, where its app finds "
+        f"the global and the private part; `samara client audit --home {home}` shows what has left "
+        "this phone, and `samara phone up` joins the next run"
+    )

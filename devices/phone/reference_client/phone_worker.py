@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from client.forward.turns import checked_passes
 from client.protocol.idle_work import IdleWork, InterruptionError
@@ -11,6 +11,7 @@ from devices.phone.reference_client.phone import Phone
 from shared.ledger.catch_up import CatchUp
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class PhoneWorker:
@@ -30,6 +31,15 @@ class PhoneWorker:
     def begin(self) -> None:
         """Begin to take private rounds that are due."""
         self._idle.begin()
+
+    def finish(self) -> None:
+        """Take the private rounds that are due to their end.
+
+        Raises:
+            InterruptionError: if the worker is closed meanwhile.
+            SamaraError: those of `Phone.take_private_rounds`.
+        """
+        self._work(self._phone.take_private_rounds)
 
     def close(self) -> None:
         """End all computing before the program's next call."""
@@ -59,14 +69,14 @@ class PhoneWorker:
         """Log why the server refuses the phone; see `Phone.hear_refusal`."""
         return self._phone.hear_refusal(refusal)
 
-    def _work(self, method: Callable[_P, bytes], *arguments: _P.args, **named: _P.kwargs) -> bytes:
-        """Call a method in the worker's thread, and return the frame that it returns.
+    def _work(self, method: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+        """Call a method in the worker's thread, and return what it returns.
 
         Raises:
             InterruptionError: if the worker is closed meanwhile.
         """
 
-        def work() -> bytes:
+        def work() -> _T:
             with checked_passes(self._check):
                 return method(*arguments, **named)
 

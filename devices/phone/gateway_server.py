@@ -1,0 +1,75 @@
+"""The gRPC server in which a gateway's phones find it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
+from shared.errors import DeviceError
+from shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
+from shared.wire import MAX_FRAME_BYTES
+
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port in use is an error
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
+    ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
+    ("grpc.max_metadata_size", 8192),
+    # mobile networks drop an idle connection after some minutes: ping before that
+    ("grpc.keepalive_time_ms", 240_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # for connections without a stream; a phone opens its stream at once
+    ("grpc.max_connection_idle_ms", 10_000),
+)
+
+
+async def start_gateway(
+    gateway: Gateway,
+    address: str,
+    certificate: bytes = b"",
+    key: bytes = b"",
+    read_certificate: Callable[[], tuple[bytes, bytes]] | None = None,
+) -> tuple[Any, int]:
+    """Start the gRPC server of a gateway.
+
+    Args:
+        gateway: gateway to serve.
+        address: host:port to listen on; port 0 takes a free one.
+        certificate: certificate chain, PEM; empty for plain text.
+        key: private key of the certificate, PEM.
+        read_certificate: function that returns certificate and key for each new connection; by
+            default the given ones.
+
+    Returns:
+        The server and its port.
+
+    Raises:
+        DeviceError: if the port cannot be opened.
+    """
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
+    add_GatewayServicer_to_server(gateway, server)
+    try:
+        if certificate:
+            read = read_certificate or (lambda: (certificate, key))
+            credentials = grpc.dynamic_ssl_server_credentials(
+                _certificate_configuration(certificate, key),
+                lambda: _certificate_configuration(*read()),
+            )
+            port = server.add_secure_port(address, credentials)
+        else:
+            port = server.add_insecure_port(address)
+    except (RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"cannot listen on {address}; use host:port of this machine with a free port"
+        ) from error
+    await server.start()
+    return server, port
+
+
+def _certificate_configuration(certificate: bytes, key: bytes) -> Any:
+    return grpc.ssl_server_certificate_configuration([(key, certificate)])
