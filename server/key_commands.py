@@ -160,25 +160,44 @@ def invite(
         Path | None, typer.Option("--ca", help="As of `server up`; default the run's own.")
     ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Also print the line as a QR code.")] = False,
+    program: Annotated[
+        Path | None, typer.Option(help="Program for a phone, from `samara phone export`.")
+    ] = None,
+    gateway: Annotated[
+        str, typer.Option(help="Address at which the phone reaches its gateway, host:port.")
+    ] = "",
+    gateway_authority: Annotated[
+        Path | None, typer.Option("--gateway-ca", help="Certificate that verifies the gateway's.")
+    ] = None,
 ) -> None:
     """Print the one line with which a device joins a run; its private key never leaves it.
+
+    A phone, which has a gateway, also gets its program.
 
     Example: samara server invite kitchen-orin --run runs/field --scenario field.signed
     """
     from datetime import UTC, datetime, timedelta
 
     from server.live.certificates import server_address
-    from server.live.invitations import invite_client
+    from server.live.invitations import invite_client, phone_welcome
     from shared.addresses import parse_address
     from shared.certificates import CERTIFICATES_FOLDER
+    from shared.errors import ConfigError
 
     if authority is None:
         authority, address = server_address(run / CERTIFICATES_FOLDER, address)
     else:
         parse_address(address, "--address")
+    phone = None
+    if gateway and gateway_authority and program:
+        parse_address(gateway, "--gateway")
+        phone = phone_welcome(run, gateway, gateway_authority, program)
+    elif gateway or gateway_authority or program:
+        raise ConfigError("a phone is invited with all of --program, --gateway and --gateway-ca")
     end = datetime.now(UTC) + timedelta(hours=hours)
-    code = invite_client(run, name, authority, scenario, end)
-    line = f"samara client join {address} {code} --name {name}"
+    code = invite_client(run, name, authority, scenario, end, phone)
+    command = f"phone join {address} {code}" if phone else f"client join {address} {code}"
+    line = f"samara {command} --name {name}"
     print(line)
     typer.echo(f"for {name} alone, once, until {end:%Y-%m-%d %H:%M} UTC", err=True)
     if qr:

@@ -5,6 +5,7 @@ A file that must survive a crash is written under another name, fsynced and rena
 
 import json
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,23 @@ def write_durably(path: Path, *parts: bytes | memoryview) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a file of any size so that a crash leaves either no target or a whole one.
+
+    Raises:
+        OSError: if reading or writing fails.
+    """
+    with (
+        _replacing(target) as temporary,
+        source.open("rb") as original,
+        temporary.open("wb") as copy,
+    ):
+        shutil.copyfileobj(original, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
+    sync_folder(target.parent)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """An invitation: what a device that has one line from its operator says to a server, and is told.
 
 The line holds a code. Its first half is a hash of what the device is to trust (the server's
-authority and the operator's signed scenario), which is public and fetched by anybody; its second
+authority and the operator's signed scenario; of a phone also its gateway and the hashes of its
+program), which is public and fetched by anybody; its second
 half is a secret, which only a server that the authority verifies is told. So nobody between them
 can be the server, change the scenario or use the code. docs/reference/wire.md has the format.
 """
@@ -9,7 +10,7 @@ can be the server, change the scenario or use the code. docs/reference/wire.md h
 import base64
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from shared.errors import DeviceError, InvitationError
@@ -17,6 +18,8 @@ from shared.signing import is_signed_by, normalize_public_key
 
 JOIN_PATH = "/samara/join"
 """Path of a server, to which a device sends its public key; below it are the invitations."""
+KEYS_PATH = f"{JOIN_PATH}/keys"
+"""Path below which a gateway asks whether a key is registered, by its fingerprint."""
 MAX_WELCOME_BYTES = 2**18
 MAX_REQUEST_BYTES = 2**12
 _VERSION = 1
@@ -76,20 +79,40 @@ class InvitationCode:
 
 
 @dataclass(frozen=True)
+class PhoneWelcome:
+    """The gateway and the program that a phone is to trust.
+
+    Attributes:
+        gateway: address of the gateway, host:port.
+        gateway_authority: certificate that verifies the gateway's, PEM.
+        program: SHA-256 of the program, 64 hex digits.
+        manifest: SHA-256 of its manifest, 64 hex digits.
+    """
+
+    gateway: str
+    gateway_authority: str
+    program: str
+    manifest: str
+
+
+@dataclass(frozen=True)
 class Welcome:
     """The authority and the scenario that a device is to trust.
 
     Attributes:
         authority: certificate that verifies the server's, PEM.
         scenario: file of the operator's signed scenario; empty if there is none.
+        phone: what a phone is to trust beside; None if the device is none.
     """
 
     authority: str
     scenario: str = ""
+    phone: PhoneWelcome | None = None
 
     def encode(self) -> bytes:
         """Return the bytes that the server sends and the code has the hash of."""
-        return _sorted_json(asdict(self))
+        texts = {"authority": self.authority, "scenario": self.scenario}
+        return _sorted_json(texts | (asdict(self.phone) if self.phone else {}))
 
     @property
     def digest(self) -> bytes:
@@ -112,7 +135,13 @@ class Welcome:
                 "what answers is not the server of this invitation, or somebody is between; "
                 "nothing was sent to it. Check the address; on a network of others try another"
             )
-        return cls(**_read_object(data, {"authority", "scenario"}))
+        texts = _read_object(data, _WELCOME, _WELCOME | _OF_A_PHONE)
+        phone = {key: texts[key] for key in texts.keys() & _OF_A_PHONE}
+        return cls(texts["authority"], texts["scenario"], PhoneWelcome(**phone) if phone else None)
+
+
+_WELCOME = {"authority", "scenario"}
+_OF_A_PHONE = {each.name for each in fields(PhoneWelcome)}
 
 
 @dataclass(frozen=True)
@@ -131,8 +160,8 @@ class JoinRequest:
 
     def encode(self) -> bytes:
         """Return the body of the request."""
-        fields = self.secret.hex(), self.public_key.decode(), self.signature.hex()
-        return _sorted_json(dict(zip(("secret", "public-key", "signature"), fields, strict=True)))
+        texts = self.secret.hex(), self.public_key.decode(), self.signature.hex()
+        return _sorted_json(dict(zip(("secret", "public-key", "signature"), texts, strict=True)))
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
@@ -166,8 +195,8 @@ def _sorted_json(values: dict[str, str]) -> bytes:
     return json.dumps(values, sort_keys=True).encode()
 
 
-def _read_object(data: bytes, keys: set[str]) -> dict[str, Any]:
-    """Return a JSON object of texts with exactly these keys.
+def _read_object(data: bytes, *allowed: set[str]) -> dict[str, Any]:
+    """Return a JSON object of texts whose keys are exactly one of these sets.
 
     Raises:
         InvitationError: if it is something else.
@@ -178,7 +207,7 @@ def _read_object(data: bytes, keys: set[str]) -> dict[str, Any]:
         value = None
     if (
         not isinstance(value, dict)
-        or value.keys() != keys
+        or value.keys() not in allowed
         or not all(isinstance(text, str) for text in value.values())
     ):
         raise InvitationError("not a message about an invitation of this version of Samara")

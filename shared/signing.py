@@ -74,6 +74,11 @@ def is_signed_by(public_key: bytes, signature: bytes, data: bytes) -> bool:
     return True
 
 
+def fingerprint_of(public_key: bytes) -> str:
+    """Return the SHA-256 of a public key as PEM, 64 hex digits."""
+    return hashlib.sha256(public_key).hexdigest()
+
+
 def normalize_public_key(public_key: bytes) -> bytes:
     """Return a public key in the one PEM form from which client index and name are derived.
 

@@ -43,11 +43,16 @@ class Echo:
 class Served:
     """A gateway on a loop of its own."""
 
-    def __init__(self, admitted: Callable[[bytes], bool], tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        admitted: Callable[[bytes], bool],
+        tls: TlsFiles | None = None,
+        registered: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.gateway = Gateway(admitted)
+        self.gateway = Gateway(admitted, registered)
         proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
         self._server, self.port = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
         self.endpoint = GatewayEndpoint(

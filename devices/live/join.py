@@ -88,11 +88,15 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
         with exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES):
             check_not_moved(folder)
             create_key(key)
-            welcome = _fetch_welcome(host, port, code)
+            welcome = fetch_welcome(host, port, code)
+            if welcome.phone:
+                raise InvitationError(
+                    "the invitation is a phone's; use `samara phone join`, as its line says"
+                )
             scenario = (
                 SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
             )
-            _register(host, port, welcome, code, key)
+            register(host, port, welcome, code, key)
             lines = [f"client {read_client_index(key)} of {address}"]
             if scenario:
                 ScenarioFolder(folder).add(scenario)
@@ -121,8 +125,12 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
     return JoinedServer(superlink, folder / OWN_KEY_FILE, folder / AUTHORITY_FILE)
 
 
-def _fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
-    """Return what the invitation lets this device trust, from whoever answers."""
+def fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
+    """Return what the invitation lets this device trust, from whoever answers.
+
+    Raises:
+        InvitationError: if there is no invitation, or what answers is not its server.
+    """
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     status, body = _request(host, port, anybody, "GET", f"{JOIN_PATH}/{code.identifier}")
@@ -131,18 +139,31 @@ def _fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
     return Welcome.decode(body, code.trusted)
 
 
-def _register(host: str, port: int, welcome: Welcome, code: InvitationCode, key: Path) -> None:
-    """Send the public key to the server that the authority of the invitation verifies."""
+def register(host: str, port: int, welcome: Welcome, code: InvitationCode, key: Path) -> None:
+    """Send the public key to the server that the authority of the invitation verifies.
+
+    Raises:
+        InvitationError: if the server is not verified, or refuses.
+    """
     signing = SigningKey(key)
     signature = signing.sign(join_proof(code.secret))
     request = JoinRequest(code.secret, signing.public, signature)
-    try:
-        verified = ssl.create_default_context(cadata=welcome.authority)
-    except (ssl.SSLError, ValueError) as error:
-        raise InvitationError("the invitation holds no certificate; ask for another one") from error
+    verified = trusting(welcome.authority)
     status, _ = _request(host, port, verified, "POST", JOIN_PATH, request.encode())
     if status != 200:
         raise InvitationError(_reason(status, key))
+
+
+def trusting(authority: str) -> ssl.SSLContext:
+    """Return a TLS context that verifies a server by the authority of an invitation.
+
+    Raises:
+        InvitationError: if that is no certificate.
+    """
+    try:
+        return ssl.create_default_context(cadata=authority)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvitationError("the invitation holds no certificate; ask for another one") from error
 
 
 def _request(

@@ -150,12 +150,35 @@ def key(
 
 
 @app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="Address of the server, host:port.")],
+    code: Annotated[str, typer.Argument(help="Code of the invitation.")],
+    name: Annotated[str, typer.Option(help="Name of this phone; its folder unless --home.")],
+    home: Annotated[Path | None, typer.Option(help="Folder of the phone's state.")] = None,
+) -> None:
+    """Join a run by the line that `samara server invite` has printed; needed once.
+
+    Example: samara phone join example.org:8000 CODE --name pocket
+    """
+    from devices.phone.reference_client.joining import join_run
+    from shared.invitation import InvitationCode
+
+    folder = home or Path(name)
+    print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
+    print(f"next: samara phone up --home {folder} --rows ROWS")
+
+
+@app.command()
 def up(
-    program: Annotated[Path, typer.Option(help="Program from `samara phone export`.")],
     rows: Annotated[Path, typer.Option(help="Tokenized examples, JSONL.")],
-    gateway: Annotated[str, typer.Option(help="host:port.")],
-    key: Annotated[Path, typer.Option(help="Key file from `samara phone key`.")],
     home: Annotated[Path, typer.Option(help="Folder of the phone's state.")],
+    program: Annotated[
+        Path | None, typer.Option(help="Program from `samara phone export`; default as joined.")
+    ] = None,
+    gateway: Annotated[str, typer.Option(help="host:port; default as joined.")] = "",
+    key: Annotated[
+        Path | None, typer.Option(help="Key from `samara phone key`; default as joined.")
+    ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the gateway.")] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="Scenario that the operator has signed.")
@@ -177,16 +200,26 @@ def up(
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
-    Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
-    --key phone.key --home phone --certs ca.pem
+    Example: samara phone up --rows rows.jsonl --home pocket
     """
     from client.protocol.answer_limits import AnswerLimits
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+    from devices.phone.reference_client.joining import read_joined_gateway
     from devices.phone.reference_client.phone_process import up as run
+    from shared.errors import ConfigError
 
     owners = _read_owners_settings(settings or [])
     _configure_logging()
     limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
+    if joined := read_joined_gateway(home):
+        program, key = program or joined.program, key or joined.key
+        if not gateway:
+            gateway, certs = joined.gateway, certs or joined.authority
+    if not (program and key and gateway):
+        raise ConfigError(
+            "--program, --key and --gateway are needed; or join first, with the line that "
+            "`samara server invite` prints on the server for a phone"
+        )
     endpoint = GatewayEndpoint(gateway, certs, insecure)
     run(program, rows, key, home, endpoint, limits, owners, scenario)
 
@@ -199,7 +232,10 @@ def gateway_() -> None:
 @gateway.command(name="up")
 def gateway_up(
     superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
-    phones: Annotated[Path, typer.Option(help="Folder of the public keys (*.pem) to admit.")],
+    phones: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the keys (*.pem) to admit; default: the server's clients."),
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="Address to which phones attach, host:port.")
     ] = "0.0.0.0:9100",
@@ -223,7 +259,7 @@ def gateway_up(
     """Let phones attach, and pass the server's requests on to them.
 
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
-    --phones phones --name gateway.example
+    --name gateway.example
     """
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
@@ -235,11 +271,13 @@ def gateway_up(
         raise ConfigError(
             "--key FILE is missing; create one with `samara server keys create` on the server"
         )
+    if insecure and phones is None:
+        raise ConfigError("--phones FOLDER is missing: with --insecure the server has no keys")
     _configure_logging()
     serve(
         GatewaySettings(
             (home or Path.home() / ".samara" / "gateway").expanduser().absolute(),
-            phones.absolute(),
+            phones.absolute() if phones else None,
             listen,
             cert,
             cert_key,

@@ -37,6 +37,8 @@ PROOF_SECONDS = 10.0
 """Seconds from the challenge to its proof."""
 RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
+MAX_ASKED = 4
+"""Most new keys that the server is asked for at once."""
 FINISHED = grpc.StatusCode.OUT_OF_RANGE
 """Status code of streams that end because the run is finished."""
 _POLL_SECONDS = 0.5
@@ -100,14 +102,20 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
+        registered: function that asks the server whether any other key may attach, in a thread of
+            its own; None admits no others.
 
     Attributes:
         refused: number of rejected streams by reason.
         told: client indices of the phones that were told that the run is finished.
     """
 
-    def __init__(self, admitted: Callable[[bytes], bool]) -> None:
-        self._admitted = admitted
+    def __init__(
+        self,
+        admitted: Callable[[bytes], bool],
+        registered: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        self._admitted, self._registered, self._asked = admitted, registered, 0
         self._phones: dict[int, _AttachedPhone] = {}
         self._requests: list[_PhoneRequest] = []
         self._attachments: dict[int, deque[float]] = {}
@@ -238,11 +246,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             raise _RejectionError(
                 grpc.StatusCode.UNAUTHENTICATED, "the proof is not signed with this key"
             )
-        if not self._admitted(public_key):
-            raise _RejectionError(
-                grpc.StatusCode.PERMISSION_DENIED,
-                "this key is not admitted; add it to the gateway's --phones",
-            )
+        await self._check_admitted(public_key)
         times = self._attachments.setdefault(client_index_of_key(public_key), deque())
         now = time.monotonic()
         while times and times[0] < now - 60:
@@ -254,6 +258,29 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             )
         times.append(now)
         return public_key
+
+    async def _check_admitted(self, public_key: bytes) -> None:
+        if self._admitted(public_key):
+            return
+        denied = grpc.StatusCode.PERMISSION_DENIED
+        if self._registered is None:
+            raise _RejectionError(
+                denied, "this key is not admitted; add it to the gateway's --phones"
+            )
+        later = grpc.StatusCode.RESOURCE_EXHAUSTED
+        if self._asked >= MAX_ASKED:
+            raise _RejectionError(later, "too many new keys at once; try again later")
+        self._asked += 1
+        try:
+            if not await asyncio.to_thread(self._registered, public_key):
+                raise _RejectionError(denied, "this key is not registered at the server")
+        except DeviceError as error:
+            log.warning("a new phone is not admitted yet: %s", error)
+            raise _RejectionError(
+                later, "the server cannot be asked for this key; try again later"
+            ) from error
+        finally:
+            self._asked -= 1
 
     async def _serve_phone(self, public_key: bytes, context: Any) -> None:
         client, phone = client_index_of_key(public_key), _AttachedPhone(public_key)

@@ -2,14 +2,11 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +22,15 @@ from devices.live.processes import (
     exclusive_lock,
     is_run_finished,
 )
+from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.gateway import Gateway
 from devices.phone.gateway_server import start_gateway
+from devices.phone.registered_keys import RegisteredKeys
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_secret
-from shared.signing import normalize_public_key
 
 log = logging.getLogger("samara.gateway")
 
@@ -49,7 +47,8 @@ class GatewaySettings:
 
     Attributes:
         folder: folder of the gateway's secret, lock and certificates.
-        phones: folder of the public keys (PEM) that are admitted.
+        phones: folder of the public keys (PEM) that are admitted; None admits those that the server
+            has registered.
         listen: host:port to which phones attach.
         certificate: certificate chain for phones, PEM; None creates one.
         certificate_key: private key of `certificate`.
@@ -61,7 +60,7 @@ class GatewaySettings:
     """
 
     folder: Path
-    phones: Path
+    phones: Path | None
     listen: str
     certificate: Path | None
     certificate_key: Path | None
@@ -70,49 +69,6 @@ class GatewaySettings:
     key: Path | None
     certificates: Path | None
     insecure: bool
-
-
-class AdmittedKeys:
-    """The keys that may attach: those in a folder, read again whenever a file changes.
-
-    Args:
-        folder: folder of ``*.pem`` files with one public key each.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stamps: set[tuple[str, int, int]] = set()
-        self._keys: set[bytes] = set()
-
-    def __call__(self, public_key: bytes) -> bool:
-        """Return whether a public key (PEM) is in the folder."""
-        return public_key in self.read()
-
-    def read(self) -> set[bytes]:
-        """Return the public keys (PEM) in the folder."""
-        if self._stamps != (stamps := self._read_stamps()):
-            self._stamps, self._keys = stamps, set(_read_keys(path for path, _, _ in stamps))
-        return self._keys
-
-    def _read_stamps(self) -> set[tuple[str, int, int]]:
-        """Return path, time of change in nanoseconds and size of each file."""
-        stamps = set()
-        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".pem"):
-                    with suppress(FileNotFoundError):  # removed since the folder was listed
-                        stat = entry.stat()
-                        stamps.add((entry.path, stat.st_mtime_ns, stat.st_size))
-        return stamps
-
-
-def _read_keys(files: Iterable[str]) -> Iterator[bytes]:
-    """Yield the keys in files; a damaged file is logged and skipped."""
-    for file in files:
-        try:
-            yield normalize_public_key(Path(file).read_bytes())
-        except (OSError, DeviceError) as error:
-            log.warning("%s: key not admitted: %s", file, error)
 
 
 def up(settings: GatewaySettings) -> None:
@@ -127,7 +83,7 @@ def up(settings: GatewaySettings) -> None:
     except OSError as error:
         raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
     _check_superlink_settings(settings)
-    if not settings.phones.is_dir():
+    if settings.phones and not settings.phones.is_dir():
         raise DeviceError(f"{settings.phones}: no such folder; put the phones' public keys there")
     with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
         secret = settings.folder / "executor.secret"
@@ -204,8 +160,10 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    admitted = AdmittedKeys(settings.phones)
-    gateway = Gateway(admitted)
+    admitted, registered = AdmittedKeys(settings.phones or settings.folder / "phones"), None
+    if settings.phones is None:
+        registered = RegisteredKeys(admitted, settings.superlink, settings.certificates)
+    gateway = Gateway(admitted, registered)
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
     executor = Executor(gateway_app(gateway, loop), secret.read_bytes())

@@ -1,12 +1,14 @@
 """The invitations of a run: who may register a key of a client's own making, once, and until when.
 
 RUN/invitations/ID.json   the client's name, the end, and what its device is to trust; not the code
+RUN/programs/HASH         a program or manifest for the phones that are invited
 
 An invitation is used by registering the key of its name, which is one write of one file: a server
 that is killed has either registered it or not, and a device that repeats its request gets the same
 answer.
 """
 
+import hashlib
 import json
 import secrets
 from dataclasses import asdict, dataclass
@@ -15,11 +17,12 @@ from pathlib import Path
 
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.errors import SamaraError
-from shared.files import make_private_folder, write_durably
-from shared.invitation import InvitationCode, JoinRequest, Welcome
+from shared.files import copy_durably, make_private_folder, write_durably
+from shared.invitation import InvitationCode, JoinRequest, PhoneWelcome, Welcome
 from shared.signed_scenario import read_scenario
 
 INVITATIONS_FOLDER = "invitations"
+PROGRAMS_FOLDER = "programs"
 
 
 class JoinError(Exception):
@@ -41,10 +44,44 @@ class _Invitation:
     end: str
     authority: str
     scenario: str
+    phone: dict[str, str] | None = None
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the device is to trust."""
+        phone = PhoneWelcome(**self.phone) if self.phone else None
+        return Welcome(self.authority, self.scenario, phone)
+
+
+def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> PhoneWelcome:
+    """Return what an invited phone is to trust; the run keeps its program and manifest.
+
+    Args:
+        run: folder of the run.
+        gateway: address of the gateway, host:port.
+        authority: certificate that verifies the gateway's, PEM.
+        program: program from `samara phone export`, with its manifest beside it.
+
+    Raises:
+        SamaraError: if a file cannot be read or written.
+    """
+    folder = run / PROGRAMS_FOLDER
+    try:
+        make_private_folder(folder)
+        files = program, program.with_suffix(".json")
+        hashes = [_keep(file, folder) for file in files]
+        return PhoneWelcome(gateway, authority.read_text(encoding="ascii"), *hashes)
+    except (OSError, ValueError) as error:
+        raise SamaraError(f"no phone can be invited: {error}") from error
 
 
 def invite_client(
-    run: Path, name: str, authority: Path, scenario: Path | None, end: datetime
+    run: Path,
+    name: str,
+    authority: Path,
+    scenario: Path | None,
+    end: datetime,
+    phone: PhoneWelcome | None = None,
 ) -> InvitationCode:
     """Return the code of a new invitation, which takes the place of an earlier one of its name.
 
@@ -54,6 +91,7 @@ def invite_client(
         authority: certificate that verifies the server's, PEM.
         scenario: file of the operator's signed scenario; None if there is none.
         end: time until which a key can be registered.
+        phone: gateway and program, if the client is a phone.
 
     Raises:
         SamaraError: if the client cannot be given this name, or a file cannot be read or written.
@@ -62,9 +100,9 @@ def invite_client(
     folder = run / INVITATIONS_FOLDER
     signed = read_scenario(scenario).encode().decode() if scenario else ""
     try:
-        welcome = Welcome(authority.read_text(encoding="ascii"), signed)
-        code = InvitationCode(welcome.digest, secrets.token_bytes(16))
-        invitation = _Invitation(name, end.isoformat(), welcome.authority, welcome.scenario)
+        about = authority.read_text(encoding="ascii"), signed, asdict(phone) if phone else None
+        invitation = _Invitation(name, end.isoformat(), *about)
+        code = InvitationCode(invitation.welcome.digest, secrets.token_bytes(16))
         make_private_folder(folder)
         for file in folder.glob("*.json"):
             earlier = _read(file)
@@ -85,6 +123,7 @@ class Invitations:
 
     def __init__(self, run: Path) -> None:
         self._folder, self._keys = run / INVITATIONS_FOLDER, ClientKeys(run / KEYS_FOLDER)
+        self._programs = run / PROGRAMS_FOLDER
 
     def welcome(self, identifier: str) -> bytes:
         """Return what the device of an invitation is to trust, encoded.
@@ -95,8 +134,31 @@ class Invitations:
         Raises:
             JoinError: if there is no such invitation.
         """
-        invitation = self._find(identifier)
-        return Welcome(invitation.authority, invitation.scenario).encode()
+        return self._find(identifier).welcome.encode()
+
+    def program_file(self, identifier: str, digest: str) -> Path:
+        """Return the program or manifest of an invitation.
+
+        Args:
+            identifier: name of the invitation, 32 hex digits.
+            digest: SHA-256 of the file, 64 hex digits.
+
+        Raises:
+            JoinError: if there is no such invitation, or it has another program.
+        """
+        phone = self._find(identifier).welcome.phone
+        if phone is None or digest not in (phone.program, phone.manifest):
+            raise JoinError(404, "requested a program that its invitation does not have")
+        return self._programs / digest
+
+    def check_key(self, fingerprint: str) -> None:
+        """Check that a client that may take part has the key with this fingerprint.
+
+        Raises:
+            JoinError: if none has.
+        """
+        if not self._keys.has_fingerprint(fingerprint):
+            raise JoinError(404, "asked for a key that is not registered, or was revoked")
 
     def redeem(self, request: JoinRequest) -> str:
         """Register the key of a device; return the name of its client.
@@ -132,6 +194,15 @@ class Invitations:
         return invitation
 
 
+def _keep(file: Path, folder: Path) -> str:
+    """Return the SHA-256 of a file, after copying it under that name."""
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if not (folder / digest).exists():
+        copy_durably(file, folder / digest)
+    return digest
+
+
 def _file(folder: Path, identifier: str) -> Path:
     return folder / f"{identifier}.json"
 
@@ -141,6 +212,7 @@ def _read(file: Path) -> _Invitation | None:
     try:
         invitation = _Invitation(**json.loads(file.read_text(encoding="utf-8")))
         datetime.fromisoformat(invitation.end)
+        _ = invitation.welcome
     except (OSError, ValueError, TypeError):
         return None
     return invitation

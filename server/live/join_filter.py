@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import re
 import time
 from collections import Counter
@@ -16,16 +17,24 @@ from typing import Any
 
 from server.live.invitations import Invitations, JoinError
 from shared.errors import InvitationError
-from shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
+from shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
 
 MAX_REQUESTS = 30
-"""Most requests of one address within `WINDOW_SECONDS`; joining takes two."""
+"""Most requests of one address within `WINDOW_SECONDS`; joining takes two, of a phone four."""
 WINDOW_SECONDS = 60.0
 BODY_SECONDS = 10.0
 """Time from a request's headers to the end of its body."""
 _MAX_ADDRESSES = 10_000
 """Most addresses that are counted at once; further ones wait for the next window."""
-_IDENTIFIER = re.compile(r"[0-9a-f]{32}")
+MAX_DOWNLOADS = 8
+"""Most programs that are sent at once."""
+PIECE_BYTES = 2**18
+PIECE_SECONDS = 60.0
+"""Time in which a piece of a program is taken."""
+_WELCOME = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})")
+_PROGRAM = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})/([0-9a-f]{{64}})")
+_KEY = re.compile(rf"{KEYS_PATH}/([0-9a-f]{{64}})")
+_FROM = re.compile(rb"bytes=([0-9]{1,15})-")
 
 log = logging.getLogger("samara.server")
 
@@ -43,12 +52,16 @@ class JoinFilter:
     ) -> None:
         self._invitations, self._clock = invitations, clock
         self._counts, self._window_end = Counter[str](), 0.0
+        self._downloads = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; a refusal is a status without a text."""
         host = (scope.get("client") or ("",))[0]
         try:
             self._count(host)
+            if program := _PROGRAM.fullmatch(scope["path"]):
+                await self._send_program(scope, send, *program.groups())
+                return
             status, body = 200, await self._answer(scope, receive, host)
         except JoinError as error:
             status, body = error.status, b""
@@ -59,24 +72,61 @@ class JoinFilter:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: Any, receive: Any, host: str) -> bytes:
-        if self._invitations is None:
-            raise JoinError(404, "this run has no keys, so nobody needs an invitation")
-        method, path = scope["method"], scope["path"]
-        _, _, identifier = path.partition(f"{JOIN_PATH}/")
-        if method == "GET" and _IDENTIFIER.fullmatch(identifier):
-            return self._invitations.welcome(identifier)
+        invitations, method, path = self._all_invitations(), scope["method"], scope["path"]
+        if method == "GET" and (welcome := _WELCOME.fullmatch(path)):
+            return invitations.welcome(welcome[1])
+        if method == "GET" and (key := _KEY.fullmatch(path)):
+            invitations.check_key(key[1])
+            return b""
         if method != "POST" or path != JOIN_PATH:
             raise JoinError(404, "requested what there is not")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _read_body(receive)
-            name = self._invitations.redeem(JoinRequest.decode(body))
+            name = invitations.redeem(JoinRequest.decode(body))
         except TimeoutError:
             raise JoinError(408, f"sent no whole request within {BODY_SECONDS:g} s") from None
         except InvitationError as error:
             raise JoinError(400, str(error)) from error
         log.warning("%s has joined as %s by its invitation", host, name)
         return json.dumps({"name": name}).encode()
+
+    def _all_invitations(self) -> Invitations:
+        if self._invitations is None:
+            raise JoinError(404, "this run has no keys, so nobody needs an invitation")
+        return self._invitations
+
+    async def _send_program(self, scope: Any, send: Any, identifier: str, digest: str) -> None:
+        """Send a program or manifest, from the byte on that a `Range` names.
+
+        Raises:
+            JoinError: if it is not sent; nothing has been said then.
+        """
+        if scope["method"] != "GET":
+            raise JoinError(404, "requested what there is not")
+        if self._downloads >= MAX_DOWNLOADS:
+            raise JoinError(503, f"asked for a program while {MAX_DOWNLOADS} others took one")
+        named = _FROM.fullmatch(dict(scope["headers"]).get(b"range", b"bytes=0-"))
+        self._downloads += 1
+        try:
+            with self._all_invitations().program_file(identifier, digest).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = int(named[1]) if named else 0
+                if start > size:
+                    raise JoinError(416, "asked for more of a program than there is")
+                file.seek(start)
+                headers = [(b"content-length", str(size - start).encode())]
+                status = 206 if start else 200
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    more = {"type": "http.response.body", "body": piece, "more_body": True}
+                    async with asyncio.timeout(PIECE_SECONDS):
+                        await send(more)
+                await send({"type": "http.response.body", "body": b""})
+        except FileNotFoundError:
+            raise JoinError(404, "asked for a program that the run no longer has") from None
+        finally:
+            self._downloads -= 1
 
     def _count(self, host: str) -> None:
         """Count a request of an address; those of one /64 of IPv6 are one.

@@ -5,7 +5,6 @@ RUN/keys/NAME.key    the private key, until the operator moves it to the client;
                      made its key itself keeps the private key
 """
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from server.live.key_pairs import encode_key, new_key, read_public_key
 from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
 from shared.errors import ClientKeyError, RevokedKeyError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
+from shared.signing import fingerprint_of
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
@@ -60,11 +60,6 @@ class ClientKey:
     def fingerprint(self) -> str:
         """The SHA-256 of the public key as PEM, 64 hex digits."""
         return fingerprint_of(self.public_key.encode())
-
-
-def fingerprint_of(public_key: bytes) -> str:
-    """Return the SHA-256 of a public key as PEM, 64 hex digits."""
-    return hashlib.sha256(public_key).hexdigest()
 
 
 class ClientKeys:
@@ -221,6 +216,11 @@ class ClientKeys:
     def name_of(self, client: int) -> str:
         """Return the name of the key of a client; empty if there is none."""
         return next((key.name for key in self.read_all() if key.client == client), "")
+
+    def has_fingerprint(self, fingerprint: str) -> bool:
+        """Return whether a client that may take part has the key with this fingerprint."""
+        valid = (key for key in self.read_all() if not key.revoked and not key.gateway)
+        return any(key.fingerprint == fingerprint for key in valid)
 
     def is_gateway(self, public_key: bytes) -> bool:
         """Return whether a key is that of a gateway, and valid."""

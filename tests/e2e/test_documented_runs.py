@@ -71,7 +71,7 @@ ELSEWHERE = {
 """Beginnings of commands that are not run here, and why."""
 PAGES_ELSEWHERE = {
     "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
-    "docs/guides/phone.md": "phones and their gateway: tests/e2e/test_phone_run.py",
+    "docs/guides/phone.md": "a run with a phone: tests/e2e/test_documented_phone.py",
     "docs/guides/personal.md": "a sweep, its table, their comparison: a test of its own, below",
 }
 SMALLER = {"demo": ("simulate", "demo.toml")}

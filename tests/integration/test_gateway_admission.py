@@ -14,9 +14,9 @@ from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_str
 from typer.testing import CliRunner
 
 from devices.phone import gateway as gateway_module
+from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from devices.phone.gateway_process import AdmittedKeys
 from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint

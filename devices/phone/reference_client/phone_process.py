@@ -16,6 +16,7 @@ from devices.phone.extra import require_executorch
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+from devices.phone.reference_client.joining import IN_USE, LOCK
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.phone_worker import PhoneWorker
@@ -63,7 +64,7 @@ def up(
         make_folder(home)
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
-    with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
+    with exclusive_lock(home / LOCK, IN_USE):
         if scenario:
             take_scenario(scenario, home)
         for line in describe_scenarios(home):

@@ -1,0 +1,74 @@
+"""The commands of the guide to phones, pasted into a shell as they are written, with few rounds."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from documented import ROOT, blocks, commands
+from live import QUIET
+
+pytestmark = pytest.mark.slow
+
+PAGE = ROOT / "docs" / "guides" / "phone.md"
+SECONDS = 600.0
+SAMARA = """#!/bin/sh
+case "$1 $2" in
+    "server up") set -- "$@" --port {server} --set rounds=1 --set steps=1 --set queries=2 ;;
+    "gateway up") set -- "$@" --listen 127.0.0.1:{gateway} ;;
+    "phone export") set -- "$@" --delegate portable ;;
+esac
+{python} -m samara "$@"
+status=$?
+echo "$1 $2: $status" >> statuses
+exit $status
+"""
+"""A `samara` that makes some commands small, and notes how each has ended."""
+
+
+def test_the_commands_of_the_guide_make_a_run_with_a_phone(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
+    folder = tmp_path_factory.mktemp("d")  # short: sockets lie in it
+    server = 20_000 + (os.getpid() + 13) % 20_000
+    (folder / "bin").mkdir()
+    shim = folder / "bin" / "samara"
+    shim.write_text(SAMARA.format(server=server, gateway=server + 1, python=sys.executable))
+    shim.chmod(0o755)
+    block = next(blocks(PAGE.read_text(encoding="utf-8")))
+    script = re.sub(r"^pip install .*\n", "", block)
+    for written, port in ((":8000", server), (":9100", server + 1)):
+        assert written in script
+        script = script.replace(written, f":{port}")
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    environment["PATH"] = f"{folder / 'bin'}:{environment['PATH']}"
+    with (folder / "said").open("wb") as said:
+        shell = subprocess.Popen(
+            ["bash", "-e", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = shell.wait(SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    text = (folder / "said").read_text(errors="replace")
+    assert status == 0, text[-3000:]
+    assert "Traceback" not in text, text
+    assert "the run is finished, and this phone keeps its model in phone/runs" in text
+    assert "1 phones have heard it" in text
+    assert "every digest reproduced" in text
+    ran = sorted((folder / "statuses").read_text().splitlines())
+    written = [command for command in commands(PAGE) if command.whole]
+    expected = [" ".join(command.words[:2]) for command in written] + ["phone join"]
+    assert ran == sorted(f"{words}: 0" for words in expected)
+    assert not list(Path(folder).rglob("*.new"))
