@@ -48,7 +48,7 @@ class _Invitation:
 
     @property
     def welcome(self) -> Welcome:
-        """What the device is to trust."""
+        """The welcome, which says what the device is to trust."""
         phone = PhoneWelcome(**self.phone) if self.phone else None
         return Welcome(self.authority, self.scenario, phone)
 

@@ -34,7 +34,7 @@ _SECONDS = 60.0
 
 
 class JoinedGateway(NamedTuple):
-    """What a phone that has joined by an invitation needs to take part.
+    """The gateway and the files of a phone that has joined by an invitation.
 
     Attributes:
         gateway: address of the gateway, host:port.
@@ -117,7 +117,7 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
 
 
 class _Source(NamedTuple):
-    """Where a file of an invitation is fetched: host, port, PEM of its authority, and name."""
+    """The place of a file of an invitation: host, port, PEM of its authority, and name."""
 
     host: str
     port: int
