@@ -39,6 +39,8 @@ RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
 MAX_ASKED = 4
 """Most new keys that the server is asked for at once."""
+WARNING_SECONDS = 60.0
+"""Least time between two log lines about a server that cannot be asked."""
 FINISHED = grpc.StatusCode.OUT_OF_RANGE
 """Status code of streams that end because the run is finished."""
 _POLL_SECONDS = 0.5
@@ -115,7 +117,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         admitted: Callable[[bytes], bool],
         registered: Callable[[bytes], bool] | None = None,
     ) -> None:
-        self._admitted, self._registered, self._asked = admitted, registered, 0
+        self._admitted, self._registered = admitted, registered
+        self._asked, self._warned_at = 0, -WARNING_SECONDS
         self._phones: dict[int, _AttachedPhone] = {}
         self._requests: list[_PhoneRequest] = []
         self._attachments: dict[int, deque[float]] = {}
@@ -275,7 +278,9 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             if not await asyncio.to_thread(self._registered, public_key):
                 raise _RejectionError(denied, "this key is not registered at the server")
         except DeviceError as error:
-            log.warning("a new phone is not admitted yet: %s", error)
+            if (now := time.monotonic()) >= self._warned_at + WARNING_SECONDS:
+                self._warned_at = now
+                log.warning("new phones are not admitted at present: %s", error)
             raise _RejectionError(
                 later, "the server cannot be asked for this key; try again later"
             ) from error
