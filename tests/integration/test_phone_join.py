@@ -243,7 +243,31 @@ def test_a_gateway_admits_the_keys_of_the_servers_clients(
             pass  # one that is known is let in without a question
 
 
-def test_a_server_that_cannot_be_asked_is_asked_later(tmp_path: Path, run: Path) -> None:
+def test_a_phone_comes_again_when_the_server_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(public_key: bytes) -> bool:
+        raise DeviceError("no server")
+
+    key, served = keys_in(tmp_path)[0], Served(lambda _: False, None, unreachable)
+    tries, stop = list[float](), threading.Event()
+
+    def wait(seconds: float) -> None:
+        tries.append(seconds)
+        if len(tries) == 3:
+            stop.set()
+
+    monkeypatch.setattr(stop, "wait", wait)
+    with closing(served):
+        assert not attach(None, key, served.endpoint, stop)  # type: ignore[arg-type]
+    [(reason, times)] = served.gateway.refused.items()
+    assert (reason, times) == ("the server cannot be asked for this key; try again later", 3)
+    assert [record.getMessage() for record in caplog.records if "no server" in record.message] == [
+        "new phones are not admitted at present: no server"
+    ]
+
+
+def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path) -> None:
     (key, *_), admitted = keys_in(tmp_path), AdmittedKeys(tmp_path / "phones")
     authority = run / CERTIFICATES_FOLDER / "ca.pem"
     for place in ("127.0.0.1:9", "nowhere.invalid:1"):
