@@ -1,6 +1,7 @@
 """One run of boards, a laptop and phones: real processes over TLS with device keys, on loopback.
 
     python -m benchmarks.scale.mixed_run [--rounds 30] [--private-rounds 5] [--kill-gateway]
+        [--folder DIR]
 
 Two resident trainers as a Jetson runs them, one of them with an NF4 base model, a laptop's client,
 and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. The model is the
@@ -9,16 +10,19 @@ on its own test messages before the first round and after the last, with --priva
 of its personal model, of the same private rounds without the others, and of a label bias alone, as
 the server was told; and where everybody stands: session on the disk, ledger, and `samara server
 verify`. With --kill-gateway the gateway's process is killed (-9) in the middle and started again.
-At last every kind of model evaluates base and final state on everybody's test messages.
+At last every kind of model evaluates base and final state on everybody's test messages. With
+--folder, a short path, what was made and trained stays there, and the same command goes on with it.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,21 +93,28 @@ def write_messages(folder: Path, seed: int) -> dict[str, Path]:
     """A folder of training, validation and test messages for each participant, and of all."""
     names = [*BOARDS, *PHONES]
     folders = {name: folder / f"data-{name}" for name in [*names, EVERYBODY]}
+    if (written := folder / "messages.written").exists():
+        return folders
     for place in folders.values():
-        place.mkdir()
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
     for name, writer in zip(names, writers(len(names), seed), strict=True):
         for split, count in MESSAGES_PER_WRITER.items():
             text = "".join(json.dumps(m) + "\n" for m in messages(writer, count, split, seed))
             for place in (folders[name], folders[EVERYBODY]):
                 with (place / f"{split}.jsonl").open("a", encoding="utf-8") as file:
                     file.write(text)
+    written.touch()
     return folders
 
 
 def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path) -> None:
     """Programs, rows and keys, by the commands that an operator gives."""
-    (folder / "phones").mkdir()
+    (folder / "phones").mkdir(exist_ok=True)
+    known = {key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()}
     for name, quantization in PHONES.items():
+        if name in known:  # its key is registered last
+            continue
         program, public = f"{name}.pte", folder / "phones" / f"{name}.pem"
         kind = ("--model", MODEL, "--task", TASK, "--quantization", quantization)
         samara(folder, "phone", "export", *SHAPE, *kind, "--out", program)
@@ -160,7 +171,7 @@ def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any
     host, port = address.rsplit(":", 1)
     door, figures = f"{host}:{int(port) + 1}", dict[str, Any]()
     live.start_server()
-    live.wait(lambda: live.said().count("may join") == len(live.names), "the server")
+    live.wait(lambda: live.said().count("may join") >= len(live.names), "the server")
     start_gateway(live, address, door)
     live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
     for name in PHONES:
@@ -259,6 +270,7 @@ def main(
     private_rounds: Annotated[int, typer.Option(min=0)] = 0,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway")] = False,
     seed: int = 0,
+    folder: Annotated[Path | None, typer.Option(help="Folder that stays.")] = None,
 ) -> None:
     """Print as JSON who ended where."""
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
@@ -267,13 +279,16 @@ def main(
     settings["personal.rounds"] = private_rounds
     if kill_gateway:  # no answer comes from phones behind it
         settings["cohort.timeout"] = 120.0
-    with tempfile.TemporaryDirectory(prefix="w") as place:
-        folder = Path(place)
+    with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="w") as place:
+        folder = Path(place).absolute()
         data = write_messages(folder, seed)
         prepare_phones(folder, data, folder / "run")
-        ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
+        keys = ClientKeys(folder / "run" / KEYS_FOLDER)
+        if not keys.find_by_name(GATEWAY):
+            keys.create(GATEWAY, gateway=True)
         with LiveRun(folder, settings, names, address) as live:
-            figures = served(live, data, kill_gateway)
+            has_ended = (live.run / "result.json").exists()
+            figures = {} if has_ended else served(live, data, kill_gateway)
             digests = {name: digest for name, (_, digest) in live.positions().items()}
             figures |= {
                 "rounds, every session in a state of the ledger": live.check(),
