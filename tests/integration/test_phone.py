@@ -22,7 +22,7 @@ from client.training.model_runtime import ModelRuntime, load_run
 from devices.live.keys import create_key
 from devices.phone import quantization as phone_quantization
 from devices.phone.commands import app
-from devices.phone.lowering import lower_to_executorch
+from devices.phone.lowering import Method, lower_to_executorch
 from devices.phone.manifest import Manifest, manifest_file
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
@@ -79,7 +79,7 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     example = torch.from_numpy(seeds.view(np.int64).copy())
     file = tmp_path / "directions.pte"
     file.write_bytes(
-        lower_to_executorch({"forward": (_Directions(distribution), (example,))}, "portable")
+        lower_to_executorch({"forward": Method(_Directions(distribution), (example,))}, "portable")
     )
     module = load_module(file)  # its memory is what the output lies in
     (z,) = run_method(module, "forward", [seeds.view(np.int64)])
