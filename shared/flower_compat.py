@@ -5,6 +5,7 @@ Flower may change them in any release. Each has beside it the version that it wa
 when it is first asked for, so that a client's process loads no server parts of Flower.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,6 +92,9 @@ if TYPE_CHECKING:
     from flwr.supernode.runtime.run_clientapp import pull_task_input as pull_task_input
     from flwr.supernode.runtime.run_clientapp import push_message as push_message
     from flwr.supernode.runtime.run_clientapp import push_task_output as push_task_output
+    from flwr.supernode.start_client_internal import (
+        _pull_and_store_message as _pull_and_store_message,
+    )
 
 
 class FlowerPart(NamedTuple):
@@ -106,6 +110,7 @@ class FlowerPart(NamedTuple):
 
 
 _RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
+_START_CLIENT = "flwr.supernode.start_client_internal"
 _OBJECT, _OBJECT_UTILS = (
     f"flwr.supercore.inflatable.inflatable_{name}" for name in ("object", "utils")
 )
@@ -146,6 +151,7 @@ PARTS = {
     "TaskIdentity": FlowerPart("flwr.supercore.task_identity", "1.41.0"),
     "TaskType": FlowerPart("flwr.supercore.constant", "1.41.0"),
     "UnregisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "_pull_and_store_message": FlowerPart(_START_CLIENT, "1.41.0"),
     "build_fab_from_files": FlowerPart("flwr.cli.build", "1.41.0"),
     "fab_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
     "flower_superlink": FlowerPart("flwr.superlink.cli", "1.41.0"),
@@ -195,3 +201,32 @@ def set_message_id(message: Message, message_id: str) -> None:
 def runtime_client(grid: "HttpGrid") -> "RuntimeHttpClient":
     """Return the client of the SuperLink's runtime API that a ServerApp's grid sends with."""
     return grid._runtime_client
+
+
+def end_tasks_of_lost_messages() -> None:
+    """Have the SuperNode of this process end a task whose message it cannot fetch any more.
+
+    Flower does so itself, but for a run that has ended since it offered the message: that is no
+    `Exception`. The task would stay open, and whoever has taken it would wait for the message.
+    """
+    internal = import_module(_START_CLIENT)
+    pull_and_store = internal._pull_and_store_message
+
+    def ending(ask: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a request to the server that fails by an `Exception` when the run has ended."""
+        from flwr.supercore.run import RunNotRunningException
+
+        def ask_or_fail(*arguments: Any) -> Any:
+            try:
+                return ask(*arguments)
+            except RunNotRunningException:
+                raise RuntimeError("its run has ended") from None
+
+        return ask_or_fail
+
+    def pull_and_store_or_end(**given: Any) -> Any:
+        for name in ("pull_object", "confirm_message_received"):
+            given[name] = ending(given[name])
+        return pull_and_store(**given)
+
+    internal._pull_and_store_message = pull_and_store_or_end

@@ -116,12 +116,23 @@ class Executor:
         log.log(level, "answered: %s, %.2f s", what, time.monotonic() - start)
 
 
+def _has_ended(error: Exception) -> bool:
+    """Return whether a request failed since the SuperNode has ended the task that it is about.
+
+    The token of the task is not valid then, for which Flower would interrupt this process.
+    """
+    return isinstance(error, httpx.HTTPStatusError) and (
+        error.response.status_code == httpx.codes.UNAUTHORIZED
+    )
+
+
 @contextmanager
 def _task_connection(address: str, token: str, stop: Event) -> Iterator[RuntimeHttpClient]:
     """Open a connection for one task and send heartbeats to its SuperNode until the block ends.
 
     What the SuperNode does not answer is tried again for a while, without Flower's lines, and not
-    after the stop event, so that this process ends at once.
+    after the stop event, so that this process ends at once. When the SuperNode has ended the task,
+    the next request raises.
     """
     retry = make_simple_http_retry_invoker()
     retry.max_time = _RETRY_SECONDS
@@ -132,7 +143,7 @@ def _task_connection(address: str, token: str, stop: Event) -> Iterator[RuntimeH
         stop.wait(seconds)
 
     def should_give_up(error: Exception) -> bool:
-        return stop.is_set() or (is_vain is not None and is_vain(error))
+        return stop.is_set() or _has_ended(error) or (is_vain is not None and is_vain(error))
 
     retry.wait_function, retry.should_giveup = wait, should_give_up
     interceptors: list[ProtobufClientInterceptor] = [
@@ -146,8 +157,9 @@ def _task_connection(address: str, token: str, stop: Event) -> Iterator[RuntimeH
         def beat() -> bool:
             try:
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError:
-                log.warning("the SuperNode does not answer heartbeats of its task")
+            except httpx.HTTPError as error:
+                if not _has_ended(error):
+                    log.warning("the SuperNode does not answer heartbeats of its task")
             return True
 
         heartbeat = HeartbeatSender(beat)

@@ -106,8 +106,9 @@ def main() -> None:
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     watch_requests(Reachability())
     silence_foreign_lines()
-    from shared.flower_compat import flower_supernode
+    from shared.flower_compat import end_tasks_of_lost_messages, flower_supernode
 
+    end_tasks_of_lost_messages()
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

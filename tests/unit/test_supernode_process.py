@@ -1,12 +1,22 @@
-"""What the process of Flower's SuperNode says of a server that does not answer."""
+"""Flower's SuperNode: what its process says of a server, and messages that the server loses."""
 
 import logging
 from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
+from devices.live.executor import _task_connection
 from devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
+from shared.flower_compat import (
+    PullObjectRequest,
+    RunNotRunningException,
+    end_tasks_of_lost_messages,
+)
 
 ADDRESS = "127.0.0.1:8000"
 
@@ -83,3 +93,49 @@ def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
     kept = [record.getMessage() for record in records if flower.filter(record)]
     assert kept == ["SSL/TLS handshake error detected."]
     assert lines(caplog) == ["an answer did not reach the server, which may ask for it again"]
+
+
+@pytest.mark.parametrize("lost_at", ["pull_object", "confirm_message_received"])
+def test_the_task_of_a_message_whose_run_has_ended_meanwhile_is_ended(
+    lost_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    internal: Any = import_module("flwr.supernode.start_client_internal")
+    monkeypatch.setattr(internal, "_pull_and_store_message", internal._pull_and_store_message)
+    end_tasks_of_lost_messages()
+    metadata = SimpleNamespace(run_id=7, group_id="9", message_type="train", message_id="m")
+    state, store = Mock(), Mock()
+    state.create_task.return_value, store.preregister.return_value = 5, ["m"]
+    ask = {"pull_object": Mock(return_value=b"1"), "confirm_message_received": Mock()}
+    ask[lost_at].side_effect = RunNotRunningException
+    done = internal._pull_and_store_message(
+        state=state,
+        object_store=store,
+        node_config={},
+        receive=lambda: (SimpleNamespace(metadata=metadata), None),
+        get_run=Mock(),
+        get_fab=Mock(),
+        trusted_entities=None,
+        **ask,
+    )
+    assert done is None
+    assert state.finish_task.call_args.args[:1] == (5,)
+    assert state.delete_messages.call_args.kwargs == {"message_ids": ["m"]}
+    assert store.delete.call_args.args == ("m",)
+
+
+def test_a_request_of_a_task_that_has_ended_fails_at_once_and_interrupts_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = list[str]()
+
+    def refuse(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return httpx.Response(401, request=request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
+    monkeypatch.setattr("os.kill", Mock(side_effect=AssertionError))
+    monkeypatch.setattr("devices.live.executor.HeartbeatSender", Mock())
+    stop = Mock(is_set=lambda: False)
+    with _task_connection(ADDRESS, "token", stop) as client, pytest.raises(httpx.HTTPStatusError):
+        client.PullObject(PullObjectRequest())
+    assert len(requests) == 1
