@@ -209,7 +209,7 @@ def end_tasks_of_lost_messages() -> None:
     Flower does so itself, but for a run that has ended since it offered the message: that is no
     `Exception`. The task would stay open, and whoever has taken it would wait for the message.
     """
-    internal = import_module(_START_CLIENT)
+    internal: Any = import_module(_START_CLIENT)
     pull_and_store = internal._pull_and_store_message
 
     def ending(ask: Callable[..., Any]) -> Callable[..., Any]:
