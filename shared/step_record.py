@@ -20,7 +20,7 @@ log = logging.getLogger("samara")
 
 STEP_SIZE_FILE = "step_size.jsonl"
 _CLIENTS = "clients"
-_NOISES = ("loss_noise", "curvature_noise")
+_OF_NOISE = ("loss_noise", "curvature_noise", "curvature_is_root")
 
 
 class RecordedStepSize:
@@ -110,7 +110,7 @@ def _replace_half_line(file: Path, done: int) -> None:
 
 def _event(observation: Observation) -> dict[str, Any]:
     event = asdict(observation)
-    return {key: value for key, value in event.items() if value or key not in _NOISES}
+    return {key: value for key, value in event.items() if value or key not in _OF_NOISE}
 
 
 def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:

@@ -79,6 +79,7 @@ class Observation:
         curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over some directions; None if not measured.
         directions: number of these directions.
         loss_noise, curvature_noise: standard deviations of the noise that was added to them.
+        curvature_is_root: whether the curvature and its noise are those of a mean of roots.
     """
 
     loss: float
@@ -90,6 +91,7 @@ class Observation:
     directions: int
     loss_noise: float = 0.0
     curvature_noise: float = 0.0
+    curvature_is_root: bool = False
 
     @classmethod
     def from_step(
@@ -188,6 +190,7 @@ class StepSize:
     _start: _Average = _Average()
     _loss: _Average = _Average()
     _curvature: _Average = _Average()
+    _is_root: bool = False
     _measured: int = 0
     _mean_square: _Average = _Average()
     _squared_norm: _Average = _Average()
@@ -237,6 +240,7 @@ class StepSize:
             _start=start,
             _loss=loss,
             _curvature=curvature,
+            _is_root=observation.curvature_is_root,
             _measured=measured,
             _mean_square=self._mean_square.after(observation.mean_square, self._memory),
             _squared_norm=self._squared_norm.after(observation.squared_norm, self._memory),
@@ -288,10 +292,11 @@ class StepSize:
     def curvature(self) -> float:
         """An estimate of tr(H): the mean, but no less than its standard error.
 
-        Of a single measurement, which has none, the size.
+        Of a single measurement, which has none, the size. Of roots, the square of what this is.
         """
         mean, error = self._curvature.mean, self._curvature.error
-        return max(mean, error) if error else abs(mean)
+        found = max(mean, error) if error else abs(mean)
+        return found**2 if self._is_root else found
 
     @property
     def gain(self) -> float:

@@ -26,7 +26,7 @@ from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames.instructions import TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import VectorReport, hide_report
 from shared.privacy.discrete_gaussian import Below, sample_noise
 from shared.privacy.vector import SENSITIVITY, VectorSum, limit_sum, read_sum
 from shared.replay import STATE_BITS, check_fits, replay, zero_state
@@ -150,7 +150,7 @@ def open_aggregator(config: RunConfig, folder: Path, elements: int, **noise: Any
 
 def vector_reports(reports: Sequence[Report], clip: float) -> ValidatedReplies[VectorReport]:
     """Return reports as their clipped vectors, as the server decodes them."""
-    vectors = [VectorReport.of(report, clip).encode() for report in reports]
+    vectors = [hide_report(report, clip, 0).encode() for report in reports]
     decoded = [VectorReport.decode(frame) for frame in vectors]
     return ValidatedReplies[VectorReport](answers={own.client: own for own in decoded})
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from benchmarks.privacy.federation import make_config
 from shared.config import RunConfig
 from shared.frames.report import Report
-from shared.privacy.vector import encode_vector
+from shared.frames.vector_report import hide_report
 
 ALL = 10_000
 """A batch that holds all sentences of a client."""
@@ -81,7 +81,7 @@ def config_of(condition: Condition, seed: int) -> RunConfig:
 
 def vector_of(report: Report, clip: float) -> NDArray[np.int32]:
     """Return the vector that a client sends in the place of a report."""
-    return encode_vector(report.gradients, report.mean_loss, report.curvature, clip)
+    return hide_report(report, clip, 0).vector.astype(np.int32)
 
 
 def multiplier_of(stage: Stage, rounds: int) -> float:

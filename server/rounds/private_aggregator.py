@@ -26,6 +26,7 @@ from shared.privacy.adaptive_clip import next_clip
 from shared.privacy.discrete_gaussian import Noise, sample_noise
 from shared.privacy.mechanism import TRUST
 from shared.privacy.vector import (
+    CURVATURE_SCALE,
     SENSITIVITY,
     VectorSum,
     limit_sum,
@@ -196,10 +197,11 @@ class PrivateAggregator:
             squared_norm=float(means @ means) / instruction.queries**2,
             local_squared_norm=clip**2 / instruction.queries**2,
             learning_rate=instruction.learning_rate,
-            curvature=total.curvature / clients if directions else None,
+            curvature=total.curvature / clients / CURVATURE_SCALE if directions else None,
             directions=directions,
             loss_noise=loss_noise / clients,
-            curvature_noise=curvature_noise / clients,
+            curvature_noise=curvature_noise / clients / CURVATURE_SCALE,
+            curvature_is_root=True,
         )
 
 

@@ -1,7 +1,7 @@
 """Vector reports: the frames in which a client uploads a round clipped as a whole."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from shared.privacy.vector import (
     NOISED_LIMIT,
     OTHERS,
     add_noise,
+    curvature_root,
     encode_vector,
     is_within_sensitivity,
 )
@@ -128,6 +129,8 @@ def hide_report(
 ) -> AnyVectorReport:
     """Return a report clipped as a whole, with noise of the client's own where it adds some.
 
+    In the place of the curvature it has the `curvature_root`.
+
     Args:
         report: report of all K steps.
         clip: largest norm of its projected gradients.
@@ -135,6 +138,8 @@ def hide_report(
         noise: source of noise; the operating system's randomness by default.
         has_indicator: whether it says if their norm is within the clip.
     """
+    if report.curvature is not None:
+        report = replace(report, curvature=curvature_root(report.curvature))
     vector = VectorReport.of(report, clip, has_indicator)
     return NoisedVectorReport.of(vector, sigma, noise) if sigma else vector
 

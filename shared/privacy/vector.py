@@ -1,6 +1,7 @@
 """A client's vector in a round: all that it says, clipped as a whole, in whole numbers.
 
-The numbers are K·q projected gradients, the mean loss, the curvature and a 1. The norm of the whole
+The numbers are K·q projected gradients, the mean loss, the curvature (clients tell its root,
+`curvature_root`) and a 1. The norm of the whole
 vector is at most `SENSITIVITY`, which is what a client can change in a sum, present or absent: the
 sensitivity that the noise is made for. Of its square each of the last three numbers has 1/16, which
 makes the noise on projected gradients `gradient_noise` = 1.11 times what it would be without them.
@@ -30,6 +31,8 @@ LOSS_LIMIT = 2.0
 """The largest mean loss that counts in a sum, in nats; larger ones count as this."""
 CURVATURE_LIMIT = 64.0
 """The largest curvature that counts in a sum, either sign."""
+CURVATURE_SCALE = math.sqrt(CURVATURE_LIMIT)
+"""What the root of a curvature is multiplied by, so that it has the range of curvatures."""
 OTHERS = 3
 """The numbers of a vector beside its projected gradients: loss, curvature, 1; an indicator is one
 more."""
@@ -61,6 +64,18 @@ class VectorSum:
     curvature: float
     count: float
     within: float = 0.0
+
+
+def curvature_root(curvature: float) -> float:
+    """Return the number by which a client tells its curvature, `CURVATURE_SCALE`·√|curvature|.
+
+    A step size is divided by the root of the curvature. A usual one of 1 is 1/64 of the range of
+    curvatures, and its root 1/8 of the range of roots, so that the same noise hides less of it.
+
+    Args:
+        curvature: curvature, either sign; its limit has a number of `CURVATURE_LIMIT`.
+    """
+    return CURVATURE_SCALE * math.sqrt(abs(curvature))
 
 
 def encode_vector(

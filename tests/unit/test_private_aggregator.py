@@ -18,7 +18,7 @@ from shared.config import RunConfig
 from shared.errors import LedgerError, ReplayError, TrainingError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
+from shared.frames.vector_report import VectorReport, hide_report
 from shared.privacy.accountant import epsilon_of, rho_of
 from shared.privacy.adaptive_clip import next_clip
 from shared.privacy.vector import SENSITIVITY
@@ -52,13 +52,19 @@ def aggregator(folder: Path, noise: Noise = silent, **privacy: Any) -> PrivateAg
     return PrivateAggregator(RunConfig.of(settings, "test"), cast(RunStore, store), noise)
 
 
+def hidden(report: Report, clip: float, has_indicator: bool = False) -> VectorReport:
+    made = hide_report(report, clip, 0, has_indicator=has_indicator)
+    assert isinstance(made, VectorReport)
+    return made
+
+
 def vectors(*rows: Any, asked: TrainInstruction = ASKED) -> ValidatedReplies[VectorReport]:
     token = token_of(asked.encode())
     reports = [
         Report(token, client, 10, 0.5, np.array(row, np.float32).reshape(2, 3), curvature=4.0)
         for client, row in enumerate(rows)
     ]
-    answers = {report.client: VectorReport.of(report, CLIP) for report in reports}
+    answers = {report.client: hidden(report, CLIP) for report in reports}
     return ValidatedReplies[VectorReport](answers=answers)
 
 
@@ -156,10 +162,11 @@ def test_what_the_step_size_sees_is_noised_or_public(tmp_path: Path) -> None:
         "squared_norm": pytest.approx(6 * 0.36 / 9, rel=1e-5),
         "local_squared_norm": CLIP**2 / 9,
         "learning_rate": 0.5,
-        "curvature": pytest.approx(4.0, abs=1e-4),
+        "curvature": pytest.approx(2.0, abs=1e-4),
         "directions": 6,
         "loss_noise": 4.0,
-        "curvature_noise": 128.0,
+        "curvature_noise": 16.0,
+        "curvature_is_root": True,
     }
 
 
@@ -228,7 +235,7 @@ def indicated(asked: TrainInstruction, *norms: float) -> ValidatedReplies[Vector
     for client, norm in enumerate(norms):
         gradients = np.array([[norm, 0, 0], [0, 0, 0]], np.float32)
         report = Report(token, client, 10, 0.5, gradients, curvature=4.0)
-        answers[client] = VectorReport.of(report, asked.joint_clip, has_indicator=True)
+        answers[client] = hidden(report, asked.joint_clip, has_indicator=True)
     return ValidatedReplies[VectorReport](answers=answers)
 
 

@@ -347,12 +347,24 @@ def test_a_curvature_of_noise_is_taken_as_large_as_the_noise() -> None:
     assert later.learning_rate > noised.learning_rate
 
 
+def test_a_curvature_that_was_told_by_its_root_is_known_sooner() -> None:
+    """The root is averaged before it is squared: what the noise of a square adds averages away."""
+    roots = [replace(noisy(0.7, 2.0, value), curvature_is_root=True) for value in (0.5, -2.0, 4.2)]
+    size = after(StepSize(100), roots[:1])
+    assert size.curvature == pytest.approx(2.0**2)
+    size = after(StepSize(100), roots * 12)
+    assert size.curvature == pytest.approx(0.9**2)
+    single = replace(CALM, curvature=-3.0, curvature_is_root=True)
+    assert after(StepSize(100), [single]).curvature == 9
+
+
 def test_observations_without_noise_are_recorded_as_before(tmp_path: Path) -> None:
     file = tmp_path / "step_size.jsonl"
     recorded = RecordedStepSize(StepSize(10), file)
     recorded.record(noisy(0.7, 0.0))
-    recorded.record(noisy(0.7, 2.0))
+    recorded.record(replace(noisy(0.7, 2.0), curvature_is_root=True))
     plain, noised = (json.loads(line) for line in file.read_text().splitlines())
-    assert "loss_noise" not in plain
+    assert not {"loss_noise", "curvature_is_root"} & set(plain)
     assert (noised["loss_noise"], noised["curvature_noise"]) == (2.0, 2.0)
+    assert noised["curvature_is_root"] is True
     assert RecordedStepSize(StepSize(10), file, 2).size == recorded.size
