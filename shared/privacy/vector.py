@@ -32,7 +32,7 @@ LOSS_LIMIT = 2.0
 CURVATURE_LIMIT = 64.0
 """The largest curvature that counts in a sum, either sign."""
 CURVATURE_SCALE = math.sqrt(CURVATURE_LIMIT)
-"""What the root of a curvature is multiplied by, so that it has the range of curvatures."""
+"""The factor on the root of a curvature, by which it has the range of curvatures."""
 OTHERS = 3
 """The numbers of a vector beside its projected gradients: loss, curvature, 1; an indicator is one
 more."""
