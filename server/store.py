@@ -171,7 +171,8 @@ def read_layout(folder: Path) -> Layout:
     try:
         return Layout.from_json(file.read_text(encoding="utf-8").rstrip("\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SamaraError(f"{file}: cannot be read: {error}; is {folder} a run?") from error
+        reason = getattr(error, "strerror", None) or error
+        raise SamaraError(f"{file}: cannot be read: {reason}; is {folder} a run?") from error
     except SamaraError as error:
         raise SamaraError(f"{file}: {error}") from error
 

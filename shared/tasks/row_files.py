@@ -159,6 +159,7 @@ def _json_records(text: str, report: Report) -> Records:
 
 def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]], str]) -> Records:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
     try:
         header = next(reader, [])
         repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
@@ -170,6 +171,8 @@ def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]
                 if mark in header[0]:
                     report(1, f"its cells are separated by {name}; save it with commas")
                     return
+        if "\ufffd" in "".join(header):
+            return  # reported as not UTF-8
         if wrong := describe_header(header):
             report(1, wrong)
             return
@@ -181,4 +184,4 @@ def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]
                 report(line, f"has {len(cells)} cells under {len(header)} column names")
             line = reader.line_num + 1
     except csv.Error as error:
-        report(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
+        report(line, f"the row that begins here is not CSV, and nothing after it was read: {error}")
