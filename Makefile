@@ -18,7 +18,7 @@ help:
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"
-	@echo "make test-arm64  golden files, frames, replay and a ledger of this machine on emulated arm64"
+	@echo "make test-arm64  golden files, frames, replay, a ledger and steps of tune on emulated arm64"
 	@echo "make check     lint, types, import layers, and the documentation builds"
 	@echo "make docs      build the documentation site: build/site/index.html"
 	@echo "make format    rewrite the code in the house style"
@@ -64,7 +64,7 @@ arm64:
 
 test-arm64: install
 	@if command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then \
-		{ [ -d .arm64 ] || tests/arm64.sh .arm64; } && $(BIN)/python -m pytest tests/e2e/test_arm64.py; \
+		{ [ .arm64 -nt tests/arm64.sh ] || tests/arm64.sh .arm64; } && $(BIN)/python -m pytest tests/e2e/test_arm64.py; \
 	else echo "skipped: needs Debian or Ubuntu with qemu-user-static"; fi
 
 check: install

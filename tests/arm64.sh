@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a folder with Debian's Python and the packages of replay for arm64, to be run by QEMU's
-# user-mode emulation. Needs Debian or Ubuntu with qemu-user-static, and pip.
+# Makes a folder with Debian's Python and what Samara needs for arm64, to be run by QEMU's
+# user-mode emulation. Needs Debian or Ubuntu with qemu-user-static, and Python 3.11 with pip.
 #
 # usage: tests/arm64.sh FOLDER
 set -euo pipefail
@@ -25,12 +25,23 @@ apt-get install -qq --yes --download-only --no-install-recommends python3 libstd
 for package in "$work"/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
 version=$(basename "$(find "$work/root/usr/bin" -name "python3.??" | sort | head -1)")
 version=${version#python}
-python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: \
-	--dest "$work/wheels" --python-version "$version" --implementation cp \
-	--abi "cp${version/./}" --abi abi3 --abi none \
-	--platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
-	--platform manylinux2014_aarch64 \
-	numpy numba pydantic hypothesis pytest cryptography safetensors filelock "typer<0.21" rich psutil
+source=$(cd "$(dirname "$0")/.." && pwd)
+fetch() {
+	python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: \
+		--dest "$work/wheels" --python-version "$version" --implementation cp \
+		--abi "cp${version/./}" --abi abi3 --abi none \
+		--platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
+		--platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 "$@"
+}
+# pip takes this machine's processor for that of the wheels, for which torch would bring CUDA.
+# torch 2.13 does not run as a Cortex-A57.
+fetch --no-deps torch==2.9.1 accelerate
+sed '/^torch==/d' "$source/constraints.txt" >"$work/constraints.txt"
+python3 -c 'import sys, tomllib; project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+print(*(x for x in project["dependencies"] if not x.startswith(("torch>", "accelerate>"))), sep="\n")' \
+	"$source/pyproject.toml" >"$work/requirements.txt"
+fetch --constraint "$work/constraints.txt" --requirement "$work/requirements.txt" \
+	hypothesis pytest sympy networkx jinja2 fsspec
 for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
 ln -s "python$version" "$work/root/usr/bin/python"
 rm -rf "$folder" && mkdir -p "$folder" && mv "$work/root" "$work/site" "$folder/"
