@@ -18,7 +18,15 @@ from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.refusal import Refusal, describe_refusal, describe_servers_refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, COST, PERSONAL_ACTION, RECORD, REFUSED_ACTION
+from shared.wire import (
+    BLOB_ACTION,
+    COST,
+    MASKING_ACTION,
+    PERSONAL_ACTION,
+    RECORD,
+    REFUSED_ACTION,
+    SHARES,
+)
 
 TRAINER = "trainer"
 """Key in the node config of the path of a resident trainer's socket."""
@@ -43,6 +51,8 @@ class ProtocolEndpoint(Protocol):
 
     def receive_blob(self, part: bytes) -> bytes: ...  # noqa: D102
 
+    def mask(self, frame: bytes) -> bytes: ...  # noqa: D102
+
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
@@ -54,6 +64,12 @@ def hello(message: Message, context: Context) -> Message:
 def receive_blob(message: Message, context: Context) -> Message:
     """Keep a part of a file that the run needs, and answer with a receipt."""
     return _handle(lambda client, frame, catch_up: client.receive_blob(frame), message, context)
+
+
+@app.query(MASKING_ACTION)
+def mask(message: Message, context: Context) -> Message:
+    """Take part in the secure aggregation of a round."""
+    return _handle(lambda client, frame, catch_up: client.mask(frame), message, context)
 
 
 @app.query(REFUSED_ACTION)
@@ -72,7 +88,9 @@ def train(message: Message, context: Context) -> Message:
     """Catch up, train, and report; a repeated instruction gets the stored report."""
 
     def reply(client: ProtocolEndpoint, frame: bytes, catch_up: CatchUp) -> bytes:
-        return client.catch_up(frame, catch_up) or client.train(frame)
+        shares = message.content.config_records[RECORD].get(SHARES)
+        refusal = client.mask(shares) if isinstance(shares, bytes) else b""
+        return refusal or client.catch_up(frame, catch_up) or client.train(frame)
 
     return _handle(reply, message, context)
 

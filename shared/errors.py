@@ -40,6 +40,7 @@ class RefusalCode(IntEnum):
     REVOKED = 22
     HIDDEN = 23
     BUDGET = 24
+    MASKING = 25
 
 
 class SamaraError(Exception):
@@ -237,6 +238,12 @@ class BudgetError(SamaraError):
     """A report would cost more privacy than the owner of the examples allows."""
 
     refusal_code = RefusalCode.BUDGET
+
+
+class MaskingError(SamaraError):
+    """Secure aggregation is not asked for as it is done, or what masks follow from is not sound."""
+
+    refusal_code = RefusalCode.MASKING
 
 
 class HiddenRefusalError(SamaraError):

@@ -34,7 +34,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "scalar limit": ("none", "set"),
     "start": ("none", "given"),
     "private rounds": ("at the end", "earlier"),
-    "privacy": ("none", "central", "local", "distributed", "measured"),
+    "privacy": ("none", "central", "local", "distributed", "measured", "masked"),
     "joint clip": ("fixed", "adaptive"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
@@ -43,7 +43,8 @@ candidates of a ``listed choice`` are in the task, those of an ``open choice`` i
 ``aggregation``: rules that weigh whole ``reports``, the plain ``mean``, or medians and trimmed
 means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
 ``earlier`` is any `personal.when` but ``end``.
-``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``.
+``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``, ``masked``
+those with `privacy.secure-aggregation`.
 ``joint clip`` is `privacy.adaptive-clip`.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
@@ -65,7 +66,7 @@ class Exclusion:
         return all(combination.get(name) in values for name, values in self.values.items())
 
 
-_PRIVATE = ("central", "local", "distributed", "measured")
+_PRIVATE = ("central", "local", "distributed", "measured", "masked")
 
 EXCLUSIONS = (
     Exclusion(

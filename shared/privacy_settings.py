@@ -5,7 +5,13 @@ from typing import Literal
 from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
 from shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_mechanism
 from shared.privacy.vector import SENSITIVITY, numbers_of
+from shared.secure_aggregation.graph import LEAST_CLIENTS
 from shared.settings import Section, setting
+
+_MASKS_NEED_A_MODE = (
+    "privacy.secure-aggregation: only the vectors of a privacy.mode add up; set one, such as "
+    "distributed"
+)
 
 
 class PrivacySettings(Section):
@@ -58,6 +64,13 @@ class PrivacySettings(Section):
         ge=0,
         le=1,
     )
+    secure_aggregation: bool = setting(
+        False,
+        "have clients mask what they say, so that the server sees the sum of a round and no "
+        "client's own numbers; a round that fewer than two thirds of its clients finish is "
+        "abandoned. Needs a `privacy.mode` and a `cohort.minimum` of 3",
+        before=False,
+    )
     evaluation: Literal["off", "exact"] = setting(
         "off",
         "evaluations of a run with a `privacy.mode`: `off`; or `exact`, for measurements in a "
@@ -78,6 +91,8 @@ class PrivacySettings(Section):
     @property
     def feature(self) -> str:
         """The value in the feature matrix (`shared.features`)."""
+        if self.is_on and self.secure_aggregation:
+            return "masked"
         return "measured" if self.is_on and self.evaluation == "exact" else self.mode
 
     def mechanism(self, rounds: int, minimum: int, numbers: int) -> Mechanism:
@@ -114,7 +129,7 @@ class PrivacySettings(Section):
             best: value of ``evaluate.best``.
         """
         if not self.is_on:
-            return []
+            return [_MASKS_NEED_A_MODE] if self.secure_aggregation else []
         if not self.noise_multiplier and not self.epsilon:
             return [f"privacy.mode: {self.mode} needs privacy.epsilon or privacy.noise-multiplier"]
         mistakes = []
@@ -122,6 +137,16 @@ class PrivacySettings(Section):
             mistakes.append(
                 "privacy.honest-share: distributed needs the share of a round's clients whose "
                 "noise can be relied on, such as 0.8"
+            )
+        if self.secure_aggregation and minimum < LEAST_CLIENTS:
+            mistakes.append(
+                f"cohort.minimum: secure aggregation needs {LEAST_CLIENTS} clients in a sum, since "
+                "of two each knows the other's numbers"
+            )
+        if self.secure_aggregation and self.evaluation == "exact":
+            mistakes.append(
+                "privacy.evaluation: exact evaluations show the server single clients, which "
+                "secure aggregation hides; set it to off"
             )
         if best:
             mistakes.append(

@@ -240,7 +240,10 @@ class RunResult(_ResultPart):
             f"differential privacy, {self.config['privacy.mode']}: ε = {spent[-1]:.3g} at "
             f"δ = {self.config['privacy.delta']:g} for a client in all rounds"
         )
-        if self.config["privacy.mode"] == "distributed":
+        is_masked = self.config.get("privacy.secure-aggregation", False)
+        if is_masked:
+            sentence += "; by secure aggregation the server saw sums alone"
+        elif self.config["privacy.mode"] == "distributed":
             sentence += "; the server saw single reports, which this does not cover"
         if self.config["privacy.evaluation"] == "exact":
             sentence += "; evaluations are exact and not covered"

@@ -55,11 +55,21 @@ class SigningKey:
     @property
     def public(self) -> bytes:
         """The public key, PEM."""
-        return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return public_pem(self._key)
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature of some bytes, DER."""
-        return self._key.sign(data, ec.ECDSA(SHA256()))
+        return sign(self._key, data)
+
+
+def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the public half of a key, PEM."""
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
+    """Return the signature of some bytes by a key, DER."""
+    return key.sign(data, ec.ECDSA(SHA256()))
 
 
 def is_signed_by(public_key: bytes, signature: bytes, data: bytes) -> bool:

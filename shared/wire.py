@@ -19,12 +19,16 @@ FRAME_VERSION = 1
 RECORD = "samara"
 """The key of the one record in a Flower message, which holds ``frame`` and, to a client, also
 ``snapshot`` and ``tail``; beside a report there may be `COST`."""
+SHARES = "shares"
+"""The key in that record of sealed shares, a frame, beside a train instruction with masks."""
 COST = "cost"
 """The key in that record of a round cost, a frame, which servers of earlier versions ignore."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
 """The keys of a gateway's record that hold a list with one entry per phone."""
 BLOB_ACTION = "blob"
 """The action of query messages that bring a part of a blob."""
+MASKING_ACTION = "masking"
+"""The action of query messages of secure aggregation (`shared.frames.masking`)."""
 REFUSED_ACTION = "refused"
 """The action of query messages by which a server says why it refuses a client."""
 PERSONAL_ACTION = "personal"
@@ -59,6 +63,15 @@ class Kind(IntEnum):
     ROUND_COST = 13
     VECTOR_REPORT = 14
     NOISED_VECTOR_REPORT = 15
+    KEY_REQUEST = 16
+    MASKING_KEYS = 17
+    KEY_LIST = 18
+    SEALED_SHARES = 19
+    MASKED_REPORT = 20
+    SURVIVOR_LIST = 21
+    SURVIVOR_SIGNATURE = 22
+    SIGNATURE_LIST = 23
+    REVEALED_SHARES = 24
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

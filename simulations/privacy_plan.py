@@ -10,7 +10,7 @@ from rich.table import Table
 from server.rounds.sampling import sample_cohort
 from shared.config import load_scenario
 from shared.errors import ConfigError
-from shared.privacy.mechanism import TRUST, make_mechanism
+from shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism
 from shared.privacy.terms import PrivacyTerms
 from shared.privacy.vector import gradient_noise, numbers_of
 
@@ -33,6 +33,7 @@ class PlannedRun:
         honest_share: share of the fewest clients of a sum that is honest, if noise is distributed.
         minimum: fewest clients of a sum.
         adaptive_clip: whether the clip follows the clients' norms.
+        is_masked: whether clients mask their reports.
     """
 
     rounds: int
@@ -45,6 +46,7 @@ class PlannedRun:
     honest_share: float = 1.0
     minimum: int = 1
     adaptive_clip: bool = False
+    is_masked: bool = False
 
     @property
     def terms(self) -> list[PrivacyTerms]:
@@ -72,6 +74,7 @@ class PlannedRun:
                 self.adaptive_clip,
                 self.rounds,
                 self.delta,
+                self.is_masked,
             )
             for epsilon in epsilons
         ]
@@ -132,6 +135,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
         delta=privacy.delta,
         honest_share=privacy.honest_share or 1.0,
         adaptive_clip=privacy.adaptive_clip,
+        is_masked=privacy.secure_aggregation,
     )
 
 
@@ -148,7 +152,7 @@ def plan_table(run: PlannedRun) -> Table:
     for head in heads:
         table.add_column(head, justify="right")
     for terms in run.terms:
-        for_the_server = terms.epsilon_of_reports
+        for_the_server = terms.epsilon_for_the_server
         table.add_row(
             f"{terms.epsilon:.3g}",
             "no limit" if math.isinf(for_the_server) else f"{for_the_server:.3g}",
@@ -162,12 +166,12 @@ def plan_table(run: PlannedRun) -> Table:
 
 def describe_plan(run: PlannedRun) -> str:
     """Return sentences on what the table of a run is about."""
-    honest = ""
+    trust, honest = MASKED_TRUST if run.is_masked else TRUST, ""
     if run.mode == "distributed":
         (first, *_) = run.terms
         honest = f"The noise of {first.mechanism.honest:,} clients is enough. "
     return (
-        f"{run.mode}: {TRUST[run.mode]}. {honest}{run.rounds:,} rounds, {run.clients:,} clients in "
+        f"{run.mode}: {trust[run.mode]}. {honest}{run.rounds:,} rounds, {run.clients:,} clients in "
         f"each, {run.scalars:,} scalars of each; δ = {run.delta:g}. A client's scalars have a norm "
         "of at most one clip, so a mean has too: noise of more than that hides it. Every client is "
         "in every round here; no amplification by sampling is claimed."

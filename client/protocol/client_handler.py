@@ -17,7 +17,7 @@ from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport
+from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
@@ -155,7 +155,7 @@ class ClientHandler:
         self,
         frame: bytes,
         start_session: Callable[[TrainInstruction], Session],
-        train: Callable[[TrainInstruction, Session], Report | AnyVectorReport],
+        train: Callable[[TrainInstruction, Session], Report | AnyVectorReport | MaskedReport],
     ) -> bytes:
         """Return the report on a train instruction; a repeated instruction gets the stored report.
 

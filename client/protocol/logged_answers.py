@@ -18,6 +18,7 @@ MOST_RUNS = 100
 """Runs whose totals are kept apart."""
 SUMS = ("answers", "repeated", "refused", "scalars", "losses", "counts", "sent_bytes", "ratio")
 """The totals that are added up over runs."""
+_VECTORS = (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT, Kind.MASKED_REPORT)
 _RECENT = 8
 """Answers of a run that are remembered beside its totals; a client stores fewer for repetition."""
 _MOST_REASON = 500
@@ -79,7 +80,7 @@ class LoggedAnswer:
             columns = Evaluation.decode(answer).columns
             counts = sum(column.counts.size for column in columns)
             about = {"losses": len(columns), "counts": counts}
-        elif kind_of(answer) in (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT):
+        elif kind_of(answer) in _VECTORS:
             train = TrainInstruction.decode(instruction)
             others = OTHERS + (train.joint_clip > 0)
             about = {"scalars": train.report_scalars, "losses": others}

@@ -27,6 +27,7 @@ from client.protocol.client_handler import (
     decode_instruction,
 )
 from client.protocol.generations import Generations
+from client.protocol.masking_client import MaskingClient
 from client.protocol.pass_counts import PassCounts
 from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
@@ -43,6 +44,7 @@ from shared.errors import (
     EvaluationLimitError,
     FrameError,
     HiddenRefusalError,
+    MaskingError,
     RefusalCode,
     SamaraError,
 )
@@ -51,7 +53,7 @@ from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, hide_report
+from shared.frames.vector_report import AnyVectorReport, MaskedReport, hide_report
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_folder, run_id_of
 from shared.tasks.rows import data_fingerprint
@@ -81,6 +83,7 @@ class ProtocolClient(ClientHandler):
         answer_log: log of the answers, on disk; None logs nothing.
         generations: which examples came together, on disk; None counts all as one generation.
         charges: what noised reports have cost, on disk; None charges nothing.
+        masking: its part in secure aggregation; None takes part in no run with it.
         has_idle_time: whether private rounds are taken by `take_private_rounds` between messages,
             and not as soon as they are due.
     """
@@ -99,6 +102,7 @@ class ProtocolClient(ClientHandler):
         answer_log: AnswerLog | None = None,
         generations: Generations | None = None,
         charges: ChargeLog | None = None,
+        masking: MaskingClient | None = None,
         has_idle_time: bool = False,
     ) -> None:
 
@@ -125,6 +129,7 @@ class ProtocolClient(ClientHandler):
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts, self._has_idle_time = pass_counts, has_idle_time
+        self._masking = masking if config.privacy.secure_aggregation else None
         self._interrupted: InterruptedSteps[Any] = InterruptedSteps()
         self._learner = RuntimeLearner(runtime, data)
 
@@ -192,6 +197,16 @@ class ProtocolClient(ClientHandler):
         simulation share the store of their machine, into which nothing is sent.
         """
         return self.refuse(part, FrameError("a blob part was sent to a client that lacks no blob"))
+
+    def mask(self, frame: bytes) -> bytes:
+        """Return the answer to a frame of secure aggregation; nothing to sealed shares."""
+
+        def answer() -> bytes:
+            if self._masking is None:
+                raise MaskingError("this client masks no reports in this run")
+            return self._masking.answer(frame)
+
+        return self._reply_or_refuse(b"", answer)
 
     def take_private_rounds(self) -> bytes:
         """Take the private rounds that are due from one state of this client's run; send nothing.
@@ -273,9 +288,13 @@ class ProtocolClient(ClientHandler):
 
     def _train(self, frame: bytes) -> bytes:
         terms = self._config.terms
+        if terms.privacy and terms.privacy.is_masked and self._masking is None:
+            raise MaskingError("this client masks no reports, and the run asks for masked ones")
         parts = composition(terms, self._runtime.layout)
 
-        def train(instruction: TrainInstruction, session: Session) -> Report | AnyVectorReport:
+        def train(
+            instruction: TrainInstruction, session: Session
+        ) -> Report | AnyVectorReport | MaskedReport:
             private = intercept_for_training(self._learner, terms, session.state)
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
@@ -287,7 +306,8 @@ class ProtocolClient(ClientHandler):
             if adaptive != (instruction.joint_clip > 0):
                 raise FrameError("the instruction's clip is not as the run's settings say")
             joint_clip = instruction.joint_clip if adaptive else clip
-            return hide_report(report, joint_clip, sigma, has_indicator=adaptive)
+            hidden = hide_report(report, joint_clip, sigma, has_indicator=adaptive)
+            return self._masking.mask(hidden) if self._masking else hidden
 
         return self._report_once(frame, self._session_at, train)
 

@@ -15,6 +15,7 @@ from shared.proto.trainer_pb2 import (
     BlobRequest,
     CatchUpRequest,
     EvaluateRequest,
+    MaskRequest,
     StatusReply,
     StatusRequest,
     TrainRequest,
@@ -115,6 +116,10 @@ class RemoteTrainer:
         """Keep a part of a file that the run needs, and return the receipt."""
         request = BlobRequest(part=part, settings=self._settings)
         return self._frame(self._stub.ReceiveBlob, request)
+
+    def mask(self, frame: bytes) -> bytes:
+        """Take part in the secure aggregation of a round; return nothing to sealed shares."""
+        return self._frame(self._stub.Mask, MaskRequest(frame=frame, settings=self._settings))
 
     def _frame(self, method: Any, request: Any) -> bytes:
         frame: bytes = self._call(method, request).frame

@@ -20,6 +20,7 @@ from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
 from client.protocol.generations import Generations
 from client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
+from client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
 from client.protocol.pass_counts import PassCounts
 from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
@@ -73,12 +74,14 @@ class ResidentTrainer:
         config: RunConfig,
         folder: Path,
         growing: GrowingData | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self.config, self.folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
         self._runs = JoinedRuns(folder)
         self._growing, self._generations = growing, Generations(folder)
+        self._signer, self._masking = signer, MaskingMemory()
         self._pass_counts = PassCounts(folder)
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
@@ -92,13 +95,16 @@ class ResidentTrainer:
         self._client = self.client_under(config)
 
     @classmethod
-    def load(cls, config: RunConfig, client: int, folder: Path) -> "ResidentTrainer":
+    def load(
+        cls, config: RunConfig, client: int, folder: Path, signer: Signer | None = None
+    ) -> "ResidentTrainer":
         """Load the model and the data of a client.
 
         Args:
             config: the device's settings.
             client: client index.
             folder: folder of the client.
+            signer: the device's own key; without it, it takes part in no secure aggregation.
 
         Raises:
             SamaraError: if the model, the task, the data or the folder cannot be used.
@@ -112,7 +118,7 @@ class ResidentTrainer:
             )
         warn_of_few_examples(examples, config.data.least_batch)
         runtime, source = load_run(config, lambda client_count: growing.examples)
-        return cls(runtime, source.undivided(client), config, folder, growing)
+        return cls(runtime, source.undivided(client), config, folder, growing, signer)
 
     def refresh_data(self) -> bool:
         """Read what has been added or deleted; return whether the examples are others now.
@@ -207,8 +213,15 @@ class ResidentTrainer:
             self._answer_log,
             self._generations,
             self._charges,
+            self._masking_client(server_config),
             has_idle_time=True,
         )
+
+    def _masking_client(self, server_config: RunConfig) -> MaskingClient | None:
+        if self._signer is None:
+            return None
+        minimum = server_config.cohort.minimum
+        return MaskingClient(self.client, self._signer, self._masking, minimum)
 
     def runtime_of(self, run: JoinedRun) -> ModelRuntime:
         """Return the loaded model under the settings of a run, for the thread that answers.

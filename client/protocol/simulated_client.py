@@ -6,14 +6,16 @@ in a recorded run, its node config has that client's index and settings, and the
 
 import json
 import threading
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context
 
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, with_device_settings
+from client.protocol.masking_client import MaskingClient, MaskingState
 from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
@@ -24,8 +26,9 @@ from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.machine import cores
 from shared.runs import client_folder, run_id_of
+from shared.signing import public_pem, sign
 
-_SESSION = "session"
+_SESSION, _DEVICE, _MASKING = "session", "device", "masking"
 
 
 class RunCache:
@@ -117,6 +120,38 @@ class _ContextSessions:
         self._records[f"{_SESSION} {run_id.hex()}"] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
 
 
+class _SimulatedDevice:
+    """The key and the masks of a simulated client, in its context.
+
+    Its key is made for the simulation: a simulated client has no device whose key could be known.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._records = context.state.config_records
+
+    @cached_property
+    def _key(self) -> ec.EllipticCurvePrivateKey:
+        if (record := self._records.get(_DEVICE)) is None:
+            number = ec.generate_private_key(ec.SECP256R1()).private_numbers().private_value
+            record = self._records[_DEVICE] = ConfigRecord({"key": number.to_bytes(32, "little")})
+        number = int.from_bytes(cast(bytes, record["key"]), "little")
+        return ec.derive_private_key(number, ec.SECP256R1())
+
+    @property
+    def public(self) -> bytes:
+        return public_pem(self._key)
+
+    def sign(self, data: bytes) -> bytes:
+        return sign(self._key, data)
+
+    def read_masking(self) -> MaskingState:
+        record = self._records.get(_MASKING)
+        return MaskingState(**cast(dict[str, bytes], dict(record))) if record else MaskingState()
+
+    def write_masking(self, state: MaskingState) -> None:
+        self._records[_MASKING] = ConfigRecord(state.to_bytes())  # type: ignore[arg-type]
+
+
 def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     """Return the client that a context belongs to.
 
@@ -147,7 +182,13 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         counts = ScalarCounts(folder) if limits.scalar_limit else None
         charges = ChargeLog(folder) if limits.epsilon_limit else None
     data = run.data.share_of(client, config.data.clients)
-    return ProtocolClient(run.runtime, data, config, config, sessions, counts, charges=charges)
+    masking = None
+    if config.privacy.secure_aggregation:
+        device = _SimulatedDevice(context)
+        masking = MaskingClient(client, device, device, config.cohort.minimum)
+    return ProtocolClient(
+        *(run.runtime, data, config, config, sessions, counts), charges=charges, masking=masking
+    )
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:

@@ -41,6 +41,7 @@ from shared.proto.trainer_pb2 import (
     BlobRequest,
     CatchUpRequest,
     EvaluateRequest,
+    MaskRequest,
     StatusReply,
     StatusRequest,
     TrainRequest,
@@ -99,6 +100,11 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             lambda resident: resident.receive_blob(request.part, request.settings),
         )
         return Answer(frame=frame)
+
+    def Mask(self, request: MaskRequest, context: Any) -> Answer:  # noqa: N802
+        return Answer(
+            frame=self._call(b"", request.settings, lambda client: client.mask(request.frame))
+        )
 
     def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
         hello = b""

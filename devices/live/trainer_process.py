@@ -15,11 +15,13 @@ from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
 from devices.jetson.telemetry import Sensors
 from devices.live.client_folder import TRAINER_LOCK
+from devices.live.keys import OWN_KEY_FILE
 from devices.live.pause_log import PauseLog
 from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
 from devices.live.sensor_watch import SensorWatch
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
+from shared.signing import SigningKey
 
 log = logging.getLogger("samara.trainer")
 
@@ -77,7 +79,9 @@ def _be_nice(settings: ClientSettings) -> None:
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:
-    return ResidentTrainer.load(settings.config, settings.client_index, settings.folder)
+    key = settings.key or settings.folder / OWN_KEY_FILE
+    signer = SigningKey(key) if key.is_file() else None
+    return ResidentTrainer.load(settings.config, settings.client_index, settings.folder, signer)
 
 
 def main() -> None:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from server.rounds.event_log import client_fields, hidden_client_fields
 from server.rounds.planner import Request
 from server.rounds.private_aggregator import PrivateAggregator
 from server.rounds.round_aggregator import TOO_LARGE, AggregatedRound, RoundAggregator
+from server.rounds.secure_aggregation import SecureAggregation
 from server.rounds.validator import ReplyValidator
 from server.store import RunStore
 from shared.config import RunConfig
@@ -25,6 +27,7 @@ class AnsweredRound:
         reporting: clients with a report that counts.
         refused: by client without one, the reason why its reply cannot be used.
         bytes_up: bytes of all replies.
+        bytes_down: bytes of all messages.
         clients: what the round's event says of each client with a report.
         late: by client whose report is late, the round that it answers.
     """
@@ -33,6 +36,7 @@ class AnsweredRound:
     reporting: Collection[int]
     refused: Mapping[int, str]
     bytes_up: int
+    bytes_down: int
     clients: Mapping[str, Mapping[str, Any]]
     late: Mapping[str, int] = field(default_factory=dict)
 
@@ -50,6 +54,21 @@ class RoundAnswers:
         self._validator = validator
         self._private = PrivateAggregator(config, store) if config.privacy.is_on else None
         self._aggregator = RoundAggregator(config, store)
+        self._masking: SecureAggregation | None = None
+        if self._private and config.privacy.secure_aggregation:
+            self._masking = SecureAggregation(config, store, validator, self._private)
+
+    def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
+        """Return a round's request after what comes before it: with secure aggregation, masks.
+
+        Args:
+            request: instruction of the round, and the messages to its cohort.
+            grid: the grid that sends messages.
+
+        Raises:
+            LedgerError: if the run's folder cannot be written.
+        """
+        return self._masking.begin(request, grid) if self._masking else request
 
     def joint_clip(self, number: int) -> float:
         """Return the clip that a round's instruction has; 0 without an adaptive one."""
@@ -78,6 +97,19 @@ class RoundAnswers:
             LedgerError: if a release cannot be written.
         """
         instruction, bytes_down = request.instruction, request.bytes_down
+        if self._private and self._masking:
+            masked, expected = self._masking.finish(replies), request.expected_reports
+            total, scalars = masked.total, instruction.report_scalars
+            released = self._private.aggregate_total(instruction, total, minimum, expected)
+            return AnsweredRound(
+                released,
+                masked.active,
+                masked.refused,
+                sum(masked.bytes_up.values()),
+                sum(masked.bytes_down.values()),
+                hidden_client_fields(scalars, masked.reporting, masked.bytes_up, masked.bytes_down),
+            )
+        sent = sum(bytes_down.values())
         if self._private:
             private, expected = self._private, request.expected_reports
             vectors = self._validator.validate_vectors(replies, instruction, private.mechanism)
@@ -85,7 +117,9 @@ class RoundAnswers:
             scalars = instruction.report_scalars
             fields = hidden_client_fields(scalars, vectors.answers, vectors.bytes_up, bytes_down)
             up = sum(vectors.bytes_up.values())
-            return AnsweredRound(released, vectors.answers.keys(), vectors.refused, up, fields)
+            return AnsweredRound(
+                released, vectors.answers.keys(), vectors.refused, up, sent, fields
+            )
         valid = self._validator.validate_reports(replies, instruction)
         aggregated = self._aggregator.aggregate(instruction, valid, minimum)
         self._validator.leave_out(valid, aggregated.too_large, TOO_LARGE)
@@ -95,6 +129,7 @@ class RoundAnswers:
             reports.keys(),
             valid.refused,
             sum(valid.bytes_up.values()),
+            sent,
             client_fields(reports, valid.bytes_up, bytes_down, valid.costs),
             {str(client): asked.round for client, (asked, _) in valid.late.items()},
         )

@@ -6,10 +6,9 @@ unless the clients have added it, the result is on the disk, and all else follow
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +43,21 @@ _SURE = 3.0
 it to be taken as the number of clients that answered."""
 
 
+@dataclass(frozen=True, eq=False)
+class VectorTotal:
+    """The sum of a round's vectors before the server adds noise.
+
+    Attributes:
+        numbers: the sum, int64 [n]; empty if there is none.
+        clients: number of vectors in it.
+        problem: why there is none, where it is not for too few reports.
+    """
+
+    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    clients: int = 0
+    problem: str = ""
+
+
 class PrivateAggregator:
     """Adds up the vectors of rounds, and makes releases of the sums.
 
@@ -60,7 +74,7 @@ class PrivateAggregator:
         assert terms is not None, "a run without differential privacy has no private aggregator"
         self.mechanism = terms.mechanism
         """Who adds which noise."""
-        if self.mechanism.mode == "distributed":
+        if self.mechanism.mode == "distributed" and not terms.is_masked:
             log.warning("privacy.mode = distributed: %s", TRUST["distributed"])
         file: Path = store.folder / RELEASES_FILE
         budget = config.privacy.budget(config.federated_rounds, self.mechanism)
@@ -86,6 +100,10 @@ class PrivateAggregator:
         total = read_sum(last.total, last.clip, has_indicator=True)
         return next_clip(last.clip, total.within, last.clients)
 
+    def is_released(self, token: bytes) -> bool:
+        """Return whether there is a release that answers an instruction."""
+        return self._releases.find(token) is not None
+
     def check_budget(self, instruction: TrainInstruction) -> None:
         """Raise an error if a round would need a release that the budget does not allow.
 
@@ -109,15 +127,32 @@ class PrivateAggregator:
             minimum: number of reports below which nothing is released.
             expected: number of reports that the round waits for.
         """
-        token = token_of(instruction.encode())
-        release = self._releases.find(token)
+        answers: Mapping[int, AnyVectorReport] = replies.answers
+        vectors = [answers[client].vector for client in sorted(answers)]
+        total = VectorTotal()
+        if vectors:
+            total = VectorTotal(np.sum(vectors, axis=0, dtype=np.int64), len(vectors))
+        return self.aggregate_total(instruction, total, minimum, expected)
+
+    def aggregate_total(
+        self, instruction: TrainInstruction, summed: VectorTotal, minimum: int, expected: int
+    ) -> AggregatedRound:
+        """Return the delta and the observation that the release of a sum of vectors makes.
+
+        Args:
+            instruction: instruction of the round.
+            summed: the sum.
+            minimum: number of vectors below which nothing is released.
+            expected: number of reports that the round waits for.
+        """
+        release = self._releases.find(token_of(instruction.encode()))
         if release is None:
-            answers: Mapping[int, AnyVectorReport] = replies.answers
-            vectors = [answers[client].vector for client in sorted(answers)]
-            if len(vectors) < minimum:
+            problem = summed.problem
+            if not problem and summed.clients < minimum:
                 problem = "fewer reports than cohort.minimum"
+            if problem:
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
-            release = self._release(instruction, vectors, expected)
+            release = self._release(instruction, summed, expected)
         total = read_sum(release.total, self._clip_of(instruction), self._is_adaptive)
         clients = release.clients
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
@@ -148,7 +183,7 @@ class PrivateAggregator:
     def _release(
         self,
         instruction: TrainInstruction,
-        vectors: Sequence[NDArray[np.integer[Any]]],
+        summed: VectorTotal,
         expected: int,
     ) -> Release:
         """Return the release of a sum of vectors once it is on the disk.
@@ -156,8 +191,8 @@ class PrivateAggregator:
         The server adds noise unless the vectors have some. Who adds noise to a vector shows the
         server that there is one, so that their number is no secret of the sum's then.
         """
-        mechanism, exact = self.mechanism, np.sum(vectors, axis=0, dtype=np.int64).astype(object)
-        noise, clients = mechanism.noise_of_a_sum(len(vectors)), float(len(vectors))
+        mechanism, exact = self.mechanism, summed.numbers.astype(object)
+        noise, clients = mechanism.noise_of_a_sum(summed.clients), float(summed.clients)
         if mechanism.client_sigma:
             total = limit_sum(exact)
         else:

@@ -121,11 +121,12 @@ class ScalarStrategy(Strategy):
         joint_clip = self._answers.joint_clip(self.round + 1)
         request = self._planner.plan_round(grid, self._step_sizes.size, joint_clip)
         instruction, number = request.instruction, request.instruction.round
-        self._request = request
         self._late_reports.add_instruction(instruction)
         self._answers.check_budget(instruction)
 
-        # 2. Exchange: send the instruction, receive replies until enough or the time is over.
+        # 2. Exchange: agree on masks if there are any, send the instruction, receive replies until
+        # enough or the time is over.
+        self._request = request = self._answers.prepare(request, grid)
         messages = yield request.messages
         if self._cohorts:
             messages = self._cohorts.take_replies(number, messages, self._roster)
@@ -161,7 +162,7 @@ class ScalarStrategy(Strategy):
             problem=problem,
             back_to=size.back_to,
             bytes_up=answered.bytes_up,
-            bytes_down=sum(request.bytes_down.values()),
+            bytes_down=answered.bytes_down,
             ledger_bytes=ledger_bytes,
             clients=answered.clients,
         )

@@ -25,16 +25,34 @@ from shared.config import RunConfig
 from shared.errors import RefusalCode, ReportError, SamaraError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.masking import (
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SurvivorSignature,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
 from shared.privacy.mechanism import Mechanism
+from shared.signing import normalize_public_key
 from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-Answer = TypeVar("Answer", Report, VectorReport, NoisedVectorReport, Evaluation)
+Answer = TypeVar(
+    "Answer",
+    Report,
+    VectorReport,
+    NoisedVectorReport,
+    Evaluation,
+    MaskingKeys,
+    SealedShares,
+    MaskedReport,
+    SurvivorSignature,
+    RevealedShares,
+)
 
 
 @dataclass
@@ -121,6 +139,40 @@ class ReplyValidator:
             self._add_answer(result, reply, VectorReport, token, number - 1, check)
         return result
 
+    def validate_masking(
+        self,
+        replies: Iterable[Message],
+        kind: type[Answer],
+        token: bytes,
+        check: Callable[[Answer], None],
+        round_number: int | None = None,
+    ) -> ValidatedReplies[Answer]:
+        """Return the answers to messages of secure aggregation.
+
+        Args:
+            replies: replies to them.
+            kind: type of the expected frame.
+            token: token of the round's instruction.
+            check: raises an error for an answer that cannot be used.
+            round_number: round that a client which answers has reached; None if that is not said.
+        """
+        result = ValidatedReplies[Answer]()
+        for reply in replies:
+            self._add_answer(result, reply, kind, token, round_number, check)
+        return result
+
+    def check_device(self, client: int, public_key: bytes) -> None:
+        """Raise an error if a client that is known by a key names another one as its own.
+
+        Raises:
+            SamaraError: if it does, or names none.
+        """
+        named = normalize_public_key(public_key)
+        for entry in self._roster.entries.values():
+            known = entry.public_key if entry.client == client else b""
+            if known and normalize_public_key(known) != named:
+                raise ReportError("it signs with another key than its device's")
+
     def validate_evaluations(
         self,
         replies: Iterable[Message],
@@ -175,7 +227,7 @@ class ReplyValidator:
         reply: Message,
         kind: type[Answer],
         token: bytes,
-        round_number: int,
+        round_number: int | None,
         check: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
         """Add a reply to the result, as an answer or as a refusal.
@@ -185,7 +237,8 @@ class ReplyValidator:
             reply: reply to the instruction.
             kind: type of the expected frame.
             token: token of the instruction.
-            round_number: round that a client which answers has reached.
+            round_number: round that a client which answers has reached; None if neither an answer
+                nor a refusal says so.
             check: raises `ReportError` for an answer that cannot be used.
         """
         entry = self._entry_of(reply)
@@ -198,7 +251,7 @@ class ReplyValidator:
                 raise ReportError("it answers twice; its first answer counts")
             if kind_of(frame) is Kind.REFUSAL:
                 refusal = decode_foreign(Refusal.decode, frame)
-                entry.round = refusal.round
+                entry.round = entry.round if round_number is None else refusal.round
                 if refusal.code == RefusalCode.MISSING_BLOB:
                     self._roster.begin_transfer(entry, refusal)
                 raise ReportError(refusal.description)
@@ -207,7 +260,7 @@ class ReplyValidator:
                 raise ReportError(f"it answers as client {answer.client}")
             if answer.token != token:
                 raise ReportError("it answers another instruction than it was sent")
-            entry.round = round_number
+            entry.round = entry.round if round_number is None else round_number
             check(answer)
         except SamaraError as error:
             if client in result.answers:

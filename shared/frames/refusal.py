@@ -34,6 +34,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.INDEX: "another node is the same client",
     RefusalCode.REVOKED: "its key was revoked",
     RefusalCode.BUDGET: "its owner's privacy budget does not allow the round",
+    RefusalCode.MASKING: "it is not asked for masks and their shares as secure aggregation asks",
     RefusalCode.HIDDEN: "it does not say why, since the run has differential privacy",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {

@@ -117,6 +117,36 @@ class NoisedVectorReport:
         return cls(token, client, vector)
 
 
+@dataclass(frozen=True, eq=False)
+class MaskedReport:
+    """A client's report on a round of a run with secure aggregation, under masks.
+
+    Attributes:
+        token: token of the instruction that it answers, 8 bytes.
+        client: client index.
+        vector: uint64 [K · q + 3 or 4], modulo 2⁶⁴.
+    """
+
+    token: bytes
+    client: int
+    vector: NDArray[np.uint64]
+
+    KIND: ClassVar = Kind.MASKED_REPORT
+
+    def encode(self) -> bytes:
+        """Return the report as a frame."""
+        return _encode(self.KIND, self.token, self.client, self.vector.astype("<u8"))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a report.
+
+        Raises:
+            FrameError: if the frame is not a sound report; nothing else can be known of it.
+        """
+        return cls(*_decode(frame, cls.KIND, "<u8"))
+
+
 AnyVectorReport = VectorReport | NoisedVectorReport
 
 

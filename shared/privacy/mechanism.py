@@ -23,6 +23,13 @@ TRUST: dict[str, str] = {
     "without secure aggregation the server sees single reports, and is trusted to forget them",
 }
 """Sentences on who adds noise and who must be trusted, by mode."""
+_SUMS = "the server sees sums alone, unless a third of a round's clients are in league with it"
+MASKED_TRUST: dict[str, str] = {
+    "central": f"secure aggregation: {_SUMS}; it is trusted to add noise to them",
+    "local": f"every client adds the noise, and with secure aggregation {_SUMS}",
+    "distributed": f"every client adds a share of the noise, and with secure aggregation {_SUMS}",
+}
+"""Sentences on who must be trusted where clients mask their reports, by mode."""
 MOST_CLIENT_NOISE = 2.0**15
 """The largest noise multiplier of a client's own noise, which the range of its numbers allows."""
 _SURE = 9.0

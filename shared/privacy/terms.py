@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from shared.errors import ScenarioError
 from shared.privacy.accountant import epsilon_of
-from shared.privacy.mechanism import TRUST, Mechanism, make_mechanism
+from shared.privacy.mechanism import MASKED_TRUST, TRUST, Mechanism, make_mechanism
 from shared.privacy.vector import numbers_of
 from shared.setting_values import read_flag, read_number, read_text, read_whole
 
@@ -18,6 +18,7 @@ _DEFAULTS = {
     "privacy.delta": 1e-5,
     "privacy.honest-share": 0.0,
     "privacy.adaptive-clip": False,
+    "privacy.secure-aggregation": False,
 }
 """Settings that a signed scenario lacks where they have these values."""
 
@@ -33,6 +34,7 @@ class PrivacyTerms:
         is_adaptive: whether later rounds have a clip of their own in their instruction.
         rounds: rounds of the federation.
         delta: δ of the whole run.
+        is_masked: whether clients mask their reports, so that the server sees sums alone.
     """
 
     mechanism: Mechanism
@@ -40,6 +42,7 @@ class PrivacyTerms:
     is_adaptive: bool
     rounds: int
     delta: float
+    is_masked: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], rounds: int, scalars: int) -> Self | None:
@@ -74,12 +77,23 @@ class PrivacyTerms:
             read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1,
             numbers_of(scalars, is_adaptive),
         )
-        return cls(mechanism, read_number(own, "privacy.clip"), is_adaptive, rounds, delta)
+        is_masked = read_flag(own, "privacy.secure-aggregation")
+        clip = read_number(own, "privacy.clip")
+        return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked)
 
     @property
     def epsilon(self) -> float:
         """The ε of all rounds, by what the mode protects."""
         return epsilon_of(self.rounds * self.mechanism.rho, self.delta)
+
+    @property
+    def epsilon_for_the_server(self) -> float:
+        """The ε of all rounds for the server: of sums if masks and noise of clients hide the rest.
+
+        Infinite where what it sees has no noise.
+        """
+        is_a_sum = self.is_masked and self.mechanism.mode == "distributed"
+        return self.epsilon if is_a_sum else self.epsilon_of_reports
 
     @property
     def epsilon_of_reports(self) -> float:
@@ -93,8 +107,8 @@ class PrivacyTerms:
     def describe(self) -> list[str]:
         """Return sentences for the owner of a client's examples."""
         mechanism = self.mechanism
-        trust = TRUST[mechanism.mode]
-        if mechanism.mode == "distributed":
+        trust = (MASKED_TRUST if self.is_masked else TRUST)[mechanism.mode]
+        if mechanism.mode == "distributed" and not self.is_masked:
             trust += f"; for the server alone ε = {self.epsilon_of_reports:.3g}"
         return [
             f"differential privacy, {mechanism.mode}: clip {self.clip:g}"

@@ -58,6 +58,14 @@ class BlobRequest(_message.Message):
     settings: str
     def __init__(self, part: _Optional[bytes] = ..., settings: _Optional[str] = ...) -> None: ...
 
+class MaskRequest(_message.Message):
+    __slots__ = ("frame", "settings")
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    frame: bytes
+    settings: str
+    def __init__(self, frame: _Optional[bytes] = ..., settings: _Optional[str] = ...) -> None: ...
+
 class Answer(_message.Message):
     __slots__ = ("frame", "cost")
     FRAME_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class TrainerStub(object):
                 request_serializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
                 response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
+        self.Mask = channel.unary_unary(
+                '/samara.Trainer/Mask',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/samara.Trainer/Status',
                 request_serializer=shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
@@ -92,6 +97,14 @@ class TrainerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Mask(self, request, context):
+        """Take part in the secure aggregation of a round. The answer is a masking frame, empty to sealed
+        shares, or a refusal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """The trainer's status and, if settings are given, its client's hello.
         """
@@ -120,6 +133,11 @@ def add_TrainerServicer_to_server(servicer, server):
             'ReceiveBlob': grpc.unary_unary_rpc_method_handler(
                     servicer.ReceiveBlob,
                     request_deserializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+            ),
+            'Mask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Mask,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.MaskRequest.FromString,
                     response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
@@ -235,6 +253,33 @@ class Trainer(object):
             target,
             '/samara.Trainer/ReceiveBlob',
             shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Mask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/samara.Trainer/Mask',
+            shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
             shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,

@@ -17,6 +17,7 @@ from write import (
     frames_of_adaptive_clip,
     frames_of_local_privacy,
     frames_of_privacy,
+    frames_of_secure_aggregation,
     later_frames,
     plain,
 )
@@ -63,11 +64,12 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
 def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
     cases |= golden("frames-3.json") | golden("frames-4.json") | golden("frames-5.json")
+    cases |= golden("frames-6.json")
     return cases
 
 
 ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
-ALL_FRAMES |= frames_of_adaptive_clip()
+ALL_FRAMES |= frames_of_adaptive_clip() | frames_of_secure_aggregation()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)

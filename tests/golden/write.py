@@ -49,10 +49,20 @@ from shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
+from shared.frames.masking import (
+    KeyList,
+    KeyRequest,
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SignatureList,
+    SurvivorList,
+    SurvivorSignature,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
 from shared.replay import (
     CoefficientBlock,
     Shrink,
@@ -81,7 +91,7 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, Mapping):
         return {
-            key: f"{item:016x}" if key in ("root", "seed") else plain(item)
+            str(key): f"{item:016x}" if key in ("root", "seed") else plain(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -286,6 +296,30 @@ def frames_of_adaptive_clip() -> dict[str, Any]:
     }
 
 
+def frames_of_secure_aggregation() -> dict[str, Any]:
+    """The kinds that came with secure aggregation; no point, seal or signature in them is sound."""
+    token, share = bytes(range(8)), bytes(range(33))
+
+    def keys(client: int) -> MaskingKeys:
+        points = (bytes([4, *range(start, start + 64)]) for start in (client, 100 + client))
+        seen = bytes(range(32)), f"a public key of {client}".encode(), b"a signature"
+        return MaskingKeys(token, client, *points, *seen)
+
+    sealed = {2: bytes(range(94)), 9: bytes(range(100, 194))}
+    vector = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    return {
+        "key_request": KeyRequest(token),
+        "masking_keys": keys(4),
+        "key_list": KeyList(token, (2, 4, 9, 2**32 - 2), (keys(2), keys(4), keys(9))),
+        "sealed_shares": SealedShares(token, 4, sealed),
+        "masked_report": MaskedReport(token, 4, vector),
+        "survivor_list": SurvivorList(token, (2, 4, 2**32 - 2)),
+        "survivor_signature": SurvivorSignature(token, 4, b"a signature"),
+        "signature_list": SignatureList(token, {2: b"one", 4: b"another"}),
+        "revealed_shares": RevealedShares(token, 4, {2: share, 4: share[::-1]}, {9: bytes(33)}),
+    }
+
+
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {"frame": frame.encode(), "fields": fields_of(frame)}
@@ -381,6 +415,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-3.json": lambda: as_json(made_frames(frames_of_privacy())),
     "frames-4.json": lambda: as_json(made_frames(frames_of_local_privacy())),
     "frames-5.json": lambda: as_json(made_frames(frames_of_adaptive_clip())),
+    "frames-6.json": lambda: as_json(made_frames(frames_of_secure_aggregation())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

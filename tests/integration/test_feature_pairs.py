@@ -81,10 +81,12 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "data.scalar-limit": 10.0 if combination["scalar limit"] == "set" else 0.0,
         }
         if (mode := combination["privacy"]) != "none":
-            own["privacy.mode"] = "central" if mode == "measured" else mode
+            own["privacy.mode"] = {"measured": "central", "masked": "distributed"}.get(mode, mode)
             own |= {"privacy.epsilon": 2.0, "privacy.honest-share": 0.5}
         if combination["privacy"] == "measured":
             own["privacy.evaluation"] = "exact"
+        if combination["privacy"] == "masked":
+            own |= {"privacy.secure-aggregation": True, "cohort.minimum": 3}
         own["privacy.adaptive-clip"] = combination["joint clip"] == "adaptive"
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}

@@ -20,10 +20,20 @@ from shared.frames.instructions import (
     Split,
     TrainInstruction,
 )
+from shared.frames.masking import (
+    KeyList,
+    KeyRequest,
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SignatureList,
+    SurvivorList,
+    SurvivorSignature,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
 from shared.privacy.vector import NOISED_LIMIT
 from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
@@ -131,8 +141,43 @@ NOISED = st.integers(-NOISED_LIMIT, NOISED_LIMIT)
 NOISED_VECTORS = st.builds(
     NoisedVectorReport, NAME, CLIENT, hnp.arrays(np.int64, st.integers(4, 9), elements=NOISED)
 )
+BYTES, SHARE, POINT = (st.binary(min_size=n, max_size=n) for n in (94, 33, 65))
+SIGNATURE = st.binary(min_size=1, max_size=40)
+KEY_REQUESTS = st.builds(KeyRequest, NAME)
+MASKED_REPORTS = st.builds(
+    MaskedReport, NAME, CLIENT, hnp.arrays(np.uint64, st.integers(4, 9), elements=U64)
+)
+SIGNATURES = st.builds(SurvivorSignature, NAME, CLIENT, SIGNATURE)
+
+
+@st.composite
+def masking_frames(draw: st.DrawFn) -> Any:
+    token, client = draw(NAME), draw(CLIENT)
+    clients = sorted(draw(st.sets(CLIENT, min_size=1, max_size=4)))
+    kind = draw(st.sampled_from([KeyList, SealedShares, SignatureList, RevealedShares, None]))
+    if kind is SealedShares:
+        return SealedShares(token, client, {one: draw(BYTES) for one in clients})
+    if kind is SignatureList:
+        return SignatureList(token, {one: draw(SIGNATURE) for one in clients})
+    if kind is RevealedShares:
+        of_kind = dict[bool, dict[int, bytes]]({True: {}, False: {}})
+        for one in clients:
+            of_kind[draw(st.booleans())][one] = draw(SHARE)
+        return RevealedShares(token, client, of_kind[True], of_kind[False])
+    if kind is None:
+        return SurvivorList(token, tuple(clients))
+    keys = [
+        MaskingKeys(
+            *(token, one, draw(POINT), draw(POINT), draw(HASH), draw(SIGNATURE), draw(SIGNATURE))
+        )
+        for one in clients
+    ]
+    return draw(st.sampled_from([keys[0], KeyList(token, tuple(clients), tuple(keys))]))
+
+
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
 FRAMES |= RECEIPTS | blob_parts() | COSTS | VECTORS | NOISED_VECTORS
+FRAMES |= KEY_REQUESTS | MASKED_REPORTS | SIGNATURES | masking_frames()
 DECODED_BY: dict[Kind, Any] = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,
@@ -147,6 +192,15 @@ DECODED_BY: dict[Kind, Any] = {
     Kind.ROUND_COST: RoundCost,
     Kind.VECTOR_REPORT: VectorReport,
     Kind.NOISED_VECTOR_REPORT: NoisedVectorReport,
+    Kind.KEY_REQUEST: KeyRequest,
+    Kind.MASKING_KEYS: MaskingKeys,
+    Kind.KEY_LIST: KeyList,
+    Kind.SEALED_SHARES: SealedShares,
+    Kind.MASKED_REPORT: MaskedReport,
+    Kind.SURVIVOR_LIST: SurvivorList,
+    Kind.SURVIVOR_SIGNATURE: SurvivorSignature,
+    Kind.SIGNATURE_LIST: SignatureList,
+    Kind.REVEALED_SHARES: RevealedShares,
 }
 
 

@@ -53,10 +53,13 @@ def settings_of(combination: Combination) -> dict[str, Any]:
     if combination.get("aggregation") == "mean":
         own["aggregation.rule"] = "mean"
     if (mode := combination.get("privacy", "none")) != "none":
-        own |= {"privacy.mode": "central" if mode == "measured" else mode, "privacy.epsilon": 2.0}
+        plain = {"measured": "central", "masked": "distributed"}.get(mode, mode)
+        own |= {"privacy.mode": plain, "privacy.epsilon": 2.0}
         own["privacy.honest-share"] = 0.5
     if combination.get("privacy") == "measured":
         own["privacy.evaluation"] = "exact"
+    if combination.get("privacy") == "masked":
+        own |= {"privacy.secure-aggregation": True, "cohort.minimum": 3}
     if combination.get("joint clip") == "adaptive":
         own["privacy.adaptive-clip"] = True
     if combination.get("scalar limit") == "set":

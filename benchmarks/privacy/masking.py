@@ -1,0 +1,268 @@
+"""The cost of secure aggregation: bytes and seconds of a round, without a model.
+
+    python -m benchmarks.privacy.masking --clients 10,100,1000
+
+The clients and the server are those of a run (`MaskingClient`, `SecureAggregation`); their frames
+go from one to the other in this process, and clients' vectors are random. Seconds are of the
+processor, not of the clock. Of every round the sum is compared with the plain one.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from client.protocol.client_handler import make_refusal
+from client.protocol.masking_client import MaskingClient, MaskingMemory
+from server.rounds.event_log import EventLog
+from server.rounds.late_reports import LateReportFilter
+from server.rounds.planner import Request
+from server.rounds.private_aggregator import PrivateAggregator
+from server.rounds.secure_aggregation import MaskedAnswers, SecureAggregation
+from server.rounds.validator import ReplyValidator
+from server.store import RunStore
+from server.transport.messages import make_message
+from server.transport.roster import Roster, RosterEntry
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.frames.instructions import (
+    GLOBAL_TRACK,
+    SeedPolicy,
+    TrainInstruction,
+    make_local_instruction,
+    token_of,
+)
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.ledger.catch_up import CatchUp
+from shared.privacy.mechanism import Mechanism
+from shared.privacy.vector import numbers_of
+from shared.signing import public_pem, sign
+from shared.wire import RECORD, SHARES
+from simulations.engine import LocalGrid
+
+STAGES = ("keys", "shares", "report", "signature", "reveal")
+"""The steps of a client in a round, in this order."""
+
+
+class Device:
+    """A device's own key, and masks in memory."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.public, self.memory = public_pem(self._key), MaskingMemory()
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of some bytes, DER."""
+        return sign(self._key, data)
+
+
+class MaskedGrid(LocalGrid):
+    """A grid to clients with random vectors, of which some leave before a stage.
+
+    Args:
+        clients: client indices, which are node ids as well.
+        minimum: ``cohort.minimum``.
+        scalars: projected gradients of a report, K · q.
+
+    Attributes:
+        leaves: by client, the stage that it does not take part in, nor in later ones.
+        forge: function that makes of a client's answer at a stage what the server gets.
+        sent: frames that have left clients, by stage and client.
+        seconds: seconds of the processor that clients took, together.
+    """
+
+    def __init__(self, clients: Iterable[int], minimum: int, scalars: int) -> None:
+        super().__init__()
+        self.scalars, self.seconds, self.stage = scalars, 0.0, ""
+        self.devices = {client: Device() for client in clients}
+        self.clients = {
+            client: MaskingClient(client, device, device.memory, minimum)
+            for client, device in self.devices.items()
+        }
+        rng = np.random.default_rng(0)
+        self.vectors = {
+            client: rng.integers(-(2**18), 2**18, numbers_of(scalars), np.int32)
+            for client in self.clients
+        }
+        self.leaves: dict[int, str] = {}
+        self.forge: Callable[[str, int, bytes], bytes] = lambda stage, client, frame: frame
+        self.sent: dict[tuple[str, int], bytes] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return all nodes."""
+        return list(self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Raise an error: rounds with masks send and receive."""
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Raise an error: rounds with masks send and receive."""
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Deliver the messages of a stage, and return the answers of those that have not left."""
+        position = STAGES.index(self.stage) + 1 if self.stage else 0
+        self.stage = STAGES[position]
+        gone = {c for c, stage in self.leaves.items() if STAGES.index(stage) <= position}
+        asked = [message for message in messages if message.metadata.dst_node_id not in gone]
+        return [self._answer(message) for message in asked]
+
+    def _answer(self, message: Message) -> Message:
+        client, record = message.metadata.dst_node_id, message.content.config_records[RECORD]
+        frame, begun = cast(bytes, record["frame"]), time.process_time()
+        try:
+            if self.stage == "report":
+                self.clients[client].answer(cast(bytes, record[SHARES]))
+                report = self._report(token_of(frame), client)
+                answer = self.clients[client].mask(report).encode()
+            else:
+                answer = self.clients[client].answer(frame)
+        except SamaraError as error:
+            answer = make_refusal(frame, client, 0, error)
+        self.seconds += time.process_time() - begun
+        answer = self.forge(self.stage, client, answer)
+        self.sent[self.stage, client] = answer
+        content = RecordDict({RECORD: ConfigRecord({"frame": answer})})
+        return Message(content, reply_to=message)
+
+    def _report(self, token: bytes, client: int) -> VectorReport:
+        return VectorReport(token, client, self.vectors[client])
+
+
+class MaskedServer:
+    """The server's part of rounds with masks.
+
+    Args:
+        folder: folder of the run.
+        grid: grid to the clients.
+        minimum: ``cohort.minimum``.
+
+    Attributes:
+        is_released: whether the next round counts as released.
+    """
+
+    def __init__(self, folder: Path, grid: MaskedGrid, minimum: int) -> None:
+        self.grid, self.is_released = grid, False
+        config = RunConfig.of({"cohort.minimum": minimum, "method": "global"}, "masked rounds")
+        roster = Roster()
+        for client, device in grid.devices.items():
+            roster.entries[client] = RosterEntry(client, client, 0, 0, {}, device.public)
+        store = cast(RunStore, SimpleNamespace(folder=folder))
+        events = cast(EventLog, SimpleNamespace(log_refusal=lambda client, reason: None))
+        validator = ReplyValidator(config, roster, LateReportFilter(0), events)
+        private = SimpleNamespace(
+            mechanism=Mechanism("central", 1.0, 1, numbers_of(grid.scalars)),
+            is_released=lambda token: self.is_released,
+        )
+        self.aggregation = SecureAggregation(
+            config, store, validator, cast(PrivateAggregator, private)
+        )
+
+    def request(self, number: int) -> Request[TrainInstruction]:
+        """Return the instruction of a round, and a message for every client."""
+        made = make_local_instruction(
+            *(number, GLOBAL_TRACK, 0),
+            steps=1,
+            queries=self.grid.scalars,
+            batch=8,
+            epsilon=0.01,
+            learning_rate=0.1,
+            clip=0.0,
+            layout_hash=bytes(32),
+            start_digest=bytes(32),
+        )
+        instruction = replace(made, seed_policy=SeedPolicy.SHARED)
+        frame, clients = instruction.encode(), list(self.grid.clients)
+        messages = [
+            make_message(client, MessageType.TRAIN, "1", frame, CatchUp(), 10.0)
+            for client in clients
+        ]
+        return Request(instruction, messages, dict.fromkeys(clients, len(frame)))
+
+    def begin(self, number: int = 1) -> Request[TrainInstruction]:
+        """Have the clients agree on the masks of a round."""
+        self.grid.stage = ""
+        return self.aggregation.begin(self.request(number), self.grid)
+
+    def run_round(self, number: int = 1) -> MaskedAnswers:
+        """Run a whole round."""
+        request = self.begin(number)
+        replies = self.grid.send_and_receive(request.messages) if request.messages else []
+        return self.aggregation.finish(replies)
+
+
+def make_rounds(
+    folder: Path, clients: int = 8, minimum: int = 3, scalars: int = 4
+) -> tuple[MaskedServer, MaskedGrid]:
+    """Return a server and its clients, whose indices are not in a row.
+
+    Args:
+        folder: folder of the run.
+        clients: number of clients.
+        minimum: ``cohort.minimum``.
+        scalars: projected gradients of a report.
+    """
+    indices = random.Random(clients).sample(range(10**6), clients)
+    grid = MaskedGrid(sorted(indices), minimum, scalars)
+    return MaskedServer(folder, grid, minimum), grid
+
+
+def measure(clients: int, scalars: int, leaving: float) -> str:
+    """Return a row of the table: a round in which some leave after their shares are sent.
+
+    Args:
+        clients: number of clients.
+        scalars: projected gradients of a report.
+        leaving: share of the clients that leave.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        server, grid = make_rounds(Path(folder), clients, 3, scalars)
+        gone = list(grid.clients)[: round(leaving * clients)]
+        grid.leaves = dict.fromkeys(gone, "report")
+        begun = time.process_time()
+        made = server.run_round()
+        seconds = time.process_time() - begun
+    plain = np.sum([grid.vectors[client] for client in made.reporting], axis=0, dtype=np.int64)
+    assert made.total.numbers.tolist() == plain.tolist(), made.total.problem
+    up, down = Counter(made.bytes_up), Counter(made.bytes_down)
+    stayed = len(made.reporting)
+    alone = NoisedVectorReport(bytes(8), 0, made.total.numbers).encode()
+    kilobytes = [
+        sum(count[client] for client in made.reporting) / stayed / 1000 for count in (up, down)
+    ]
+    return (
+        f"| {clients:,} | {len(gone):,} | {len(alone) / 1000:.1f} | {kilobytes[0]:.1f} | "
+        f"{kilobytes[1]:.1f} | {grid.seconds / clients:.3f} | {seconds - grid.seconds:.2f} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", default="10,100,1000")
+    parser.add_argument("--scalars", type=int, default=128)
+    arguments = parser.parse_args()
+    print(
+        "| clients | leave | report without masks, kB | up, kB | down, kB | client, s | server, s |"
+    )
+    print("|---" * 7 + "|")
+    for clients in map(int, arguments.clients.split(",")):
+        for leaving in (0.0, 0.1):
+            print(measure(clients, arguments.scalars, leaving), flush=True)
+
+
+if __name__ == "__main__":
+    main()

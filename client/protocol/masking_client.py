@@ -1,0 +1,333 @@
+"""A client's part in the secure aggregation of a round, from fresh keys to the shares it reveals.
+
+In a round it gives one set of keys, one vector under its masks, its signature of one list of
+survivors, and shares of one of two secrets of each neighbour (Bonawitz et al., 2017, figure 4). A
+server that asks for anything else is refused. Afterwards the keys are forgotten.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
+
+from shared.errors import FrameError, MaskingError
+from shared.frames.masking import (
+    SHARE_BYTES,
+    KeyList,
+    KeyRequest,
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SignatureList,
+    SurvivorList,
+    SurvivorSignature,
+)
+from shared.frames.vector_report import AnyVectorReport, MaskedReport
+from shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
+from shared.secure_aggregation.keys import (
+    SECRET_BYTES,
+    RoundKey,
+    commit_to,
+    fresh_seed,
+    seal,
+    unseal,
+)
+from shared.secure_aggregation.masks import mask_vector
+from shared.secure_aggregation.shamir import split_secret
+from shared.signing import is_signed_by
+from shared.wire import Kind, kind_of
+
+_SEAL, _MASK = b"shares", b"mask"
+
+
+class Signer(Protocol):
+    """A device's own key."""
+
+    @property
+    def public(self) -> bytes:
+        """The public key, PEM."""
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of some bytes, DER."""
+
+
+@dataclass(frozen=True)
+class MaskingState:
+    """The memory of a client in a round between messages; empty where a step is not done.
+
+    Attributes:
+        token: token of the round's instruction, 8 bytes.
+        sealing_secret: private key with which its shares are read, 32 bytes.
+        mask_secret: private key that the masks of its pairs follow from, 32 bytes.
+        seed: seed of its own mask, 32 bytes.
+        keys: masking keys that it has sent, a frame.
+        own_share: its share of its own seed, 33 bytes.
+        key_list: key list, a frame.
+        received: sealed shares for it, a frame.
+        is_masked: whether a masked report was made, a byte.
+        survivors: survivor list that it has signed, a frame.
+    """
+
+    token: bytes = b""
+    sealing_secret: bytes = b""
+    mask_secret: bytes = b""
+    seed: bytes = b""
+    keys: bytes = b""
+    own_share: bytes = b""
+    key_list: bytes = b""
+    received: bytes = b""
+    is_masked: bytes = b""
+    survivors: bytes = b""
+
+    def to_bytes(self) -> dict[str, bytes]:
+        """Return the state as named byte strings."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def generate(cls, token: bytes) -> Self:
+        """Return the state of a round with fresh secrets."""
+        secrets = RoundKey.generate().secret, RoundKey.generate().secret, fresh_seed()
+        return cls(token, *secrets)
+
+
+class MaskingStore(Protocol):
+    """A store of a client's state; it need not outlive the process, which then is a drop-out."""
+
+    def read_masking(self) -> MaskingState:
+        """Return the state; an empty one before the first."""
+
+    def write_masking(self, state: MaskingState) -> None:
+        """Keep the state."""
+
+
+class MaskingMemory:
+    """A state in memory: what masks follow from is never on a disk."""
+
+    def __init__(self) -> None:
+        self._state = MaskingState()
+
+    def read_masking(self) -> MaskingState:
+        """Return the state."""
+        return self._state
+
+    def write_masking(self, state: MaskingState) -> None:
+        """Keep the state."""
+        self._state = state
+
+
+class MaskingClient:
+    """Answers the frames of secure aggregation for one client, and masks its reports.
+
+    Args:
+        client: client index.
+        signer: the device's own key.
+        store: state between messages.
+        minimum: fewest clients that a sum may be of.
+    """
+
+    def __init__(self, client: int, signer: Signer, store: MaskingStore, minimum: int) -> None:
+        self._client, self._signer, self._store = client, signer, store
+        self._minimum = max(minimum, LEAST_CLIENTS)
+
+    def answer(self, frame: bytes) -> bytes:
+        """Return the answer to a frame; nothing to sealed shares, which are kept.
+
+        Raises:
+            MaskingError: if it asks for what this client does not do.
+            FrameError: if it is no sound frame.
+        """
+        match kind_of(frame):
+            case Kind.KEY_REQUEST:
+                return self._send_keys(KeyRequest.decode(frame).token)
+            case Kind.KEY_LIST:
+                return self._send_shares(frame)
+            case Kind.SEALED_SHARES:
+                return self._keep_shares(frame)
+            case Kind.SURVIVOR_LIST:
+                return self._sign(frame)
+            case Kind.SIGNATURE_LIST:
+                return self._reveal(frame)
+            case kind:
+                raise FrameError(f"a {kind.name.lower()} frame asks for no part of masking")
+
+    def mask(self, report: AnyVectorReport) -> MaskedReport:
+        """Return a report under this round's masks, once.
+
+        Args:
+            report: report clipped as a whole, with the noise that the client adds.
+
+        Raises:
+            MaskingError: if the round is another one, or its report was masked before.
+        """
+        state = self._state_of(report.token)
+        if not state.received or state.is_masked:
+            raise MaskingError("a masked report is asked for out of turn")
+        keys = self._keys_of(state)
+        partners = SealedShares.decode(state.received).sealed
+        secret = RoundKey(state.mask_secret)
+        pair_keys = {one: secret.agree(keys[one].mask_key, _MASK) for one in partners}
+        masked = mask_vector(report.vector, self._client, state.seed, pair_keys)
+        self._store.write_masking(replace(state, is_masked=b"\1"))
+        return MaskedReport(report.token, self._client, masked)
+
+    def _send_keys(self, token: bytes) -> bytes:
+        """Return this client's keys for a round; the same ones if it is asked again."""
+        state = self._store.read_masking()
+        if state.token == token:
+            if not state.keys:
+                raise MaskingError("the keys of this round were used, and are forgotten")
+            return state.keys
+        state = MaskingState.generate(token)
+        keys = MaskingKeys(
+            token,
+            self._client,
+            RoundKey(state.sealing_secret).public,
+            RoundKey(state.mask_secret).public,
+            commit_to(state.seed),
+            self._signer.public,
+            b"",
+        )
+        frame = replace(keys, signature=self._signer.sign(keys.signed)).encode()
+        self._store.write_masking(replace(state, keys=frame))
+        return frame
+
+    def _send_shares(self, frame: bytes) -> bytes:
+        """Return the sealed shares of this client's secrets for its neighbours, once."""
+        listed = KeyList.decode(frame)
+        state = self._state_of(listed.token)
+        if state.key_list:
+            raise MaskingError("a second list of keys for a round")
+        neighbours = self._check_keys(listed, state)
+        points = [neighbour + 1 for neighbour in neighbours]
+        secrets = (int.from_bytes(s, "little") for s in (state.seed, state.mask_secret))
+        seeds, keys = (split_secret(s, points, least_number(len(points))) for s in secrets)
+        sealed, own = {}, b""
+        for theirs, seed_share, key_share in zip(listed.keys, seeds, keys, strict=True):
+            content = seed_share.to_bytes(SHARE_BYTES, "little")
+            if theirs.client == self._client:
+                own = content
+                continue
+            content += key_share.to_bytes(SHARE_BYTES, "little")
+            key = RoundKey(state.sealing_secret).agree(theirs.sealing_key, _SEAL)
+            sealed[theirs.client] = seal(key, content, self._client, theirs.client, state.token)
+        self._store.write_masking(replace(state, own_share=own, key_list=frame))
+        return SealedShares(state.token, self._client, sealed).encode()
+
+    def _check_keys(self, listed: KeyList, state: MaskingState) -> list[int]:
+        """Return this client's neighbourhood after checking that the list has its keys, signed.
+
+        Raises:
+            MaskingError: if it does not.
+        """
+        if len(listed.clients) < self._minimum or self._client not in listed.clients:
+            raise MaskingError(
+                f"a list of {len(listed.clients)} clients is without this one, or below the run's "
+                f"{self._minimum}"
+            )
+        neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
+        if [keys.client for keys in listed.keys] != neighbours:
+            raise MaskingError("the list of keys is not that of this client's neighbours")
+        for keys in listed.keys:
+            if keys.client == self._client and keys.encode() != state.keys:
+                raise MaskingError("the list of keys has others for this client than it sent")
+            if not is_signed_by(keys.device_key, keys.signature, keys.signed):
+                raise MaskingError(f"the keys of client {keys.client} are not signed by its device")
+        if len({keys.device_key for keys in listed.keys}) < len(neighbours):
+            raise MaskingError("two clients of the list have the same device's key")
+        return neighbours
+
+    def _keep_shares(self, frame: bytes) -> bytes:
+        """Keep the neighbours' shares for this client, which are read when they are asked for."""
+        shares = SealedShares.decode(frame)
+        state = self._state_of(shares.token)
+        if not state.key_list or state.received or shares.client != self._client:
+            raise MaskingError("sealed shares come out of turn, or are for another client")
+        neighbours = [keys.client for keys in KeyList.decode(state.key_list).keys]
+        if not shares.sealed.keys() < set(neighbours) or self._client in shares.sealed:
+            raise MaskingError("sealed shares are from clients that are no neighbours")
+        if len(shares.sealed) + 1 < least_number(len(neighbours)):
+            raise MaskingError("too few neighbours are left to hide among")
+        self._store.write_masking(replace(state, received=frame))
+        return b""
+
+    def _sign(self, frame: bytes) -> bytes:
+        """Return the signature of the one survivor list of a round."""
+        listed = SurvivorList.decode(frame)
+        state = self._state_of(listed.token)
+        if not state.is_masked or state.survivors not in (b"", frame):
+            raise MaskingError("a list of survivors before the masked report, or a second one")
+        self._check_survivors(listed.survivors, state)
+        signature = self._signer.sign(listed.signed)
+        self._store.write_masking(replace(state, survivors=frame))
+        return SurvivorSignature(listed.token, self._client, signature).encode()
+
+    def _check_survivors(self, survivors: Collection[int], state: MaskingState) -> None:
+        """Raise `MaskingError` unless the sum of survivors hides this client's vector."""
+        asked, chosen = KeyList.decode(state.key_list), set(survivors)
+        if self._client not in chosen or not chosen <= set(asked.clients):
+            raise MaskingError("the list of survivors lacks this client, or has others than asked")
+        if len(chosen) < max(self._minimum, least_number(len(asked.clients))):
+            raise MaskingError(f"{len(chosen)} survivors are too few to hide among")
+        counted = SealedShares.decode(state.received).sealed.keys() | {self._client}
+        if chosen & {keys.client for keys in asked.keys} - counted:
+            raise MaskingError("a survivor has no mask with this client")
+
+    def _reveal(self, frame: bytes) -> bytes:
+        """Return shares of one secret of each neighbour, and forget this round's secrets.
+
+        So many neighbours must have signed the same list that no other list has as many.
+        """
+        listed = SignatureList.decode(frame)
+        state = self._state_of(listed.token)
+        if not state.survivors:
+            raise MaskingError("shares are asked for before a list of survivors is signed")
+        survivors, keys = SurvivorList.decode(state.survivors), self._keys_of(state)
+        signers = listed.signatures.keys() & keys.keys() & set(survivors.survivors)
+        if len(signers) < len(listed.signatures) or len(signers) < least_number(len(keys)):
+            raise MaskingError("too few neighbours have signed the list of survivors")
+        for signer in signers:
+            if not is_signed_by(
+                keys[signer].device_key, listed.signatures[signer], survivors.signed
+            ):
+                raise MaskingError(f"client {signer} has not signed this list of survivors")
+        shares = self._read_shares(state, keys, set(survivors.survivors))
+        self._store.write_masking(MaskingState(state.token))
+        return shares.encode()
+
+    def _read_shares(
+        self, state: MaskingState, keys: dict[int, MaskingKeys], survivors: set[int]
+    ) -> RevealedShares:
+        """Return the shares for a survivor list, without those of neighbours that forged them.
+
+        Args:
+            state: state of the round.
+            keys: keys of the neighbourhood.
+            survivors: the survivors.
+        """
+        seeds, mask_keys = {self._client: state.own_share}, {}
+        secret = RoundKey(state.sealing_secret)
+        for sender, sealed in SealedShares.decode(state.received).sealed.items():
+            key = secret.agree(keys[sender].sealing_key, _SEAL)
+            try:
+                content = unseal(key, sealed, sender, self._client, state.token)
+            except MaskingError:
+                continue
+            if sender in survivors:
+                seeds[sender] = content[:SHARE_BYTES]
+            else:
+                mask_keys[sender] = content[SHARE_BYTES:]
+        return RevealedShares(state.token, self._client, seeds, mask_keys)
+
+    def _state_of(self, token: bytes) -> MaskingState:
+        """Return the state of a round.
+
+        Raises:
+            MaskingError: if there is none, as after a restart.
+        """
+        state = self._store.read_masking()
+        if state.token != token or len(state.seed) != SECRET_BYTES:
+            raise MaskingError("the round is another one than this client has keys for")
+        return state
+
+    @staticmethod
+    def _keys_of(state: MaskingState) -> dict[int, MaskingKeys]:
+        return {keys.client: keys for keys in KeyList.decode(state.key_list).keys}

@@ -1,0 +1,337 @@
+"""Secure aggregation on the server: a round of masked reports, of which it learns the sum.
+
+Before the train instruction it collects keys and sealed shares, and after it signatures of the one
+list of survivors and the shares that lift their masks (`shared.frames.masking`). Whatever goes
+wrong abandons the round: the ledger gets a round that changes nothing, and the next one has another
+token and fresh masks.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from server.rounds.aggregation import check_vector_report
+from server.rounds.planner import Request
+from server.rounds.private_aggregator import PrivateAggregator, VectorTotal
+from server.rounds.unmasking import MaskedRound, recover_sum
+from server.rounds.validator import ReplyValidator
+from server.store import RunStore
+from server.transport.messages import make_message
+from shared.config import RunConfig
+from shared.errors import LedgerError, MaskingError, ReportError
+from shared.events import append_event, read_events
+from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.masking import (
+    KeyList,
+    KeyRequest,
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SignatureList,
+    SurvivorList,
+    SurvivorSignature,
+)
+from shared.frames.vector_report import MaskedReport
+from shared.ledger.catch_up import CatchUp
+from shared.secure_aggregation.graph import least_number, neighbourhoods
+from shared.secure_aggregation.keys import load_public
+from shared.secure_aggregation.masks import Masked
+from shared.signing import is_signed_by
+from shared.wire import MASKING_ACTION, RECORD, SHARES
+
+log = logging.getLogger("samara.server")
+
+MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
+"""The file beside the ledger with the token of every round whose masks were begun."""
+MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
+"""Flower's message type of the messages of secure aggregation."""
+
+Answer = TypeVar("Answer", MaskingKeys, SealedShares, SurvivorSignature, RevealedShares)
+
+
+@dataclass
+class _Exchange:
+    """A round on its way.
+
+    Attributes:
+        grid: the grid that sends its messages.
+        instruction: its train instruction.
+        nodes: Flower's id of each client's node.
+        token: token of the instruction.
+        known: keys, neighbours and who has masks with whom; None before that is decided.
+        problem: why the round is abandoned; empty if it is not.
+        active: clients that have done what was last asked.
+        reporting: clients with a masked report.
+        refused: by client, the reason why its answer could not be used.
+        bytes_up, bytes_down: bytes of all messages, by client.
+    """
+
+    grid: Grid
+    instruction: TrainInstruction
+    nodes: dict[int, int]
+    token: bytes
+    known: MaskedRound | None = None
+    problem: str = ""
+    active: Collection[int] = ()
+    reporting: Collection[int] = ()
+    refused: dict[int, str] = field(default_factory=dict)
+    bytes_up: Counter[int] = field(default_factory=Counter)
+    bytes_down: Counter[int] = field(default_factory=Counter)
+
+
+class SecureAggregation:
+    """Has clients mask their reports, and finds the sum.
+
+    Args:
+        config: settings of the run.
+        store: folder of the run.
+        validator: validator of the replies.
+        private: what the sums are for; it knows of releases.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: RunStore,
+        validator: ReplyValidator,
+        private: PrivateAggregator,
+    ) -> None:
+        self._minimum, self._timeout = config.cohort.minimum, config.cohort.timeout
+        self._validator, self._private = validator, private
+        self._file = store.folder / MASKED_ROUNDS_FILE
+        self._begun = {str(event.get("token")) for event in read_events(self._file)}
+        self._round: _Exchange | None = None
+
+    def begin(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
+        """Have the cohort agree on masks, and return what those that did are to be sent.
+
+        Args:
+            request: instruction of the round, and the messages to its cohort.
+            grid: the grid that sends the messages of the agreement.
+
+        Returns:
+            The request to those that have agreed, with the shares for each; to nobody if the round
+            is abandoned, or was released before the server was stopped.
+
+        Raises:
+            LedgerError: if the folder cannot be written.
+        """
+        nodes = dict(
+            zip(request.bytes_down, (m.metadata.dst_node_id for m in request.messages), strict=True)
+        )
+        token = token_of(request.instruction.encode())
+        run = self._round = _Exchange(grid, request.instruction, nodes, token)
+        if self._private.is_released(token):
+            return replace(request, messages=[], bytes_down={})
+        try:
+            self._note_begin(request.instruction.round, token)
+            sealed = self._agree(run)
+        except MaskingError as error:
+            run.problem = str(error)
+            return replace(request, messages=[])
+        messages = []
+        for client, message in zip(request.bytes_down, request.messages, strict=True):
+            if client in sealed:
+                frame = sealed[client].encode()
+                message.content.config_records[RECORD][SHARES] = frame
+                run.bytes_down[client] += len(frame) + request.bytes_down[client]
+                messages.append(message)
+        wanted = request.wanted_reports
+        if wanted and run.known:  # fewer than this would be waited for in vain
+            wanted = max(wanted, least_number(len(run.known.keys)))
+        return replace(request, messages=messages, wanted_reports=wanted)
+
+    def finish(self, replies: Iterable[Message]) -> "MaskedAnswers":
+        """Return the sum of a round's masked reports.
+
+        Args:
+            replies: replies to the train instruction.
+        """
+        run = self._round
+        assert run is not None, "a round begins with its masks"
+        total = VectorTotal()
+        if run.known:
+            try:
+                total = self._unmask(run, run.known, self._receive(run, replies))
+            except MaskingError as error:
+                run.problem = str(error)
+        if run.problem:
+            log.warning("round %d: the round is abandoned: %s", run.instruction.round, run.problem)
+            total = VectorTotal(problem=f"the round is abandoned: {run.problem}")
+        refused = {c: why for c, why in run.refused.items() if c not in run.active}
+        up, down = run.bytes_up, run.bytes_down
+        return MaskedAnswers(total, run.active, run.reporting, refused, up, down)
+
+    def _note_begin(self, number: int, token: bytes) -> None:
+        """Note on the disk that masks of a round are begun.
+
+        Raises:
+            MaskingError: if they were before the server was stopped: clients lift masks once, so
+                that no two sums of a round's vectors are ever known.
+        """
+        if token.hex() in self._begun:
+            raise MaskingError("the server was stopped while it had begun")
+        try:
+            append_event(self._file, {"round": number, "token": token.hex()})
+        except OSError as error:
+            raise LedgerError(
+                f"{self._file}: cannot be written: {error.strerror}; make room, then run the same "
+                "command"
+            ) from error
+        self._begun.add(token.hex())
+
+    def _agree(self, run: _Exchange) -> dict[int, SealedShares]:
+        """Return the sealed shares for each client that has shared its secrets.
+
+        Raises:
+            MaskingError: if too few do.
+        """
+        request = KeyRequest(run.token).encode()
+        keys = self._ask(run, dict.fromkeys(run.nodes, request), MaskingKeys, self._check_keys)
+        listed = tuple(sorted(keys))
+        self._check_enough(len(keys), len(run.nodes), "sent keys", self._minimum)
+        around = neighbourhoods(run.token, listed)
+        lists = {
+            client: KeyList(run.token, listed, tuple(keys[one] for one in around[client])).encode()
+            for client in listed
+        }
+
+        def check(shares: SealedShares) -> None:
+            if list(shares.sealed) != [
+                one for one in around[shares.client] if one != shares.client
+            ]:
+                raise ReportError("its shares are for other clients than its neighbours")
+
+        sent = self._ask(run, lists, SealedShares, check)
+        least = max(self._minimum, least_number(len(keys)))
+        self._check_enough(len(sent), len(keys), "shared their secrets", least)
+        run.known = MaskedRound(keys, around, sent.keys())
+        for client in sent:
+            if sum(one in sent for one in around[client]) < run.known.threshold_of(client):
+                run.known = None
+                raise MaskingError(f"too few neighbours of client {client} shared their secrets")
+        return {
+            client: SealedShares(
+                run.token,
+                client,
+                {o: sent[o].sealed[client] for o in around[client] if o in sent and o != client},
+            )
+            for client in sent
+        }
+
+    def _check_keys(self, keys: MaskingKeys) -> None:
+        """Raise an error unless keys are sound, and signed by the device that sent them."""
+        if not is_signed_by(keys.device_key, keys.signature, keys.signed):
+            raise ReportError("its keys are not signed by its device")
+        self._validator.check_device(keys.client, keys.device_key)
+        load_public(keys.sealing_key)
+        load_public(keys.mask_key)
+
+    def _receive(self, run: _Exchange, replies: Iterable[Message]) -> dict[int, Masked]:
+        """Return the masked vectors in replies to the train instruction."""
+
+        def check(report: MaskedReport) -> None:
+            check_vector_report(report, run.instruction, self._private.mechanism)
+            if run.known is None or report.client not in run.known.partners:
+                raise ReportError("its report has masks that nobody knows of")
+
+        number = run.instruction.round - 1
+        valid = self._validator.validate_masking(replies, MaskedReport, run.token, check, number)
+        self._take(run, valid.answers.keys(), valid.refused, valid.bytes_up)
+        run.reporting = sorted(valid.answers)
+        return {client: report.vector for client, report in sorted(valid.answers.items())}
+
+    def _unmask(
+        self, run: _Exchange, known: MaskedRound, masked: Mapping[int, Masked]
+    ) -> VectorTotal:
+        """Return the sum of masked vectors.
+
+        Raises:
+            MaskingError: if it cannot be found.
+        """
+        least = max(self._minimum, least_number(len(known.keys)))
+        self._check_enough(len(masked), len(known.keys), "sent masked reports", least)
+        listed = SurvivorList(run.token, tuple(masked))
+
+        def is_signed(signature: SurvivorSignature) -> None:
+            key = known.keys[signature.client].device_key
+            if not is_signed_by(key, signature.signature, listed.signed):
+                raise ReportError("it has not signed the list of survivors")
+
+        asked = dict.fromkeys(masked, listed.encode())
+        signed = self._ask(run, asked, SurvivorSignature, is_signed)
+        lists = {}
+        for client in signed:
+            around = [one for one in known.neighbourhoods[client] if one in signed]
+            if len(around) >= known.threshold_of(client):
+                signatures = {one: signed[one].signature for one in around}
+                lists[client] = SignatureList(run.token, signatures).encode()
+        revealed = self._ask(run, lists, RevealedShares) if lists else {}
+        run.active = run.reporting
+        total = recover_sum(known, masked, revealed.values())
+        longest = len(masked) * self._private.mechanism.longest_report
+        if np.linalg.norm(total.astype(np.float64)) > longest:
+            raise MaskingError("the sum is longer than honest reports can make it")
+        return VectorTotal(total, len(masked))
+
+    @staticmethod
+    def _check_enough(count: int, asked: int, what: str, least: int) -> None:
+        if count < least:
+            raise MaskingError(f"{count} of {asked} clients {what}, and {least} are needed")
+
+    def _ask(
+        self,
+        run: _Exchange,
+        frames: Mapping[int, bytes],
+        kind: type[Answer],
+        check: Callable[[Answer], None] = lambda answer: None,
+    ) -> dict[int, Answer]:
+        """Send each client a frame; return the sound answers by client, ascending."""
+        group = str(run.instruction.round)
+        messages = [
+            make_message(run.nodes[c], MASKING_MESSAGE, group, frame, CatchUp(), self._timeout)
+            for c, frame in frames.items()
+        ]
+        for client, frame in frames.items():
+            run.bytes_down[client] += len(frame)
+        replies = run.grid.send_and_receive(messages, timeout=self._timeout)
+        valid = self._validator.validate_masking(replies, kind, run.token, check)
+        self._take(run, valid.answers.keys(), valid.refused, valid.bytes_up)
+        return dict(sorted(valid.answers.items()))
+
+    @staticmethod
+    def _take(
+        run: _Exchange,
+        active: Collection[int],
+        refused: Mapping[int, str],
+        bytes_up: Mapping[int, int],
+    ) -> None:
+        run.active = active
+        run.refused |= refused
+        run.bytes_up.update(bytes_up)
+
+
+@dataclass(frozen=True)
+class MaskedAnswers:
+    """The answers to a round with masks.
+
+    Attributes:
+        total: the sum of the vectors, or why there is none.
+        active: clients that did what was asked of them, as far as the round went.
+        reporting: clients with a masked report.
+        refused: by other client, the reason why its answer could not be used.
+        bytes_up, bytes_down: bytes of all messages, by client.
+    """
+
+    total: VectorTotal
+    active: Collection[int]
+    reporting: Collection[int]
+    refused: Mapping[int, str]
+    bytes_up: Mapping[int, int]
+    bytes_down: Mapping[int, int]

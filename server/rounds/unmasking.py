@@ -1,0 +1,120 @@
+"""Unmasking: the sum of masked vectors from the shares that survivors reveal; pure.
+
+Every secret is known again when it is found: a seed by its commitment, a private key by its public
+one. So forged shares lead to no sum, never to a wrong one.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import MaskingError
+from shared.frames.masking import MaskingKeys, RevealedShares
+from shared.secure_aggregation.graph import least_number
+from shared.secure_aggregation.keys import SECRET_BYTES, RoundKey, commit_to
+from shared.secure_aggregation.masks import Masked, unmask_sum
+from shared.secure_aggregation.shamir import PRIME, combine_shares
+
+_Shares = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """A round as the server knows it before its sum.
+
+    Attributes:
+        keys: keys of each client that has sent some.
+        neighbourhoods: each client's neighbours and itself.
+        partners: clients that have shared their secrets, so that the others have masks with them.
+    """
+
+    keys: Mapping[int, MaskingKeys]
+    neighbourhoods: Mapping[int, Sequence[int]]
+    partners: Collection[int]
+
+    def threshold_of(self, client: int) -> int:
+        """Return the number of shares that give a client's secrets."""
+        return least_number(len(self.neighbourhoods[client]))
+
+
+def recover_sum(
+    known: MaskedRound, masked: Mapping[int, Masked], revealed: Collection[RevealedShares]
+) -> NDArray[np.int64]:
+    """Return the sum of the survivors' vectors, int64 [n].
+
+    Args:
+        known: what is known of the round.
+        masked: the survivors' masked vectors.
+        revealed: shares that survivors have revealed, of each at most once.
+
+    Raises:
+        MaskingError: if a secret that is needed cannot be found.
+    """
+    seeds = [_find_seed(known, client, revealed) for client in sorted(masked)]
+    missing = {}
+    for client in sorted(set(known.partners) - masked.keys()):
+        with_it = [one for one in known.neighbourhoods[client] if one in masked]
+        key = _find_key(known, client, revealed) if with_it else None
+        if key:
+            missing[client] = {one: key.agree(known.keys[one].mask_key, b"mask") for one in with_it}
+    return unmask_sum((masked[client] for client in sorted(masked)), seeds, missing)
+
+
+def _find_seed(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> bytes:
+    """Return the seed of a survivor's own mask."""
+    shares = {
+        one.client + 1: int.from_bytes(one.seeds[owner], "little")
+        for one in revealed
+        if owner in one.seeds
+    }
+    commitment = known.keys[owner].commitment
+    return _find(known, owner, shares, lambda secret: commit_to(secret) == commitment)
+
+
+def _find_key(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> RoundKey:
+    """Return the mask key of a client that left."""
+    shares = {
+        one.client + 1: int.from_bytes(one.keys[owner], "little")
+        for one in revealed
+        if owner in one.keys
+    }
+
+    def fits(secret: bytes) -> bool:
+        try:
+            return RoundKey(secret).public == known.keys[owner].mask_key
+        except MaskingError:
+            return False
+
+    return RoundKey(_find(known, owner, shares, fits))
+
+
+def _find(known: MaskedRound, owner: int, shares: _Shares, fits: Callable[[bytes], bool]) -> bytes:
+    """Return the secret that enough of these shares lead to, 32 bytes.
+
+    If some are forged, others are tried: as many in a row as are needed, from every beginning,
+    which finds the secret whatever a single client has forged.
+
+    Raises:
+        MaskingError: if none is found.
+    """
+    sound = {point: share for point, share in sorted(shares.items()) if share < PRIME}
+    for chosen in _windows(list(sound), known.threshold_of(owner)):
+        secret = combine_shares({point: sound[point] for point in chosen})
+        if secret < 2 ** (8 * SECRET_BYTES):
+            found = secret.to_bytes(SECRET_BYTES, "little")
+            if fits(found):
+                return found
+    raise MaskingError(
+        f"{len(sound)} shares do not give the secret of client {owner}, for which "
+        f"{known.threshold_of(owner)} are needed"
+    )
+
+
+def _windows(points: list[int], size: int) -> Iterator[list[int]]:
+    if len(points) < size:
+        return
+    beginnings = range(len(points) if len(points) > size else 1)
+    for begin in beginnings:
+        yield (points + points)[begin : begin + size]

@@ -1,0 +1,126 @@
+"""Keys of a round: who agrees on which secret with whom, and what is said in secret.
+
+Key agreement is ECDH on P-256, keys are derived by HKDF-SHA256, and shares are encrypted by
+AES-256-GCM: what every client has, browsers' WebCrypto included.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from shared.errors import MaskingError
+
+KEY_BYTES = 65
+"""The bytes of a public key, an uncompressed point."""
+SECRET_BYTES = 32
+"""The bytes of a private key or a seed, little-endian."""
+NONCE_BYTES, _TAG_BYTES = 12, 16
+SEAL_BYTES = NONCE_BYTES + _TAG_BYTES
+"""The bytes by which a ciphertext is longer than what it hides."""
+
+
+@dataclass(frozen=True)
+class RoundKey:
+    """A private key for one round.
+
+    Attributes:
+        secret: the private number, 32 bytes, little-endian.
+    """
+
+    secret: bytes
+
+    @classmethod
+    def generate(cls) -> "RoundKey":
+        """Return a fresh key, from the operating system's randomness."""
+        private = ec.generate_private_key(ec.SECP256R1()).private_numbers().private_value
+        return cls(private.to_bytes(SECRET_BYTES, "little"))
+
+    @cached_property
+    def _private(self) -> ec.EllipticCurvePrivateKey:
+        try:
+            return ec.derive_private_key(int.from_bytes(self.secret, "little"), ec.SECP256R1())
+        except ValueError as error:
+            raise MaskingError("a secret that is no private key on P-256") from error
+
+    @cached_property
+    def public(self) -> bytes:
+        """The public key, 65 bytes.
+
+        Raises:
+            MaskingError: if the secret is no private key.
+        """
+        public = self._private.public_key()
+        return public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+
+    def agree(self, public: bytes, purpose: bytes) -> bytes:
+        """Return the key that this key and another client's public key lead to, 32 bytes.
+
+        Args:
+            public: the other's public key, 65 bytes.
+            purpose: what the key is for; both sides give the same.
+
+        Raises:
+            MaskingError: if the public key is none.
+        """
+        shared = self._private.exchange(ec.ECDH(), load_public(public))
+        return HKDF(SHA256(), 32, salt=None, info=b"samara-masking-1\0" + purpose).derive(shared)
+
+
+def load_public(public: bytes) -> ec.EllipticCurvePublicKey:
+    """Read a public key.
+
+    Raises:
+        MaskingError: if the bytes are no point on P-256.
+    """
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
+    except ValueError as error:
+        raise MaskingError("a public key that is no point on P-256") from error
+
+
+def fresh_seed() -> bytes:
+    """Return 32 bytes of the operating system's randomness."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def commit_to(seed: bytes) -> bytes:
+    """Return the hash by which a seed is known again, 32 bytes."""
+    return hashlib.sha256(b"samara-seed-1\0" + seed).digest()
+
+
+def seal(key: bytes, content: bytes, sender: int, receiver: int, token: bytes) -> bytes:
+    """Return a ciphertext that only its receiver can read, and only in its round.
+
+    Args:
+        key: key of the two clients, 32 bytes.
+        content: what is hidden.
+        sender, receiver: client indices.
+        token: token of the round's instruction.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, content, _associated(sender, receiver, token))
+
+
+def unseal(key: bytes, sealed: bytes, sender: int, receiver: int, token: bytes) -> bytes:
+    """Return what a ciphertext hides.
+
+    Raises:
+        MaskingError: if it is forged, or of another round, sender or receiver.
+    """
+    nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+    try:
+        return AESGCM(key).decrypt(nonce, rest, _associated(sender, receiver, token))
+    except (InvalidTag, ValueError) as error:
+        raise MaskingError(f"the shares of client {sender} cannot be read") from error
+
+
+def _associated(sender: int, receiver: int, token: bytes) -> bytes:
+    return token + sender.to_bytes(4, "little") + receiver.to_bytes(4, "little")
