@@ -236,7 +236,10 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
             remedy = "give --certs FILE and --key FILE instead of --insecure"
             return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
         finding = f"no answer from {settings.superlink}: {_first_line(error)}"
-        remedy = "check address, port and firewall, and that the server is up"
+        remedy = (
+            "check address, port and firewall, and that the server is up; one whose run is over "
+            "has ended, and this client keeps its model (samara client ask, serve, export)"
+        )
         return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
     if plain:
         finding, remedy = "answers in plain text", "use TLS and a key outside your own network"

@@ -28,7 +28,7 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
     lines = [f"{status.name}: client {status.client}, {status.trainer}", status.model_in_use]
     parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
     if status.runs:
-        parts += [_runs_table(status.runs)]
+        parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]
     if status.personal:
         parts += [_personal_table(status.personal)]
     if any(run.cost.rounds or run.cost.seconds for run in status.runs):
@@ -54,21 +54,29 @@ def _runs_table(runs: Iterable[RunProgress]) -> Table:
     table.add_column("run", no_wrap=True)
     table.add_column("round", justify="right")
     table.add_column("digest", no_wrap=True)
-    table.add_column("last report", justify="right")
+    table.add_column("last report", justify="right", no_wrap=True)
     table.add_column("passes", justify="right", no_wrap=True)
-    table.add_column("refused last")
     for run in runs:
         number = "-" if run.round is None else f"{run.round:,}"
         number += f" of {run.rounds:,}" if run.rounds else ""
-        report = f"round {run.report.round:,}, {_time(run.report.time)}" if run.report else "-"
-        refusal = f"round {run.refusal.round:,}: {run.refusal.refused}" if run.refusal else ""
-        cells = run.run, number, run.digest[:16], report, f"{run.passes:,}", refusal
+        report = f"round {run.report.round:,},\n{_time(run.report.time)}" if run.report else "-"
+        cells = run.run, number, run.digest[:16], report, f"{run.passes:,}"
         table.add_row(*map(Text, cells))
     return table
 
 
+def _refusals(runs: Iterable[RunProgress]) -> list[str]:
+    """Return a line for each run whose latest answer was a refusal."""
+    return [
+        f"run {run.run} refused last: round {run.refusal.round:,}: {run.refusal.refused}"
+        for run in runs
+        if run.refusal
+    ]
+
+
 def _personal_table(rows: Iterable[Sequence[str]]) -> Table:
-    table = Table("run", title="Private rounds: accuracy on this client's validation examples")
+    table = Table(title="Private rounds: accuracy on this client's validation examples")
+    table.add_column("run", no_wrap=True)
     for column in ("done", "from round", "before", "after", "under way or waiting, from round"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -77,7 +85,8 @@ def _personal_table(rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _costs_table(runs: Iterable[RunProgress]) -> Table:
-    table = Table("run", title="What the work has cost this device")
+    table = Table(title="What the work has cost this device")
+    table.add_column("run", no_wrap=True)
     for column in ("rounds", "seconds", "paused", "joules", "per round", "watts"):
         table.add_column(column, justify="right")
     for run in runs:
@@ -97,7 +106,10 @@ def _pauses_table(pauses: Sequence[Pause]) -> Table:
     title = "Pauses of this device"
     if (earlier := len(pauses) - _SHOWN_PAUSES) > 0:
         title += f", {earlier:,} earlier ones left out"
-    table = Table("from (UTC)", "seconds", "because", title=title)
+    table = Table(title=title)
+    table.add_column("from (UTC)", no_wrap=True)
+    table.add_column("seconds")
+    table.add_column("because")
     for pause in pauses[-_SHOWN_PAUSES:]:
         seconds = "no end noted" if pause.seconds is None else f"{pause.seconds:,.0f}"
         table.add_row(_time(pause.begun), seconds, Text(pause.reason))

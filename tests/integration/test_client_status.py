@@ -5,6 +5,8 @@ import pty
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s")
 
 
-def shown(status: ClientStatus, *messages: str) -> str:
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(render_status(status, messages))
     console.file.close()
     return console.export_text()
@@ -81,6 +83,15 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
         expected = "91 °C is over 85 °C", "no end noted", run.digest[:16], "round 3, ", *accuracies
         for part in (*expected, "3 of 3", "a message of [bold]the trainer", "joules"):
             assert part in text
+        narrow = shown(status, width=80)
+        assert "…" not in narrow
+        began = datetime.fromtimestamp(100, UTC)
+        for time in (run.report.time, began.timestamp()):
+            assert f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}" in narrow
+        assert narrow.count(run.run) == 3 + ("model in use" in narrow)
+        hot = replace(run.report, refused="hot")
+        refused = replace(status, runs=(run._replace(refusal=hot),))
+        assert f"run {run.run} refused last: round 3: hot" in shown(refused, width=80)
         monkeypatch.setenv("COLUMNS", "200")
         command = CliRunner().invoke(client_app, ["status", "--name", "a", "--home", str(folder)])
         assert command.exit_code == 0
