@@ -75,21 +75,21 @@ class DataSettings(Section):
         "live client runs. Each example's split is then a function of its own content and "
         "`data.seed`",
         identity=False,
-        page="guides/model-on-your-device.md#data-that-grow",
+        page="guides/growing-data.md",
     )
     keep: int = setting(
         0,
         "most examples that a live client keeps of those that were added, in watched data or by "
         "`samara client learn`: the newest. 0 keeps all",
         identity=False,
-        page="guides/model-on-your-device.md#data-that-grow",
+        page="guides/growing-data.md",
         ge=0,
     )
     keep_days: float = setting(
         0.0,
         "days after which a live client uses an added example no more. 0 is never",
         identity=False,
-        page="guides/model-on-your-device.md#data-that-grow",
+        page="guides/growing-data.md",
         ge=0,
         le=100_000,
     )

@@ -72,7 +72,7 @@ def unlearn(
     deleted = OwnExamples(folder).delete(None if everything else ids)
     print(
         f"{len(deleted)} deleted; what they have already changed stays "
-        "(docs/guides/model-on-your-device.md)"
+        "(docs/guides/growing-data.md)"
     )
 
 

@@ -7,7 +7,7 @@ The key is scrypt's of passphrase and salt (RFC 7914, N = 2¹⁷, r = 8, p = 1).
 number in 11 bytes, big-endian, and a byte that is 1 in the last one, so that chunks can neither be
 exchanged nor cut off (STREAM; Hoang et al., 2015). The header is authenticated with every chunk.
 What is encrypted begins with a list of the files (u32 length, JSON); their contents follow in its
-order. The format is in docs/guides/model-on-your-device.md.
+order. The format is in docs/reference/client.md.
 """
 
 import hashlib
