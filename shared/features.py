@@ -323,9 +323,14 @@ def kind_of(task: "Task") -> str:
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
     partial: list[dict[str, str]] = [{}]
-    for name, values in DIMENSIONS.items():  # what is refused already is not extended
-        longer = [combination | {name: value} for combination in partial for value in values]
-        partial = [combination for combination in longer if not refusals(combination)]
+    for name, values in DIMENSIONS.items():  # what is excluded already is not extended
+        exclusions = [one for one in (*EXCLUSIONS, *REGISTERED_EXCLUSIONS) if name in one.values]
+        partial = [
+            longer
+            for combination in partial
+            for longer in (combination | {name: value} for value in values)
+            if not any(exclusion.excludes(longer) for exclusion in exclusions)
+        ]
     return tuple(partial)
 
 
