@@ -75,9 +75,11 @@ def test_time_is_between_physical_limits(shape: Any, device: DeviceProfile, work
 @given(st.sampled_from(SHAPES), WORK, st.sampled_from(["batch", "queries"]))
 def test_twice_the_work_takes_at_most_twice_as_long(shape: Any, work: Workload, key: str) -> None:
     device = next(device for device in DEVICES if device.name == "orin-nano-8gb")
-    once = step_time(shape, device, work).total
-    twice = step_time(shape, device, replace(work, **{key: 2 * getattr(work, key)})).total
-    assert twice <= 2 * once * (1 + 1e-6)
+    once = step_time(shape, device, work)
+    twice = step_time(shape, device, replace(work, **{key: 2 * getattr(work, key)}))
+    # Two halves of a tile of logits can become a whole one and a rest that costs as much as a half.
+    rest = once.head if work.tiled else 0.0
+    assert twice.total <= (2 * once.total + rest) * (1 + 1e-6)
 
 
 @settings(max_examples=50)

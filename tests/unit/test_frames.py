@@ -20,10 +20,20 @@ from shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
+from shared.frames.masking import (
+    KeyList,
+    KeyRequest,
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SignatureList,
+    SurvivorList,
+    SurvivorSignature,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
 from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
+from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
 from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
@@ -36,6 +46,7 @@ def figures(name: str, loss: float) -> EvaluationColumn:
 
 ASKED = instruction_with()
 POOL = instruction_with(seed_policy=SeedPolicy.POOL)
+KEYS = MaskingKeys(bytes(8), 3, bytes(65), bytes(65), bytes(32), b"a public key", b"signature")
 FRAMES: dict[Kind, Any] = {
     Kind.HELLO: Hello(3, 100, 7, bytes(range(32)), "{}", '{"größe": 1}'),
     Kind.TRAIN: ASKED,
@@ -52,21 +63,17 @@ FRAMES: dict[Kind, Any] = {
     Kind.NOISED_VECTOR_REPORT: NoisedVectorReport(
         bytes(8), 3, np.array([5, -7, 2**42, -(2**42)], np.int64)
     ),
+    Kind.KEY_REQUEST: KeyRequest(bytes(8)),
+    Kind.MASKING_KEYS: KEYS,
+    Kind.KEY_LIST: KeyList(bytes(8), (3, 5, 8), (KEYS, replace(KEYS, client=5))),
+    Kind.SEALED_SHARES: SealedShares(bytes(8), 3, {5: bytes(94), 8: bytes(range(94))}),
+    Kind.MASKED_REPORT: MaskedReport(bytes(8), 3, np.array([5, 0, 7, 2**64 - 7], np.uint64)),
+    Kind.SURVIVOR_LIST: SurvivorList(bytes(8), (3, 5, 8)),
+    Kind.SURVIVOR_SIGNATURE: SurvivorSignature(bytes(8), 3, b"signature"),
+    Kind.SIGNATURE_LIST: SignatureList(bytes(8), {3: b"signature", 5: b"another"}),
+    Kind.REVEALED_SHARES: RevealedShares(bytes(8), 3, {3: bytes(33), 8: bytes(33)}, {5: bytes(33)}),
 }
-DECODERS: list[Callable[[bytes], object]] = [
-    Hello.decode,
-    TrainInstruction.decode,
-    EvaluateInstruction.decode,
-    Report.decode,
-    Evaluation.decode,
-    Refusal.decode,
-    RoundDelta.decode,
-    BlobPart.decode,
-    BlobReceipt.decode,
-    RoundCost.decode,
-    VectorReport.decode,
-    NoisedVectorReport.decode,
-]
+DECODERS: set[Callable[[bytes], object]] = {type(frame).decode for frame in FRAMES.values()}
 every_kind = pytest.mark.parametrize("kind", Kind)
 
 
