@@ -50,9 +50,11 @@ class Signer(Protocol):
         """Return the signature of some bytes, DER."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaskingState:
     """The memory of a client in a round between messages; empty where a step is not done.
+
+    Its repr shows none of it, so that no log has secrets.
 
     Attributes:
         token: token of the round's instruction, 8 bytes.

@@ -27,9 +27,9 @@ SEAL_BYTES = NONCE_BYTES + _TAG_BYTES
 """The bytes by which a ciphertext is longer than what it hides."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoundKey:
-    """A private key for one round.
+    """A private key for one round; its repr does not show it, so that no log does.
 
     Attributes:
         secret: the private number, 32 bytes, little-endian.

@@ -28,6 +28,7 @@ from shared.frames.refusal import Refusal
 from shared.frames.vector_report import MaskedReport, VectorReport
 from shared.secure_aggregation import graph
 from shared.secure_aggregation.graph import least_number
+from shared.secure_aggregation.keys import RoundKey
 from shared.wire import Kind, kind_of
 
 SCHEDULES = 100
@@ -285,10 +286,18 @@ def test_a_client_signs_one_list_and_reveals_once(reporting: Asked) -> None:
     assert not reporting.device.memory.read_masking().mask_secret
 
 
+def test_secrets_are_not_shown(reporting: Asked) -> None:
+    """Neither in an error's traceback nor in a log."""
+    state = reporting.device.memory.read_masking()
+    for secret in (state.mask_secret, state.sealing_secret, state.seed):
+        assert len(secret) == 32
+        assert repr(secret)[2:-1] not in repr((state, RoundKey(secret)))
+
+
 @pytest.mark.parametrize(
     ("choose", "reason"),
     [
-        (lambda clients: clients[1:], "lacks this one"),
+        (lambda clients: clients[1:], "lacks this client"),
         (lambda clients: clients[:5], "5 survivors are too few to hide among"),
         (lambda clients: (*clients, clients[-1] + 1), "has others than asked"),
     ],
@@ -297,7 +306,7 @@ def test_a_list_that_hides_too_little_is_not_signed(
     reporting: Asked, choose: Callable[[tuple[int, ...]], tuple[int, ...]], reason: str
 ) -> None:
     listed = SurvivorList(reporting.token, choose(tuple(reporting.grid.clients)))
-    with pytest.raises(MaskingError, match=reason.replace("lacks this one", "lacks this client")):
+    with pytest.raises(MaskingError, match=reason):
         reporting.client.answer(listed.encode())
 
 
