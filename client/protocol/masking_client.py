@@ -33,7 +33,7 @@ from shared.secure_aggregation.keys import (
 )
 from shared.secure_aggregation.masks import mask_vector
 from shared.secure_aggregation.shamir import split_secret
-from shared.signing import is_signed_by
+from shared.signing import is_signed_by, normalize_public_key
 from shared.wire import Kind, kind_of
 
 _SEAL, _MASK = b"shares", b"mask"
@@ -233,7 +233,8 @@ class MaskingClient:
                 raise MaskingError("the list of keys has others for this client than it sent")
             if not is_signed_by(keys.device_key, keys.signature, keys.signed):
                 raise MaskingError(f"the keys of client {keys.client} are not signed by its device")
-        if len({keys.device_key for keys in listed.keys}) < len(neighbours):
+        devices = {normalize_public_key(keys.device_key) for keys in listed.keys}
+        if len(devices) < len(neighbours):
             raise MaskingError("two clients of the list have the same device's key")
         return neighbours
 

@@ -346,14 +346,16 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
     good = KeyList.decode(key_list(asked))
     forged = (*good.keys[:-1], MaskingKeys.decode(resigned(good.keys[-1].encode())))
     unsigned = (*good.keys[:-1], replace(good.keys[-1], commitment=bytes(32)))
-    twice = (
-        *good.keys[:-1],
-        MaskingKeys.decode(resigned_as(good.keys[-1], asked.grid.devices[good.clients[-2]])),
+    other = asked.grid.devices[good.clients[-2]]
+    twice, rewritten = (
+        (*good.keys[:-1], MaskingKeys.decode(resigned_as(good.keys[-1], other, key)))
+        for key in (other.public, other.public + b"\n")  # the same key as another PEM
     )
     own = (replace(good.keys[0], commitment=bytes(32)), *good.keys[1:])
     for keys, reason in (
         (unsigned, "are not signed by its device"),
         (twice, "two clients of the list have the same device's key"),
+        (rewritten, "two clients of the list have the same device's key"),
         (own, "has others for this client than it sent"),
         (good.keys[:-1], "not that of this client's neighbours"),
     ):
@@ -367,8 +369,8 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
         asked.client.answer(good.encode())
 
 
-def resigned_as(keys: MaskingKeys, device: Device) -> bytes:
-    named = replace(keys, device_key=device.public)
+def resigned_as(keys: MaskingKeys, device: Device, public_key: bytes) -> bytes:
+    named = replace(keys, device_key=public_key)
     return replace(named, signature=device.sign(named.signed)).encode()
 
 
