@@ -24,6 +24,8 @@ from shared.frames.masking import (
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
 from shared.secure_aggregation.keys import (
+    MASKING,
+    SEALING,
     SECRET_BYTES,
     RoundKey,
     commit_to,
@@ -35,8 +37,6 @@ from shared.secure_aggregation.masks import mask_vector
 from shared.secure_aggregation.shamir import split_secret
 from shared.signing import is_signed_by, normalize_public_key
 from shared.wire import Kind, kind_of
-
-_SEAL, _MASK = b"shares", b"mask"
 
 
 class Signer(Protocol):
@@ -166,7 +166,7 @@ class MaskingClient:
         keys = self._keys_of(state)
         partners = SealedShares.decode(state.received).sealed
         secret = RoundKey(state.mask_secret)
-        pair_keys = {one: secret.agree(keys[one].mask_key, _MASK) for one in partners}
+        pair_keys = {one: secret.agree(keys[one].mask_key, MASKING) for one in partners}
         masked = mask_vector(report.vector, self._client, state.seed, pair_keys)
         self._store.write_masking(replace(state, is_masked=b"\1"))
         return MaskedReport(report.token, self._client, masked)
@@ -209,7 +209,7 @@ class MaskingClient:
                 own = content
                 continue
             content += key_share.to_bytes(SHARE_BYTES, "little")
-            key = RoundKey(state.sealing_secret).agree(theirs.sealing_key, _SEAL)
+            key = RoundKey(state.sealing_secret).agree(theirs.sealing_key, SEALING)
             sealed[theirs.client] = seal(key, content, self._client, theirs.client, state.token)
         self._store.write_masking(replace(state, own_share=own, key_list=frame))
         return SealedShares(state.token, self._client, sealed).encode()
@@ -309,7 +309,7 @@ class MaskingClient:
         seeds, mask_keys = {self._client: state.own_share}, {}
         secret = RoundKey(state.sealing_secret)
         for sender, sealed in SealedShares.decode(state.received).sealed.items():
-            key = secret.agree(keys[sender].sealing_key, _SEAL)
+            key = secret.agree(keys[sender].sealing_key, SEALING)
             try:
                 content = unseal(key, sealed, sender, self._client, state.token)
             except MaskingError:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shared.errors import MaskingError
 from shared.frames.masking import MaskingKeys, RevealedShares
 from shared.secure_aggregation.graph import least_number
-from shared.secure_aggregation.keys import SECRET_BYTES, RoundKey, commit_to
+from shared.secure_aggregation.keys import MASKING, SECRET_BYTES, RoundKey, commit_to
 from shared.secure_aggregation.masks import Masked, unmask_sum
 from shared.secure_aggregation.shamir import PRIME, combine_shares
 
@@ -58,7 +58,7 @@ def recover_sum(
         with_it = [one for one in known.neighbourhoods[client] if one in masked]
         key = _find_key(known, client, revealed) if with_it else None
         if key:
-            missing[client] = {one: key.agree(known.keys[one].mask_key, b"mask") for one in with_it}
+            missing[client] = {one: key.agree(known.keys[one].mask_key, MASKING) for one in with_it}
     return unmask_sum((masked[client] for client in sorted(masked)), seeds, missing)
 
 

@@ -25,6 +25,8 @@ SECRET_BYTES = 32
 NONCE_BYTES, _TAG_BYTES = 12, 16
 SEAL_BYTES = NONCE_BYTES + _TAG_BYTES
 """The bytes by which a ciphertext is longer than what it hides."""
+SEALING, MASKING = b"shares", b"mask"
+"""The purposes of the keys that two clients agree on: encrypting shares, and their masks."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +67,7 @@ class RoundKey:
 
         Args:
             public: the other's public key, 65 bytes.
-            purpose: what the key is for; both sides give the same.
+            purpose: `SEALING` or `MASKING`; both sides give the same.
 
         Raises:
             MaskingError: if the public key is none.
