@@ -11,7 +11,6 @@ from typing import Protocol, Self
 
 from shared.errors import FrameError, MaskingError
 from shared.frames.masking import (
-    SHARE_BYTES,
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -34,7 +33,7 @@ from shared.secure_aggregation.keys import (
     unseal,
 )
 from shared.secure_aggregation.masks import mask_vector
-from shared.secure_aggregation.shamir import split_secret
+from shared.secure_aggregation.shamir import SHARE_BYTES, split_secret
 from shared.signing import is_signed_by, normalize_public_key
 from shared.wire import Kind, kind_of
 

@@ -18,13 +18,15 @@ import numpy as np
 from shared.client_index import check_client_index
 from shared.errors import FrameError
 from shared.privacy.vector import MAX_VECTORS
+from shared.secure_aggregation.graph import DEGREE
+from shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES
+from shared.secure_aggregation.shamir import SHARE_BYTES
 from shared.wire import Kind, Reader, pack, unpack
 
-KEY_BYTES, COMMITMENT_BYTES = 65, 32
-SEALED_BYTES = 94
-"""The bytes of a ciphertext with two shares: nonce, 66 bytes, tag."""
-SHARE_BYTES = 33
-MAX_NEIGHBOURS = 101
+COMMITMENT_BYTES = 32
+SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
+"""The bytes of a ciphertext with two shares, 94."""
+MAX_NEIGHBOURS = DEGREE + 1
 """The most clients in a neighbourhood, the client itself included."""
 _MAX_BYTES = 1024
 """The most bytes of a public key (PEM) or a signature (DER)."""
