@@ -8,7 +8,6 @@ that is killed has either registered it or not, and a device that repeats its re
 answer.
 """
 
-import hashlib
 import json
 import secrets
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from server.live.keys import KEYS_FOLDER, ClientKeys
+from shared.blob_store import blob_hash
 from shared.errors import SamaraError
 from shared.files import copy_durably, make_private_folder, write_durably
 from shared.invitation import InvitationCode, JoinRequest, PhoneWelcome, Welcome
@@ -196,8 +196,7 @@ class Invitations:
 
 def _keep(file: Path, folder: Path) -> str:
     """Return the SHA-256 of a file, after copying it under that name."""
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = blob_hash(file).hex()
     if not (folder / digest).exists():
         copy_durably(file, folder / digest)
     return digest

@@ -7,7 +7,6 @@ HOME/gateway.pem   the authority that verifies the gateway
 HOME/joined.json   address of the gateway; written last
 """
 
-import hashlib
 import http.client
 import json
 import os
@@ -21,6 +20,7 @@ from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
 from shared.addresses import parse_address
+from shared.blob_store import blob_hash
 from shared.errors import ConfigError, DeviceError, InvitationError
 from shared.files import UNFINISHED, make_private_folder, sync_folder, write_durably
 from shared.invitation import JOIN_PATH, InvitationCode
@@ -132,7 +132,7 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
         InvitationError: if it does not come, is not that of the invitation, or too large.
         OSError: if it cannot be written.
     """
-    if file.exists() and _hash(file) == digest:
+    if file.exists() and blob_hash(file).hex() == digest:
         return
     part = file.with_name(file.name + UNFINISHED)
     with part.open("ab") as out:
@@ -141,7 +141,7 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
             out.write(piece)
         out.flush()
         os.fsync(out.fileno())
-    if _hash(part) != digest:
+    if blob_hash(part).hex() != digest:
         part.unlink()
         raise InvitationError(
             f"{file.name}: what the server sent is not the file of the invitation; the same "
@@ -190,8 +190,3 @@ def _pieces(source: _Source, start: int, most: int) -> Iterator[tuple[int, bytes
         ) from error
     finally:
         connection.close()
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
