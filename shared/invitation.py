@@ -2,9 +2,9 @@
 
 The line holds a code. Its first half is a hash of what the device is to trust (the server's
 authority and the operator's signed scenario; of a phone also its gateway and the hashes of its
-program), which is public and fetched by anybody; its second
-half is a secret, which only a server that the authority verifies is told. So nobody between them
-can be the server, change the scenario or use the code. docs/reference/wire.md has the format.
+program), which is public and fetched by anybody; its second half is a secret, which only a server
+that the authority verifies is told. So nobody between them can be the server, change the scenario
+or use the code. docs/reference/wire.md has the format.
 """
 
 import base64

@@ -24,7 +24,7 @@ def stored_tensor(
         dtype: type that it must have.
 
     Raises:
-        ValueError: if it is missing, or another shape or type.
+        ValueError: if it is missing, or of another shape or type.
     """
     if name not in tensors:
         raise ValueError(f"no tensor {name}")
@@ -40,7 +40,7 @@ def stored_moments(
     """Return Adam's moments of a weight, float32 [shape]; None if there has been no step.
 
     Raises:
-        ValueError: if only one of them is there, or one has another shape or type.
+        ValueError: if only one of them is there, or one is of another shape or type.
     """
     first, second = (f"{moment}.{name}" for moment in MOMENTS)
     if first not in tensors and second not in tensors:

@@ -296,7 +296,8 @@ class ResidentTrainer:
                 self._earlier[run_id] = None
                 log.warning(
                     "the private rounds of run %s wait until this client is started again: %s",
-                    *(run_id.hex(), error),
+                    run_id.hex(),
+                    error,
                 )
             finally:
                 self.runtime.use_threads()

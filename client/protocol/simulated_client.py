@@ -187,7 +187,14 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         device = _SimulatedDevice(context)
         masking = MaskingClient(client, device, device, config.cohort.minimum)
     return ProtocolClient(
-        *(run.runtime, data, config, config, sessions, counts), charges=charges, masking=masking
+        run.runtime,
+        data,
+        config,
+        config,
+        sessions,
+        counts,
+        charges=charges,
+        masking=masking,
     )
 
 

@@ -13,8 +13,11 @@ from shared.wire import Kind, kind_of
 
 _REMEMBERED_ROUNDS = 16
 _REPORTS = (
-    *(Kind.REPORT, Kind.REPORT_OF_SUMS, Kind.VECTOR_REPORT),
-    *(Kind.NOISED_VECTOR_REPORT, Kind.MASKED_REPORT),
+    Kind.REPORT,
+    Kind.REPORT_OF_SUMS,
+    Kind.VECTOR_REPORT,
+    Kind.NOISED_VECTOR_REPORT,
+    Kind.MASKED_REPORT,
 )
 _TOKEN = slice(8, 16)
 

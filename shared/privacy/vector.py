@@ -1,12 +1,12 @@
 """A client's vector in a round: all that it says, clipped as a whole, in whole numbers.
 
 The numbers are K·q projected gradients, the mean loss, the curvature (clients tell its root,
-`curvature_root`) and a 1. The norm of the whole
-vector is at most `SENSITIVITY`, which is what a client can change in a sum, present or absent: the
-sensitivity that the noise is made for. Of its square each of the last three numbers has 1/16, which
-makes the noise on projected gradients `gradient_noise` = 1.11 times what it would be without them.
-Where the clip is adaptive, a fourth such number, the indicator, is 1 for a client whose norm is
-within the clip and −1 for any other, and the noise is 1.15 times as much.
+`curvature_root`) and a 1. The norm of the whole vector is at most `SENSITIVITY`, which is what a
+client can change in a sum, present or absent: the sensitivity that the noise is made for. Of its
+square each of the last three numbers has 1/16, which makes the noise on projected gradients
+`gradient_noise` = 1.11 times what it would be without them. Where the clip is adaptive, a fourth
+such number, the indicator, is 1 for a client whose norm is within the clip and −1 for any other,
+and the noise is 1.15 times as much.
 
 Sums cannot wrap. A number of one vector is at most 2²⁴ in size, since the norm is, and there are at
 most 2²⁰ vectors in a sum (`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added to it as Python's
