@@ -193,8 +193,16 @@ class SecureAggregation:
             MaskingError: if too few do.
         """
         request = KeyRequest(run.token).encode()
-        keys = self._ask(run, dict.fromkeys(run.nodes, request), MaskingKeys, self._check_keys)
-        listed = tuple(sorted(keys))
+
+        def check_keys(keys: MaskingKeys) -> None:
+            if not is_signed_by(keys.device_key, keys.signature, keys.signed):
+                raise ReportError("its keys are not signed by its device")
+            self._validator.check_device(run.nodes[keys.client], keys.device_key)
+            load_public(keys.sealing_key)
+            load_public(keys.mask_key)
+
+        keys = self._ask(run, dict.fromkeys(run.nodes, request), MaskingKeys, check_keys)
+        listed = tuple(keys)
         self._check_enough(len(keys), len(run.nodes), "sent keys", self._minimum)
         around = neighbourhoods(run.token, listed)
         lists = {
@@ -202,13 +210,11 @@ class SecureAggregation:
             for client in listed
         }
 
-        def check(shares: SealedShares) -> None:
-            if list(shares.sealed) != [
-                one for one in around[shares.client] if one != shares.client
-            ]:
+        def check_shares(shares: SealedShares) -> None:
+            if [*shares.sealed] != [one for one in around[shares.client] if one != shares.client]:
                 raise ReportError("its shares are for other clients than its neighbours")
 
-        sent = self._ask(run, lists, SealedShares, check)
+        sent = self._ask(run, lists, SealedShares, check_shares)
         least = max(self._minimum, least_number(len(keys)))
         self._check_enough(len(sent), len(keys), "shared their secrets", least)
         run.known = MaskedRound(keys, around, sent.keys())
@@ -224,14 +230,6 @@ class SecureAggregation:
             )
             for client in sent
         }
-
-    def _check_keys(self, keys: MaskingKeys) -> None:
-        """Raise an error unless keys are sound, and signed by the device that sent them."""
-        if not is_signed_by(keys.device_key, keys.signature, keys.signed):
-            raise ReportError("its keys are not signed by its device")
-        self._validator.check_device(keys.client, keys.device_key)
-        load_public(keys.sealing_key)
-        load_public(keys.mask_key)
 
     def _receive(self, run: _Exchange, replies: Iterable[Message]) -> dict[int, Masked]:
         """Return the masked vectors in replies to the train instruction."""
@@ -300,8 +298,14 @@ class SecureAggregation:
         ]
         for client, frame in frames.items():
             run.bytes_down[client] += len(frame)
+
+        def check_answer(answer: Answer) -> None:
+            if answer.client not in frames:
+                raise ReportError("it answers what it was not sent")
+            check(answer)
+
         replies = run.grid.send_and_receive(messages, timeout=self._timeout)
-        valid = self._validator.validate_masking(replies, kind, run.token, check)
+        valid = self._validator.validate_masking(replies, kind, run.token, check_answer)
         self._take(run, valid.answers.keys(), valid.refused, valid.bytes_up)
         return dict(sorted(valid.answers.items()))
 

@@ -17,8 +17,6 @@ from shared.secure_aggregation.keys import MASKING, SECRET_BYTES, RoundKey, comm
 from shared.secure_aggregation.masks import Masked, unmask_sum
 from shared.secure_aggregation.shamir import PRIME, combine_shares
 
-_Shares = Mapping[int, int]
-
 
 @dataclass(frozen=True)
 class MaskedRound:
@@ -64,22 +62,14 @@ def recover_sum(
 
 def _find_seed(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> bytes:
     """Return the seed of a survivor's own mask."""
-    shares = {
-        one.client + 1: int.from_bytes(one.seeds[owner], "little")
-        for one in revealed
-        if owner in one.seeds
-    }
+    shares = {one.client: one.seeds[owner] for one in revealed if owner in one.seeds}
     commitment = known.keys[owner].commitment
     return _find(known, owner, shares, lambda secret: commit_to(secret) == commitment)
 
 
 def _find_key(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> RoundKey:
     """Return the mask key of a client that left."""
-    shares = {
-        one.client + 1: int.from_bytes(one.keys[owner], "little")
-        for one in revealed
-        if owner in one.keys
-    }
+    shares = {one.client: one.keys[owner] for one in revealed if owner in one.keys}
 
     def fits(secret: bytes) -> bool:
         try:
@@ -90,8 +80,10 @@ def _find_key(known: MaskedRound, owner: int, revealed: Collection[RevealedShare
     return RoundKey(_find(known, owner, shares, fits))
 
 
-def _find(known: MaskedRound, owner: int, shares: _Shares, fits: Callable[[bytes], bool]) -> bytes:
-    """Return the secret that enough of these shares lead to, 32 bytes.
+def _find(
+    known: MaskedRound, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]
+) -> bytes:
+    """Return the secret that enough of these shares, by client, lead to, 32 bytes.
 
     If some are forged, others are tried: as many in a row as are needed, from every beginning,
     which finds the secret whatever a single client has forged.
@@ -99,7 +91,8 @@ def _find(known: MaskedRound, owner: int, shares: _Shares, fits: Callable[[bytes
     Raises:
         MaskingError: if none is found.
     """
-    sound = {point: share for point, share in sorted(shares.items()) if share < PRIME}
+    points = {client + 1: int.from_bytes(share, "little") for client, share in shares.items()}
+    sound = {point: share for point, share in sorted(points.items()) if share < PRIME}
     for chosen in _windows(list(sound), known.threshold_of(owner)):
         secret = combine_shares({point: sound[point] for point in chosen})
         if secret < 2 ** (8 * SECRET_BYTES):

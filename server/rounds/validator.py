@@ -161,17 +161,19 @@ class ReplyValidator:
             self._add_answer(result, reply, kind, token, round_number, check)
         return result
 
-    def check_device(self, client: int, public_key: bytes) -> None:
+    def check_device(self, node: int, public_key: bytes) -> None:
         """Raise an error if a client that is known by a key names another one as its own.
+
+        Args:
+            node: Flower's id of the client's node.
+            public_key: key that it names, PEM.
 
         Raises:
             SamaraError: if it does, or names none.
         """
-        named = normalize_public_key(public_key)
-        for entry in self._roster.entries.values():
-            known = entry.public_key if entry.client == client else b""
-            if known and normalize_public_key(known) != named:
-                raise ReportError("it signs with another key than its device's")
+        named, known = normalize_public_key(public_key), self._roster.entries[node].public_key
+        if known and normalize_public_key(known) != named:
+            raise ReportError("it signs with another key than its device's")
 
     def validate_evaluations(
         self,

@@ -323,8 +323,14 @@ def test_a_report_is_masked_once_and_not_without_shares(tmp_path: Path) -> None:
     few = SealedShares(asked.token, asked.client_index, dict(list(sealed.items())[:4]))
     with pytest.raises(MaskingError, match="too few neighbours are left"):
         asked.client.answer(few.encode())
-    asked.client.answer(SealedShares(asked.token, asked.client_index, sealed).encode())
+    whole = SealedShares(asked.token, asked.client_index, sealed).encode()
+    asked.client.answer(whole)
     assert asked.client.mask(vector).vector.any()
+    assert asked.client.answer(whole) == b""  # with a repeated instruction
+    with pytest.raises(MaskingError, match="out of turn"):
+        asked.client.answer(
+            SealedShares(asked.token, asked.client_index, sealed | {others[0]: bytes(94)}).encode()
+        )
     with pytest.raises(MaskingError, match="out of turn"):
         asked.client.mask(vector)
     with pytest.raises(MaskingError, match="another one than this client has keys for"):
