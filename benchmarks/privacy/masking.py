@@ -12,7 +12,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ from typing import cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 
 from client.protocol.client_handler import make_refusal
 from client.protocol.masking_client import MaskingClient, MaskingMemory
@@ -47,11 +48,23 @@ from shared.ledger.catch_up import CatchUp
 from shared.privacy.mechanism import Mechanism
 from shared.privacy.vector import numbers_of
 from shared.signing import public_pem, sign
-from shared.wire import RECORD, SHARES
-from simulations.engine import LocalGrid
+from shared.wire import MASKING_ACTION, RECORD, SHARES, Kind, kind_of
+from simulations.engine import InProcessGrid
 
-STAGES = ("keys", "shares", "report", "signature", "reveal")
-"""The steps of a client in a round, in this order."""
+STAGE_OF = {
+    Kind.KEY_REQUEST: "keys",
+    Kind.KEY_LIST: "shares",
+    Kind.TRAIN: "report",
+    Kind.SURVIVOR_LIST: "signature",
+    Kind.SIGNATURE_LIST: "reveal",
+}
+"""The stage of a round that a frame asks a client for."""
+STAGES = tuple(STAGE_OF.values())
+
+
+def stage_of(message: Message) -> str:
+    """Return the stage that a message asks a client for."""
+    return STAGE_OF[kind_of(cast(bytes, message.content.config_records[RECORD]["frame"]))]
 
 
 class Device:
@@ -66,24 +79,29 @@ class Device:
         return sign(self._key, data)
 
 
-class MaskedGrid(LocalGrid):
+class MaskedGrid(InProcessGrid):
     """A grid to clients with random vectors, of which some leave before a stage.
 
     Args:
-        clients: client indices, which are node ids as well.
+        clients: client indices.
         minimum: ``cohort.minimum``.
         scalars: projected gradients of a report, K · q.
 
     Attributes:
+        nodes: Flower's id of each client's node.
         leaves: by client, the stage that it does not take part in, nor in later ones.
         forge: function that makes of a client's answer at a stage what the server gets.
         sent: frames that have left clients, by stage and client.
         seconds: seconds of the processor that clients took, together.
     """
 
-    def __init__(self, clients: Iterable[int], minimum: int, scalars: int) -> None:
-        super().__init__()
-        self.scalars, self.seconds, self.stage = scalars, 0.0, ""
+    def __init__(self, clients: Sequence[int], minimum: int, scalars: int) -> None:
+        app = ClientApp()
+        app.query(MASKING_ACTION)(self._answer)
+        app.train()(self._answer)
+        super().__init__(app, len(clients), {})
+        self.nodes = dict(zip(clients, self.get_node_ids(), strict=True))
+        self.scalars, self.seconds = scalars, 0.0
         self.devices = {client: Device() for client in clients}
         self.clients = {
             client: MaskingClient(client, device, device.memory, minimum)
@@ -98,48 +116,36 @@ class MaskedGrid(LocalGrid):
         self.forge: Callable[[str, int, bytes], bytes] = lambda stage, client, frame: frame
         self.sent: dict[tuple[str, int], bytes] = {}
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes."""
-        return list(self.clients)
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Raise an error: rounds with masks send and receive."""
-        raise NotImplementedError
+        """Deliver messages to those that have not left."""
+        stays = dict.fromkeys(self.nodes.values(), len(STAGES))
+        stays |= {self.nodes[client]: STAGES.index(stage) for client, stage in self.leaves.items()}
+        return super().push_messages(
+            message
+            for message in messages
+            if STAGES.index(stage_of(message)) < stays[message.metadata.dst_node_id]
+        )
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Raise an error: rounds with masks send and receive."""
-        raise NotImplementedError
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Deliver the messages of a stage, and return the answers of those that have not left."""
-        position = STAGES.index(self.stage) + 1 if self.stage else 0
-        self.stage = STAGES[position]
-        gone = {c for c, stage in self.leaves.items() if STAGES.index(stage) <= position}
-        asked = [message for message in messages if message.metadata.dst_node_id not in gone]
-        return [self._answer(message) for message in asked]
-
-    def _answer(self, message: Message) -> Message:
-        client, record = message.metadata.dst_node_id, message.content.config_records[RECORD]
-        frame, begun = cast(bytes, record["frame"]), time.process_time()
+    def _answer(self, message: Message, context: Context) -> Message:
+        begun = time.process_time()
+        client = list(self.clients)[int(context.node_config["partition-id"])]
+        record = message.content.config_records[RECORD]
+        frame = cast(bytes, record["frame"])
+        stage = stage_of(message)
         try:
-            if self.stage == "report":
+            if stage == "report":
                 self.clients[client].answer(cast(bytes, record[SHARES]))
-                report = self._report(token_of(frame), client)
+                report = VectorReport(token_of(frame), client, self.vectors[client])
                 answer = self.clients[client].mask(report).encode()
             else:
                 answer = self.clients[client].answer(frame)
         except SamaraError as error:
             answer = make_refusal(frame, client, 0, error)
         self.seconds += time.process_time() - begun
-        answer = self.forge(self.stage, client, answer)
-        self.sent[self.stage, client] = answer
+        answer = self.forge(stage, client, answer)
+        self.sent[stage, client] = answer
         content = RecordDict({RECORD: ConfigRecord({"frame": answer})})
         return Message(content, reply_to=message)
-
-    def _report(self, token: bytes, client: int) -> VectorReport:
-        return VectorReport(token, client, self.vectors[client])
 
 
 class MaskedServer:
@@ -159,7 +165,8 @@ class MaskedServer:
         config = RunConfig.of({"cohort.minimum": minimum, "method": "global"}, "masked rounds")
         roster = Roster()
         for client, device in grid.devices.items():
-            roster.entries[client] = RosterEntry(client, client, 0, 0, {}, device.public)
+            node = grid.nodes[client]
+            roster.entries[node] = RosterEntry(node, client, 0, 0, {}, device.public)
         store = cast(RunStore, SimpleNamespace(folder=folder))
         events = cast(EventLog, SimpleNamespace(log_refusal=lambda client, reason: None))
         validator = ReplyValidator(config, roster, LateReportFilter(0), events)
@@ -185,16 +192,15 @@ class MaskedServer:
             start_digest=bytes(32),
         )
         instruction = replace(made, seed_policy=SeedPolicy.SHARED)
-        frame, clients = instruction.encode(), list(self.grid.clients)
+        frame, nodes = instruction.encode(), self.grid.nodes
         messages = [
-            make_message(client, MessageType.TRAIN, "1", frame, CatchUp(), 10.0)
-            for client in clients
+            make_message(node, MessageType.TRAIN, "1", frame, CatchUp(), 10.0)
+            for node in nodes.values()
         ]
-        return Request(instruction, messages, dict.fromkeys(clients, len(frame)))
+        return Request(instruction, messages, dict.fromkeys(nodes, len(frame)))
 
     def begin(self, number: int = 1) -> Request[TrainInstruction]:
         """Have the clients agree on the masks of a round."""
-        self.grid.stage = ""
         return self.aggregation.begin(self.request(number), self.grid)
 
     def run_round(self, number: int = 1) -> MaskedAnswers:
