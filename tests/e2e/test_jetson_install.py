@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,16 @@ def test_a_service_gets_user_groups_folders_options_and_its_unit(board: Board) -
     ):
         assert f"+ {command}" in ended.stdout
     assert not board.prefix.exists()
+
+
+def test_an_image_for_a_board_is_constrained_to_the_torch_and_numpy_of_its_base() -> None:
+    steps = (SCRIPT.parent / "Containerfile").read_text().replace("\\\n", "")
+    [code] = re.findall(r"RUN python -c '(.*)' > /opt/constraints.txt", steps)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [f"{name}=={version(name)}" for name in ("torch", "numpy")]
+    before, after = steps.split("ENV PIP_CONSTRAINT=/opt/constraints.txt\n")
+    assert "pip install" in after
+    assert "pip install" not in before
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
