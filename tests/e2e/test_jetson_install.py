@@ -72,6 +72,24 @@ def test_torch_comes_from_the_index_of_the_board_alone(
 
 
 @pytest.mark.slow
+def test_the_same_command_goes_on_where_it_was_interrupted(board: Board) -> None:
+    offer_torch(board, WORKS)
+    ours = board.indexes.folder / "pypi" / "samara-fl"
+    ours.rename(board.folder / "away")
+    interrupted = board.install()
+    assert interrupted.returncode == 1
+    assert "Samara cannot be installed; see above" in interrupted.stderr
+    assert board.version_of("torch") == "2.9.1"
+    (board.folder / "away").rename(ours)
+    del board.indexes.log[:]
+    ended = board.install()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert board.version_of("samara-fl") == "0.1.0"
+    assert board.indexes.asked("board") == {"triton"}
+    assert not [wheel for wheel in board.indexes.fetched() if "torch" in wheel]
+
+
+@pytest.mark.slow
 def test_an_update_goes_back_to_the_environment_before(board: Board) -> None:
     offer_torch(board, WORKS)
     newer = make_wheel(board.folder / "n", "samara-fl", "0.2.0", "", ("torch>=2.6", "numpy>=1.26"))
