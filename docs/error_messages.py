@@ -188,13 +188,14 @@ def _of_node(node: ast.AST, scope: Scope, classes: set[str]) -> Iterator[tuple[s
         case ast.Call():
             for text in _of_call(node, scope, classes):
                 yield _name(node.func), text
-        case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
+        case (
+            ast.Assign(targets=[target], value=value)
+            | ast.AugAssign(target=target, value=value)
+            | ast.AnnAssign(target=target, value=ast.expr() as value)
+        ):
             name = _name(target)
             if COLLECTED.fullmatch(name) or SENTENCES.fullmatch(name):
                 yield from ((name, text) for text in scope.texts(value))
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            if COLLECTED.fullmatch(_name(target)) or SENTENCES.fullmatch(_name(target)):
-                yield from ((_name(target), text) for text in scope.texts(value))
         case ast.FunctionDef(name=name) if TELLING.fullmatch(name):
             yield from ((name, text) for text in home_texts(scope.module, node, frozenset()))
 

@@ -13,6 +13,9 @@ from markdown.preprocessors import Preprocessor
 
 COMMANDS = "<!-- commands -->"
 MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code>[^<]*</code>")
+JOINT = re.compile(r"(?<=[a-z][./_])(?=[A-Za-z])")
 
 _messages = cache(messages)
 
@@ -28,6 +31,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, commands_page())
     return MESSAGES.sub(lambda mark: message_list(mark[1]), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return a page in whose tables code may break after a dot, a slash and an underscore."""
+    return CELL.sub(lambda cell: CODE.sub(lambda code: JOINT.sub("<wbr>", code[0]), cell[0]), html)
 
 
 def message_list(family: str) -> str:

@@ -16,9 +16,8 @@ ASSIGNING = ast.Assign | ast.AnnAssign
 
 def sources() -> list[Path]:
     """Return the product's Python files."""
-    roots = [ROOT / name for name in PACKAGES]
-    files = [f for root in roots for f in ([root] if root.suffix else sorted(root.rglob("*.py")))]
-    return [file for file in files if file.is_file() and "_pb2" not in file.name]
+    files = [file for name in PACKAGES for file in sorted((ROOT / name).rglob("*.py"))]
+    return [file for file in files if "_pb2" not in file.name]
 
 
 class Module:
@@ -78,16 +77,17 @@ class Scope(NamedTuple):
                 return _joined([self._part(part) for part in parts])
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 return _joined([self.texts(left), self.texts(right)])
-            case ast.IfExp(body=body, orelse=other):
-                return self.texts(body) + self.texts(other)
-            case ast.BoolOp(values=values):
-                return [text for value in values for text in self.texts(value)]
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            case ast.IfExp(body=one, orelse=other):
+                return self.texts(one) + self.texts(other)
+            case (
+                ast.BoolOp(values=parts)
+                | ast.Dict(values=parts)
+                | ast.Tuple(elts=parts)
+                | ast.List(elts=parts)
+            ):
                 return [text for part in parts for text in self.texts(part)]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.Starred(value=part):
                 return self.texts(part)
-            case ast.Dict(values=values):
-                return [text for value in values for text in self.texts(value)]
             case ast.Name(id=name):
                 return self._of_name(name)
             case ast.Call(func=ast.Attribute(value=ast.Name() as template, attr="format")):
