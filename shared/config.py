@@ -283,6 +283,7 @@ class RunConfig(Settings):
                 "start": "given" if self.adapter.start else "none",
                 "privacy": self.privacy.feature,
                 "joint clip": "adaptive" if self.privacy.adaptive_clip else "fixed",
+                "buckets": "drawn" if self.privacy.bucket else "none",
                 "private rounds": "at the end" if self.personal.when == "end" else "earlier",
             }
         )

@@ -36,6 +36,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "private rounds": ("at the end", "earlier"),
     "privacy": ("none", "central", "local", "distributed", "measured", "masked"),
     "joint clip": ("fixed", "adaptive"),
+    "buckets": ("none", "drawn"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
@@ -45,7 +46,7 @@ means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`.
 ``earlier`` is any `personal.when` but ``end``.
 ``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``, ``masked``
 those with `privacy.secure-aggregation`.
-``joint clip`` is `privacy.adaptive-clip`.
+``joint clip`` is `privacy.adaptive-clip`; ``buckets`` are ``drawn`` with `privacy.bucket`.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -232,6 +233,11 @@ EXCLUSIONS = (
         {"joint clip": ("adaptive",), "privacy": ("none",)},
         "reports are clipped as a whole with differential privacy only; set privacy.mode, or "
         "privacy.adaptive-clip to false",
+    ),
+    Exclusion(
+        {"buckets": ("drawn",), "privacy": ("none",)},
+        "buckets are sums of a privacy.mode; set one, or privacy.bucket to 0 and a robust "
+        "aggregation.rule",
     ),
     Exclusion(
         {"privacy": ("measured",), "engine": ("flower",)},

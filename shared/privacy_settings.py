@@ -5,6 +5,7 @@ from typing import Literal
 from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
 from shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_mechanism
 from shared.privacy.vector import SENSITIVITY, numbers_of
+from shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
 from shared.secure_aggregation.graph import LEAST_CLIENTS
 from shared.settings import Section, setting
 
@@ -71,6 +72,16 @@ class PrivacySettings(Section):
         "abandoned. Needs a `privacy.mode` and a `cohort.minimum` of 3",
         before=False,
     )
+    bucket: int = setting(
+        0,
+        "against hostile clients: divide a round's clients by lot into buckets of this many or "
+        "one more, each with a sum and noise of its own, and take the trimmed mean of the buckets "
+        "for every projected gradient; of fewer than 5 buckets a plain sum. 0 is one sum of all. "
+        "At least 3, and at most `cohort.minimum`",
+        before=0,
+        ge=0,
+        le=2**20,
+    )
     evaluation: Literal["off", "exact"] = setting(
         "off",
         "evaluations of a run with a `privacy.mode`: `off`; or `exact`, for measurements in a "
@@ -103,13 +114,14 @@ class PrivacySettings(Section):
             minimum: fewest reports of a round.
             numbers: numbers of a vector.
         """
+        fewest = fewest_in_a_sum(self.bucket, minimum)
         return make_mechanism(
             self.mode,
             self.noise_multiplier,
             (self.epsilon, self.delta),
             rounds,
             self.honest_share,
-            minimum,
+            fewest,
             numbers,
         )
 
@@ -142,6 +154,12 @@ class PrivacySettings(Section):
             mistakes.append(
                 f"cohort.minimum: secure aggregation needs {LEAST_CLIENTS} clients in a sum, since "
                 "of two each knows the other's numbers"
+            )
+        if self.bucket and not LEAST_CLIENTS <= self.bucket <= minimum:
+            mistakes.append(
+                f"privacy.bucket: {self.bucket} must be from {LEAST_CLIENTS} to cohort.minimum = "
+                f"{minimum}; with {LEAST_TRIMMED} times as many clients as in a bucket the trimmed "
+                "mean begins"
             )
         if self.secure_aggregation and self.evaluation == "exact":
             mistakes.append(

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.secure_aggregation.buckets import LEAST_TRIMMED
 from shared.settings import with_current_keys
 
 SCHEMA_VERSION = 2
@@ -153,6 +154,7 @@ class Round(_ResultPart):
     clients: dict[Count, ClientRound]
     epsilon: float | None = None
     clip: float | None = None
+    buckets: Count | None = None
     fleet: FleetRound | None = None
 
 
@@ -245,6 +247,11 @@ class RunResult(_ResultPart):
             sentence += "; by secure aggregation the server saw sums alone"
         elif self.config["privacy.mode"] == "distributed":
             sentence += "; the server saw single reports, which this does not cover"
+        if drawn := [event.buckets for event in self.rounds if event.buckets]:
+            plain = sum(count < LEAST_TRIMMED for count in drawn)
+            sentence += f"; {len(drawn) - plain} rounds are trimmed means of buckets"
+            if plain:
+                sentence += f", {plain} plain sums of fewer than {LEAST_TRIMMED}"
         if self.config["privacy.evaluation"] == "exact":
             sentence += "; evaluations are exact and not covered"
         return sentence

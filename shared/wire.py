@@ -72,6 +72,7 @@ class Kind(IntEnum):
     SURVIVOR_SIGNATURE = 22
     SIGNATURE_LIST = 23
     REVEALED_SHARES = 24
+    BUCKET_KEY_LIST = 25
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

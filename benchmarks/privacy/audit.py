@@ -140,7 +140,7 @@ def audit(
             aggregator.check_budget(instruction)
             aggregator.aggregate(instruction, replies, 1, canaries)
         releases = read_releases(Path(folder) / RELEASES_FILE)
-    totals = np.array([release.total[:canaries] for release in releases], np.float64)
+    totals = np.array([release.sums[0].total[:canaries] for release in releases], np.float64)
     scores = totals.sum(axis=0)
     guesses = guess(scores)
     right = int(np.sum(guesses == np.where(is_present, 1, -1)))

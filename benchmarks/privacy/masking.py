@@ -242,10 +242,12 @@ def measure(clients: int, scalars: int, leaving: float) -> str:
         made = server.run_round()
         seconds = time.process_time() - begun
     plain = np.sum([grid.vectors[client] for client in made.reporting], axis=0, dtype=np.int64)
-    assert made.total.numbers.tolist() == plain.tolist(), made.total.problem
+    assert made.total.sums, made.total.problem
+    (total,) = made.total.sums
+    assert total.numbers.tolist() == plain.tolist()
     up, down = Counter(made.bytes_up), Counter(made.bytes_down)
     stayed = len(made.reporting)
-    alone = NoisedVectorReport(bytes(8), 0, made.total.numbers).encode()
+    alone = NoisedVectorReport(bytes(8), 0, total.numbers).encode()
     kilobytes = [
         sum(count[client] for client in made.reporting) / stayed / 1000 for count in (up, down)
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 from shared.errors import FrameError, MaskingError
+from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.masking import (
     KeyList,
     KeyRequest,
@@ -21,6 +22,7 @@ from shared.frames.masking import (
     SurvivorSignature,
 )
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
+from shared.secure_aggregation.buckets import fewest_in_a_sum
 from shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
 from shared.secure_aggregation.keys import (
     MASKING,
@@ -122,12 +124,16 @@ class MaskingClient:
         client: client index.
         signer: the device's own key.
         store: state between messages.
-        minimum: fewest clients that a sum may be of.
+        minimum: fewest clients of a round.
+        bucket: fewest clients of a bucket when it is drawn; 0 if a round has one sum.
     """
 
-    def __init__(self, client: int, signer: Signer, store: MaskingStore, minimum: int) -> None:
+    def __init__(
+        self, client: int, signer: Signer, store: MaskingStore, minimum: int, bucket: int = 0
+    ) -> None:
         self._client, self._signer, self._store = client, signer, store
-        self._minimum = max(minimum, LEAST_CLIENTS)
+        self._minimum, self._bucket = max(minimum, LEAST_CLIENTS), bucket
+        self._fewest = max(fewest_in_a_sum(bucket, minimum), LEAST_CLIENTS)
 
     def answer(self, frame: bytes) -> bytes:
         """Return the answer to a frame; nothing to sealed shares, which are kept.
@@ -139,8 +145,8 @@ class MaskingClient:
         match kind_of(frame):
             case Kind.KEY_REQUEST:
                 return self._send_keys(KeyRequest.decode(frame).token)
-            case Kind.KEY_LIST:
-                return self._send_shares(frame)
+            case Kind.KEY_LIST | Kind.BUCKET_KEY_LIST:
+                return self._send_shares(self._read_key_list(frame))
             case Kind.SEALED_SHARES:
                 return self._keep_shares(frame)
             case Kind.SURVIVOR_LIST:
@@ -191,9 +197,27 @@ class MaskingClient:
         self._store.write_masking(replace(state, keys=frame))
         return frame
 
-    def _send_shares(self, frame: bytes) -> bytes:
+    def _read_key_list(self, frame: bytes) -> KeyList:
+        """Return a round's list of keys, or that of this client's bucket after drawing it itself.
+
+        Raises:
+            MaskingError: if the round has too few clients, or this run's rounds have other lists.
+            FrameError: if the frame is not sound, or the bucket is not the one that was drawn.
+        """
+        expected = Kind.BUCKET_KEY_LIST if self._bucket else Kind.KEY_LIST
+        if kind_of(frame) is not expected:
+            raise MaskingError(f"the list of keys is no {expected.name.lower()} frame")
+        drawn = BucketKeyList.decode(frame) if self._bucket else None
+        listed = drawn.listed if drawn else KeyList.decode(frame)
+        if len(listed.clients) < self._minimum or self._client not in listed.clients:
+            raise MaskingError(
+                f"a list of {len(listed.clients)} clients is without this one, or below the run's "
+                f"{self._minimum}"
+            )
+        return drawn.bucket_of(self._client, self._bucket) if drawn else listed
+
+    def _send_shares(self, listed: KeyList) -> bytes:
         """Return the sealed shares of this client's secrets for its neighbours, once."""
-        listed = KeyList.decode(frame)
         state = self._state_of(listed.token)
         if state.key_list:
             raise MaskingError("a second list of keys for a round")
@@ -210,7 +234,7 @@ class MaskingClient:
             content += key_share.to_bytes(SHARE_BYTES, "little")
             key = RoundKey(state.sealing_secret).agree(theirs.sealing_key, SEALING)
             sealed[theirs.client] = seal(key, content, self._client, theirs.client, state.token)
-        self._store.write_masking(replace(state, own_share=own, key_list=frame))
+        self._store.write_masking(replace(state, own_share=own, key_list=listed.encode()))
         return SealedShares(state.token, self._client, sealed).encode()
 
     def _check_keys(self, listed: KeyList, state: MaskingState) -> list[int]:
@@ -219,11 +243,6 @@ class MaskingClient:
         Raises:
             MaskingError: if it does not.
         """
-        if len(listed.clients) < self._minimum or self._client not in listed.clients:
-            raise MaskingError(
-                f"a list of {len(listed.clients)} clients is without this one, or below the run's "
-                f"{self._minimum}"
-            )
         neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
         if [keys.client for keys in listed.keys] != neighbours:
             raise MaskingError("the list of keys is not that of this client's neighbours")
@@ -269,7 +288,7 @@ class MaskingClient:
         asked, chosen = KeyList.decode(state.key_list), set(survivors)
         if self._client not in chosen or not chosen <= set(asked.clients):
             raise MaskingError("the list of survivors lacks this client, or has others than asked")
-        if len(chosen) < max(self._minimum, least_number(len(asked.clients))):
+        if len(chosen) < max(self._fewest, least_number(len(asked.clients))):
             raise MaskingError(f"{len(chosen)} survivors are too few to hide among")
         counted = SealedShares.decode(state.received).sealed.keys() | {self._client}
         if chosen & {keys.client for keys in asked.keys} - counted:

@@ -220,8 +220,8 @@ class ResidentTrainer:
     def _masking_client(self, server_config: RunConfig) -> MaskingClient | None:
         if self._signer is None:
             return None
-        minimum = server_config.cohort.minimum
-        return MaskingClient(self.client, self._signer, self._masking, minimum)
+        minimum, bucket = server_config.cohort.minimum, server_config.privacy.bucket
+        return MaskingClient(self.client, self._signer, self._masking, minimum, bucket)
 
     def runtime_of(self, run: JoinedRun) -> ModelRuntime:
         """Return the loaded model under the settings of a run, for the thread that answers.

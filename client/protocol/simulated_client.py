@@ -185,7 +185,8 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     masking = None
     if config.privacy.secure_aggregation:
         device = _SimulatedDevice(context)
-        masking = MaskingClient(client, device, device, config.cohort.minimum)
+        minimum, bucket = config.cohort.minimum, config.privacy.bucket
+        masking = MaskingClient(client, device, device, minimum, bucket)
     return ProtocolClient(
         run.runtime,
         data,

@@ -1,4 +1,4 @@
-"""The private aggregator: the delta and the observation that a round's noised sum makes.
+"""The private aggregator: the delta and the observation that a round's noised sums make.
 
 Nothing here looks at the vector of a single client: they are added up, noise is added to the sum
 unless the clients have added it, the result is on the disk, and all else follows from it.
@@ -7,13 +7,14 @@ unless the clients have added it, the result is on the disk, and all else follow
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds.releases import RELEASES_FILE, Release, ReleaseLog
+from server.rounds.buckets import clip_sum, combine_sums
+from server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog
 from server.rounds.round_aggregator import AggregatedRound
 from server.rounds.validator import ValidatedReplies
 from server.store import RunStore
@@ -34,6 +35,7 @@ from shared.privacy.vector import (
 )
 from shared.replay import quantize
 from shared.round_delta import DerivedSeeds, Group, RoundDelta
+from shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
 from shared.step_size import Observation
 
 log = logging.getLogger("samara.server")
@@ -45,17 +47,33 @@ it to be taken as the number of clients that answered."""
 
 @dataclass(frozen=True, eq=False)
 class VectorTotal:
-    """The sum of a round's vectors before the server adds noise.
+    """A sum of vectors before the server adds noise.
 
     Attributes:
-        numbers: the sum, int64 [n]; empty if there is none.
+        numbers: the sum, int64 [n].
         clients: number of vectors in it.
+    """
+
+    numbers: NDArray[np.int64]
+    clients: int
+
+
+@dataclass(frozen=True)
+class RoundTotal:
+    """The sums of a round's vectors before the server adds noise.
+
+    Attributes:
+        sums: the sum, or one of each bucket; none if nothing can be added up.
         problem: why there is none, where it is not for too few reports.
     """
 
-    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    clients: int = 0
+    sums: tuple[VectorTotal, ...] = ()
     problem: str = ""
+
+    @property
+    def clients(self) -> int:
+        """The number of vectors in all sums."""
+        return sum(one.clients for one in self.sums)
 
 
 class PrivateAggregator:
@@ -70,6 +88,7 @@ class PrivateAggregator:
     def __init__(self, config: RunConfig, store: RunStore, noise: Noise = sample_noise) -> None:
         self._ledger, self._noise = store.ledger, noise
         self._clip, self._is_adaptive = config.privacy.clip, config.privacy.adaptive_clip
+        self._bucket = config.privacy.bucket
         terms = config.terms.privacy
         assert terms is not None, "a run without differential privacy has no private aggregator"
         self.mechanism = terms.mechanism
@@ -97,8 +116,8 @@ class PrivateAggregator:
             return 0.0
         if (last := self._releases.last_before(number)) is None:
             return self._clip
-        total = read_sum(last.total, last.clip, has_indicator=True)
-        return next_clip(last.clip, total.within, last.clients)
+        total, clients, _ = combine_sums(last.sums, last.clip, has_indicator=True)
+        return next_clip(last.clip, total.within, clients)
 
     def is_released(self, token: bytes) -> bool:
         """Return whether there is a release that answers an instruction."""
@@ -128,20 +147,24 @@ class PrivateAggregator:
             expected: number of reports that the round waits for.
         """
         answers: Mapping[int, AnyVectorReport] = replies.answers
-        vectors = [answers[client].vector for client in sorted(answers)]
-        total = VectorTotal()
-        if vectors:
-            total = VectorTotal(np.sum(vectors, axis=0, dtype=np.int64), len(vectors))
-        return self.aggregate_total(instruction, total, minimum, expected)
+        buckets = [sorted(answers)]
+        if self._bucket:  # there are no keys, and the server sees everything
+            token = token_of(instruction.encode())
+            buckets = draw_buckets(token, dict.fromkeys(answers, b""), self._bucket)
+        sums = []
+        for bucket in buckets if answers else []:
+            vectors = [answers[client].vector for client in bucket]
+            sums.append(VectorTotal(np.sum(vectors, axis=0, dtype=np.int64), len(vectors)))
+        return self.aggregate_total(instruction, RoundTotal(tuple(sums)), minimum, expected)
 
     def aggregate_total(
-        self, instruction: TrainInstruction, summed: VectorTotal, minimum: int, expected: int
+        self, instruction: TrainInstruction, summed: RoundTotal, minimum: int, expected: int
     ) -> AggregatedRound:
-        """Return the delta and the observation that the release of a sum of vectors makes.
+        """Return the delta and the observation that the release of sums of vectors makes.
 
         Args:
             instruction: instruction of the round.
-            summed: the sum.
+            summed: the sums.
             minimum: number of vectors below which nothing is released.
             expected: number of reports that the round waits for.
         """
@@ -153,10 +176,16 @@ class PrivateAggregator:
             if problem:
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
             release = self._release(instruction, summed, expected)
-        total = read_sum(release.total, self._clip_of(instruction), self._is_adaptive)
-        clients = release.clients
+        clip = self._clip_of(instruction)
+        combined = combine_sums(release.sums, clip, self._is_adaptive)
+        total, clients, multiplier = combined
+        if self._bucket and len(release.sums) < LEAST_TRIMMED:
+            log.warning(
+                "round %d: %d buckets, fewer than %d: a plain sum, which a hostile client can move",
+                *(instruction.round, len(release.sums), LEAST_TRIMMED),
+            )
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
-        observation = self._observe(instruction, total, clients, release.noise_multiplier)
+        observation = self._observe(instruction, total, clients, multiplier)
         source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
         try:
             blocks = quantize(instruction.coefficients(means).ravel())
@@ -175,6 +204,7 @@ class PrivateAggregator:
             reports=0 if problem else round(clients),
             epsilon=self.epsilon,
             clip=release.clip,
+            buckets=len(release.sums) if self._bucket else 0,
         )
 
     def _clip_of(self, instruction: TrainInstruction) -> float:
@@ -183,13 +213,23 @@ class PrivateAggregator:
     def _release(
         self,
         instruction: TrainInstruction,
-        summed: VectorTotal,
+        summed: RoundTotal,
         expected: int,
     ) -> Release:
-        """Return the release of a sum of vectors once it is on the disk.
+        """Return the release of sums of vectors once it is on the disk."""
+        sums = tuple(self._add_noise(instruction, one, expected) for one in summed.sums)
+        token, clip = token_of(instruction.encode()), instruction.joint_clip
+        rho, delta = self.mechanism.rho, self._releases.delta
+        return self._releases.add(Release(instruction.round, token, rho, delta, clip, sums))
+
+    def _add_noise(
+        self, instruction: TrainInstruction, summed: VectorTotal, expected: int
+    ) -> ReleasedSum:
+        """Return a sum with noise.
 
         The server adds noise unless the vectors have some. Who adds noise to a vector shows the
-        server that there is one, so that their number is no secret of the sum's then.
+        server that there is one, so that their number is no secret of the sum's then; nor is that
+        of a bucket's, which was drawn from their keys.
         """
         mechanism, exact = self.mechanism, summed.numbers.astype(object)
         noise, clients = mechanism.noise_of_a_sum(summed.clients), float(summed.clients)
@@ -198,20 +238,12 @@ class PrivateAggregator:
         else:
             sigma = math.ceil(mechanism.noise_multiplier * SENSITIVITY)
             total = limit_sum(exact + self._noise(len(exact), sigma))
-            read = read_sum(total, self._clip_of(instruction), self._is_adaptive)
-            clients = _clients_of(read, noise, expected)
-        return self._releases.add(
-            Release(
-                instruction.round,
-                token_of(instruction.encode()),
-                noise,
-                mechanism.rho,
-                self._releases.delta,
-                total,
-                clients,
-                instruction.joint_clip,
-            )
-        )
+            if not self._bucket:
+                read = read_sum(total, self._clip_of(instruction), self._is_adaptive)
+                clients = _clients_of(read, noise, expected)
+        if self._bucket:
+            total = clip_sum(total, mechanism.longest_sum(clients, noise))
+        return ReleasedSum(noise, total, clients)
 
     def _observe(
         self, instruction: TrainInstruction, total: VectorSum, clients: float, multiplier: float

@@ -1,4 +1,4 @@
-"""The releases of a run: every noised sum, on the disk before anything uses it, and their cost.
+"""The releases of a run: all noised sums, on the disk before anything uses them, and their cost.
 
 A server that is killed after a release finds it here and uses the same noise again: fresh noise
 for the same instruction would be another release, and the mean of several tells more than one.
@@ -8,7 +8,7 @@ import base64
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,64 @@ RELEASES_FILE = "releases.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class ReleasedSum:
     """A noised sum of vectors.
+
+    Attributes:
+        noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
+            vector.
+        total: the sum, int64 [K · q + 3 or 4].
+        clients: number of clients that a mean is made of.
+    """
+
+    noise_multiplier: float
+    total: NDArray[np.int64]
+    clients: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sum as the fields of a line."""
+        total = base64.b64encode(self.total.astype("<i8").tobytes()).decode()
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "clients": self.clients,
+            "sum": total,
+        }
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> Self:
+        """Read the sum in the fields of a line.
+
+        Raises:
+            KeyError, TypeError, ValueError: if they are none.
+        """
+        total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
+        multiplier, clients = float(event["noise_multiplier"]), float(event["clients"])
+        if not (multiplier > 0 and clients >= 1):
+            raise ValueError("a number in it is out of its range")
+        return cls(multiplier, total.astype(np.int64), clients)
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """The noised sums of a round: one, or one of each bucket.
+
+    A client's vector is in one of them, so that they cost it together what one of them does.
 
     Attributes:
         round: round of the instruction.
         token: token of the instruction, 8 bytes.
-        noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
-            vector.
         rho: ρ that it costs a client.
         delta: δ that the run's ε is for.
-        total: the sum, int64 [K · q + 3 or 4].
-        clients: number of clients that a mean is made of.
         clip: largest norm of a client's projected gradients in it; 0 if it is that of the settings.
+        sums: the sums, at least one.
     """
 
     round: int
     token: bytes
-    noise_multiplier: float
     rho: float
     delta: float
-    total: NDArray[np.int64]
-    clients: float
     clip: float
+    sums: tuple[ReleasedSum, ...]
 
 
 class ReleaseLog:
@@ -103,7 +138,7 @@ class ReleaseLog:
             )
 
     def add(self, release: Release) -> Release:
-        """Write a release, and return it once it is on the disk.
+        """Write a release, all its sums as one line, and return it once it is on the disk.
 
         Raises:
             LedgerError: if it cannot be written.
@@ -111,13 +146,12 @@ class ReleaseLog:
         line = {
             "round": release.round,
             "token": release.token.hex(),
-            "noise_multiplier": release.noise_multiplier,
             "rho": release.rho,
             "delta": release.delta,
-            "clients": release.clients,
             "clip": release.clip,
-            "sum": base64.b64encode(release.total.astype("<i8").tobytes()).decode(),
         }
+        sums = [one.to_json() for one in release.sums]
+        line |= sums[0] if len(sums) == 1 else {"buckets": sums}
         try:
             append_event(self._file, line)
         except OSError as error:
@@ -157,15 +191,13 @@ def describe_spent(run: Path) -> str:
 
 def _read(event: dict[str, Any], place: str) -> Release:
     try:
-        total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
-        token, multiplier = bytes.fromhex(event["token"]), float(event["noise_multiplier"])
+        sums = tuple(ReleasedSum.of(one) for one in event.get("buckets", [event]))
+        token, clip = bytes.fromhex(event["token"]), float(event["clip"])
         delta, rho = float(event["delta"]), float(event["rho"])
-        clients, clip = float(event["clients"]), float(event["clip"])
-        is_sound = multiplier > 0 and rho > 0 and 0 < delta < 1 and clients >= 1 and clip >= 0
-        if len(token) != 8 or not is_sound:
+        is_sound = rho > 0 and 0 < delta < 1 and clip >= 0
+        if len(token) != 8 or not is_sound or len({len(one.total) for one in sums}) != 1:
             raise ValueError("a number in it is out of its range")
-        number, exact = int(event["round"]), total.astype(np.int64)
-        return Release(number, token, multiplier, rho, delta, exact, clients, clip)
+        return Release(int(event["round"]), token, rho, delta, clip, sums)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
             f"{place}: damaged: {error!r}; restore the file, since it says what privacy was spent"

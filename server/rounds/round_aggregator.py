@@ -37,6 +37,7 @@ class AggregatedRound:
         reports: number of reports in the delta, as far as that may be known.
         epsilon: ε that the run has spent; None without differential privacy.
         clip: adaptive clip of the round; 0 without one.
+        buckets: number of buckets with a sum; 0 without buckets.
     """
 
     delta: RoundDelta
@@ -48,12 +49,14 @@ class AggregatedRound:
     reports: int = 0
     epsilon: float | None = None
     clip: float = 0.0
+    buckets: int = 0
 
     @property
     def privacy(self) -> dict[str, float]:
         """The fields of the round's event about differential privacy; empty without it."""
         spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
-        return spent | ({"clip": self.clip} if self.clip else {})
+        own = {"clip": self.clip, "buckets": self.buckets}
+        return spent | {name: value for name, value in own.items() if value}
 
 
 class RoundAggregator:

@@ -1,4 +1,4 @@
-"""Secure aggregation on the server: a round of masked reports, of which it learns the sum.
+"""Secure aggregation on the server: a round of masked reports, of which it learns the sums.
 
 Before the train instruction it collects keys and sealed shares, and after it signatures of the one
 list of survivors and the shares that lift their masks (`shared.frames.masking`). Whatever goes
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from server.rounds.aggregation import check_vector_report
 from server.rounds.planner import Request
-from server.rounds.private_aggregator import PrivateAggregator, VectorTotal
+from server.rounds.private_aggregator import PrivateAggregator, RoundTotal, VectorTotal
 from server.rounds.unmasking import MaskedRound, recover_sum
 from server.rounds.validator import ReplyValidator
 from server.store import RunStore
@@ -26,6 +26,7 @@ from server.transport.messages import make_message
 from shared.config import RunConfig
 from shared.errors import LedgerError, MaskingError, ReportError
 from shared.events import append_event, read_events
+from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.instructions import TrainInstruction, token_of
 from shared.frames.masking import (
     KeyList,
@@ -39,6 +40,7 @@ from shared.frames.masking import (
 )
 from shared.frames.vector_report import MaskedReport
 from shared.ledger.catch_up import CatchUp
+from shared.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
 from shared.secure_aggregation.graph import least_number, neighbourhoods
 from shared.secure_aggregation.keys import load_public
 from shared.secure_aggregation.masks import Masked
@@ -52,6 +54,8 @@ MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
 MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
 """Flower's message type of the messages of secure aggregation."""
 
+Bucket = TypeVar("Bucket")
+Made = TypeVar("Made")
 Answer = TypeVar("Answer", MaskingKeys, SealedShares, SurvivorSignature, RevealedShares)
 
 
@@ -64,9 +68,11 @@ class _Exchange:
         instruction: its train instruction.
         nodes: Flower's id of each client's node.
         token: token of the instruction.
-        known: keys, neighbours and who has masks with whom; None before that is decided.
+        known: keys, neighbours and who has masks with whom, of each bucket that has a sum; of all
+            clients together without buckets.
         problem: why the round is abandoned; empty if it is not.
         active: clients that have done what was last asked.
+        idle: clients in buckets that were left out before they were asked for reports.
         reporting: clients with a masked report.
         refused: by client, the reason why its answer could not be used.
         bytes_up, bytes_down: bytes of all messages, by client.
@@ -76,9 +82,10 @@ class _Exchange:
     instruction: TrainInstruction
     nodes: dict[int, int]
     token: bytes
-    known: MaskedRound | None = None
+    known: list[MaskedRound] = field(default_factory=list)
     problem: str = ""
     active: Collection[int] = ()
+    idle: Collection[int] = ()
     reporting: Collection[int] = ()
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: Counter[int] = field(default_factory=Counter)
@@ -86,7 +93,7 @@ class _Exchange:
 
 
 class SecureAggregation:
-    """Has clients mask their reports, and finds the sum.
+    """Has clients mask their reports, and finds the sum, or that of each bucket.
 
     Args:
         config: settings of the run.
@@ -103,6 +110,8 @@ class SecureAggregation:
         private: PrivateAggregator,
     ) -> None:
         self._minimum, self._timeout = config.cohort.minimum, config.cohort.timeout
+        self._bucket = config.privacy.bucket
+        self._fewest = fewest_in_a_sum(self._bucket, self._minimum)
         self._validator, self._private = validator, private
         self._file = store.folder / MASKED_ROUNDS_FILE
         self._begun = {str(event.get("token")) for event in read_events(self._file)}
@@ -143,8 +152,9 @@ class SecureAggregation:
                 run.bytes_down[client] += len(frame) + request.bytes_down[client]
                 messages.append(message)
         wanted = request.wanted_reports
-        if wanted and run.known:  # fewer than this would be waited for in vain
-            wanted = max(wanted, least_number(len(run.known.keys)))
+        if wanted:  # fewer than this would be waited for in vain
+            agreed = [least_number(len(known.keys)) for known in run.known]
+            wanted = len(messages) if self._bucket else max(wanted, *agreed)
         return replace(request, messages=messages, wanted_reports=wanted)
 
     def finish(self, replies: Iterable[Message]) -> "MaskedAnswers":
@@ -155,18 +165,19 @@ class SecureAggregation:
         """
         run = self._round
         assert run is not None, "a round begins with its masks"
-        total = VectorTotal()
-        if run.known:
+        total = RoundTotal()
+        if run.known and not run.problem:
             try:
-                total = self._unmask(run, run.known, self._receive(run, replies))
+                total = self._unmask(run, self._receive(run, replies))
             except MaskingError as error:
                 run.problem = str(error)
         if run.problem:
             log.warning("round %d: the round is abandoned: %s", run.instruction.round, run.problem)
-            total = VectorTotal(problem=f"the round is abandoned: {run.problem}")
-        refused = {c: why for c, why in run.refused.items() if c not in run.active}
+            total = RoundTotal(problem=f"the round is abandoned: {run.problem}")
+        active = {*run.active, *run.idle}
+        refused = {c: why for c, why in run.refused.items() if c not in active}
         up, down = run.bytes_up, run.bytes_down
-        return MaskedAnswers(total, run.active, run.reporting, refused, up, down)
+        return MaskedAnswers(total, sorted(active), run.reporting, refused, up, down)
 
     def _note_begin(self, number: int, token: bytes) -> None:
         """Note on the disk that masks of a round are begun.
@@ -204,39 +215,88 @@ class SecureAggregation:
         keys = self._ask(run, dict.fromkeys(run.nodes, request), MaskingKeys, check_keys)
         listed = tuple(keys)
         self._check_enough(len(keys), len(run.nodes), "sent keys", self._minimum)
-        around = neighbourhoods(run.token, listed)
-        lists = {
-            client: KeyList(run.token, listed, tuple(keys[one] for one in around[client])).encode()
-            for client in listed
-        }
+        digests = {client: keys[client].digest for client in listed}
+        buckets = [list(listed)]
+        if self._bucket:
+            buckets = draw_buckets(run.token, digests, self._bucket)
+        around: dict[int, list[int]] = {}
+        for bucket in buckets:
+            around |= neighbourhoods(run.token, bucket)
+        lists = {}
+        for client in listed:
+            own = KeyList(run.token, listed, tuple(keys[one] for one in around[client]))
+            with_digests = BucketKeyList(own, tuple(digests.values()))
+            lists[client] = with_digests.encode() if self._bucket else own.encode()
 
         def check_shares(shares: SealedShares) -> None:
             if [*shares.sealed] != [one for one in around[shares.client] if one != shares.client]:
                 raise ReportError("its shares are for other clients than its neighbours")
 
         sent = self._ask(run, lists, SealedShares, check_shares)
-        least = max(self._minimum, least_number(len(keys)))
-        self._check_enough(len(sent), len(keys), "shared their secrets", least)
-        run.known = MaskedRound(keys, around, sent.keys())
-        for client in sent:
-            if sum(one in sent for one in around[client]) < run.known.threshold_of(client):
-                run.known = None
-                raise MaskingError(f"too few neighbours of client {client} shared their secrets")
+        rounds = [
+            MaskedRound(
+                {client: keys[client] for client in bucket},
+                {client: around[client] for client in bucket},
+                [client for client in bucket if client in sent],
+            )
+            for bucket in buckets
+        ]
+        run.known = self._keep(run, rounds, self._check_agreed)
+        agreed = [client for known in run.known for client in known.partners]
+        run.idle = sent.keys() - agreed
+        self._check_enough(len(agreed), len(keys), "shared their secrets", self._minimum)
         return {
             client: SealedShares(
                 run.token,
                 client,
                 {o: sent[o].sealed[client] for o in around[client] if o in sent and o != client},
             )
-            for client in sent
+            for client in agreed
         }
+
+    def _keep(
+        self, run: _Exchange, buckets: Iterable[Bucket], make: Callable[[Bucket], Made]
+    ) -> list[Made]:
+        """Return what is made of each bucket for which it can be; without buckets of the round.
+
+        Raises:
+            MaskingError: if it can be for none.
+        """
+        made, problem = [], MaskingError("no bucket has enough clients")
+        for bucket in buckets:
+            try:
+                made.append(make(bucket))
+            except MaskingError as error:
+                problem = error
+                if self._bucket:
+                    log.warning("round %d: a bucket is left out: %s", run.instruction.round, error)
+        if not made:
+            raise problem
+        return made
+
+    def _check_agreed(self, known: MaskedRound) -> MaskedRound:
+        """Return a bucket of which enough clients have shared their secrets.
+
+        Raises:
+            MaskingError: if too few have.
+        """
+        sent, least = known.partners, self._least_of(known)
+        self._check_enough(len(sent), len(known.keys), "shared their secrets", least)
+        for client in sent:
+            around = sum(one in sent for one in known.neighbourhoods[client])
+            if around < known.threshold_of(client):
+                raise MaskingError(f"too few neighbours of client {client} shared their secrets")
+        return known
+
+    def _least_of(self, known: MaskedRound) -> int:
+        return max(self._fewest, least_number(len(known.keys)))
 
     def _receive(self, run: _Exchange, replies: Iterable[Message]) -> dict[int, Masked]:
         """Return the masked vectors in replies to the train instruction."""
 
         def check(report: MaskedReport) -> None:
             check_vector_report(report, run.instruction, self._private.mechanism)
-            if run.known is None or report.client not in run.known.partners:
+            if not any(report.client in known.partners for known in run.known):
                 raise ReportError("its report has masks that nobody knows of")
 
         number = run.instruction.round - 1
@@ -245,38 +305,51 @@ class SecureAggregation:
         run.reporting = sorted(valid.answers)
         return {client: report.vector for client, report in sorted(valid.answers.items())}
 
-    def _unmask(
-        self, run: _Exchange, known: MaskedRound, masked: Mapping[int, Masked]
-    ) -> VectorTotal:
-        """Return the sum of masked vectors.
+    def _unmask(self, run: _Exchange, masked: Mapping[int, Masked]) -> RoundTotal:
+        """Return the sums of masked vectors.
 
         Raises:
-            MaskingError: if it cannot be found.
+            MaskingError: if they cannot be found.
         """
-        least = max(self._minimum, least_number(len(known.keys)))
-        self._check_enough(len(masked), len(known.keys), "sent masked reports", least)
-        listed = SurvivorList(run.token, tuple(masked))
+
+        def stayed(known: MaskedRound) -> tuple[MaskedRound, dict[int, Masked]]:
+            own = {client: vector for client, vector in masked.items() if client in known.keys}
+            count, least = len(own), self._least_of(known)
+            self._check_enough(count, len(known.keys), "sent masked reports", least)
+            return known, own
+
+        buckets = self._keep(run, run.known, stayed)
+        survivors = {c: SurvivorList(run.token, tuple(own)) for _, own in buckets for c in own}
+        self._check_enough(len(survivors), len(run.nodes), "are in a sum", self._minimum)
+        around = {c: at for known, _ in buckets for c, at in known.neighbourhoods.items()}
+        keys = {c: own for known, _ in buckets for c, own in known.keys.items()}
 
         def is_signed(signature: SurvivorSignature) -> None:
-            key = known.keys[signature.client].device_key
+            key, listed = keys[signature.client].device_key, survivors[signature.client]
             if not is_signed_by(key, signature.signature, listed.signed):
                 raise ReportError("it has not signed the list of survivors")
 
-        asked = dict.fromkeys(masked, listed.encode())
+        asked = {client: listed.encode() for client, listed in survivors.items()}
         signed = self._ask(run, asked, SurvivorSignature, is_signed)
         lists = {}
         for client in signed:
-            around = [one for one in known.neighbourhoods[client] if one in signed]
-            if len(around) >= known.threshold_of(client):
-                signatures = {one: signed[one].signature for one in around}
+            signatures = {one: signed[one].signature for one in around[client] if one in signed}
+            if len(signatures) >= least_number(len(around[client])):
                 lists[client] = SignatureList(run.token, signatures).encode()
         revealed = self._ask(run, lists, RevealedShares) if lists else {}
         run.active = run.reporting
-        total = recover_sum(known, masked, revealed.values())
-        longest = len(masked) * self._private.mechanism.longest_report
-        if np.linalg.norm(total.astype(np.float64)) > longest:
-            raise MaskingError("the sum is longer than honest reports can make it")
-        return VectorTotal(total, len(masked))
+
+        def recover(bucket: tuple[MaskedRound, dict[int, Masked]]) -> VectorTotal:
+            known, own = bucket
+            total = recover_sum(known, own, [revealed[c] for c in own if c in revealed])
+            longest = len(own) * self._private.mechanism.longest_report
+            if not self._bucket and np.linalg.norm(total.astype(np.float64)) > longest:
+                raise MaskingError("the sum is longer than honest reports can make it")
+            return VectorTotal(total, len(own))
+
+        total = RoundTotal(tuple(self._keep(run, buckets, recover)))
+        self._check_enough(total.clients, len(run.nodes), "are in a sum", self._minimum)
+        return total
 
     @staticmethod
     def _check_enough(count: int, asked: int, what: str, least: int) -> None:
@@ -326,14 +399,14 @@ class MaskedAnswers:
     """The answers to a round with masks.
 
     Attributes:
-        total: the sum of the vectors, or why there is none.
+        total: the sums of the vectors, or why there are none.
         active: clients that did what was asked of them, as far as the round went.
         reporting: clients with a masked report.
         refused: by other client, the reason why its answer could not be used.
         bytes_up, bytes_down: bytes of all messages, by client.
     """
 
-    total: VectorTotal
+    total: RoundTotal
     active: Collection[int]
     reporting: Collection[int]
     refused: Mapping[int, str]

@@ -99,6 +99,11 @@ class MaskingKeys:
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment
         return b"samara-masking-keys-1\0" + self._FIELDS.pack(*own) + self.device_key
 
+    @property
+    def digest(self) -> bytes:
+        """The digest from which buckets are drawn, 32 bytes."""
+        return hashlib.sha256(self.signed).digest()
+
     def encode(self) -> bytes:
         """Return the keys as a frame."""
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment

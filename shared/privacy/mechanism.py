@@ -103,6 +103,16 @@ class Mechanism:
         """The norm, in whole numbers, that an honest report exceeds at most once in 10¹⁷."""
         return SENSITIVITY + self.client_sigma * (math.sqrt(self.numbers) + _SURE)
 
+    def longest_sum(self, clients: float, noise_multiplier: float) -> float:
+        """Return the norm, in whole numbers, that a noised sum exceeds at most once in 10¹⁷.
+
+        Args:
+            clients: number of vectors in it, all of them honest.
+            noise_multiplier: standard deviation of its noise in units of `SENSITIVITY`.
+        """
+        noise = noise_multiplier * (math.sqrt(self.numbers) + _SURE)
+        return SENSITIVITY * (clients + noise)
+
 
 def honest_clients(minimum: int, share: float) -> int:
     """Return the least number of honest clients in a sum; at least 1.

@@ -9,6 +9,7 @@ from shared.errors import ScenarioError
 from shared.privacy.accountant import epsilon_of
 from shared.privacy.mechanism import MASKED_TRUST, TRUST, Mechanism, make_mechanism
 from shared.privacy.vector import numbers_of
+from shared.secure_aggregation.buckets import fewest_in_a_sum
 from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 _DEFAULTS = {
@@ -19,6 +20,7 @@ _DEFAULTS = {
     "privacy.honest-share": 0.0,
     "privacy.adaptive-clip": False,
     "privacy.secure-aggregation": False,
+    "privacy.bucket": 0,
 }
 """Settings that a signed scenario lacks where they have these values."""
 
@@ -35,6 +37,7 @@ class PrivacyTerms:
         rounds: rounds of the federation.
         delta: δ of the whole run.
         is_masked: whether clients mask their reports, so that the server sees sums alone.
+        bucket: fewest clients of a bucket when it is drawn; 0 if a round has one sum.
     """
 
     mechanism: Mechanism
@@ -43,6 +46,7 @@ class PrivacyTerms:
     rounds: int
     delta: float
     is_masked: bool = False
+    bucket: int = 0
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], rounds: int, scalars: int) -> Self | None:
@@ -68,18 +72,20 @@ class PrivacyTerms:
         if not (multiplier or epsilon) or not 0 < delta < 1:
             raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
         is_adaptive = read_flag(own, "privacy.adaptive-clip")
+        bucket = read_whole(own, "privacy.bucket", 0)
+        minimum = read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1
         mechanism = make_mechanism(
             mode,
             multiplier,
             (epsilon, delta),
             rounds,
             read_number(own, "privacy.honest-share"),
-            read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1,
+            fewest_in_a_sum(bucket, minimum),
             numbers_of(scalars, is_adaptive),
         )
         is_masked = read_flag(own, "privacy.secure-aggregation")
         clip = read_number(own, "privacy.clip")
-        return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked)
+        return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked, bucket)
 
     @property
     def epsilon(self) -> float:
@@ -110,6 +116,11 @@ class PrivacyTerms:
         trust = (MASKED_TRUST if self.is_masked else TRUST)[mechanism.mode]
         if mechanism.mode == "distributed" and not self.is_masked:
             trust += f"; for the server alone ε = {self.epsilon_of_reports:.3g}"
+        if self.bucket:
+            trust += (
+                f". A sum is that of a bucket of {self.bucket} clients or one more, drawn by lot, "
+                "and what is said of a round's clients holds for each bucket"
+            )
         return [
             f"differential privacy, {mechanism.mode}: clip {self.clip:g}"
             f"{' at first' if self.is_adaptive else ''}, noise multiplier "

@@ -155,11 +155,13 @@ def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
     return _limited(total, _MOST)
 
 
-def read_sum(total: NDArray[np.int64], clip: float, has_indicator: bool = False) -> VectorSum:
+def read_sum(
+    total: NDArray[np.int64] | NDArray[np.float64], clip: float, has_indicator: bool = False
+) -> VectorSum:
     """Return a sum of vectors in the units of what was measured.
 
     Args:
-        total: noised sum, int64 [K · q + 3 or 4].
+        total: noised sum in whole numbers, int64 or float64 [K · q + 3 or 4].
         clip: largest norm of a client's projected gradients.
         has_indicator: whether the vectors say if their norm is within the clip.
     """

@@ -121,4 +121,4 @@ def test_a_killed_run_has_each_report_noise_and_charge_once(
     for number, release in enumerate(releases):
         reports = [NoisedVectorReport.decode(own[number].report) for own in charges_of(config)]
         total = np.sum([report.vector for report in reports], axis=0)
-        assert release.total.tolist() == total.tolist()
+        assert release.sums[0].total.tolist() == total.tolist()

@@ -91,9 +91,10 @@ def test_what_leaves_clients_is_noised_and_only_its_sum_is_used(
     releases = read_releases(folder / RELEASES_FILE)
     for number, release in enumerate(releases):
         exact = np.sum(vectors[3 * number : 3 * number + 3], axis=0)
-        assert release.total.tolist() == exact.tolist()  # the server adds no noise
-        assert release.clients == 3
-        assert release.noise_multiplier == pytest.approx(np.sqrt(3) * sigma / SENSITIVITY)
+        (total,) = release.sums
+        assert total.total.tolist() == exact.tolist()  # the server adds no noise
+        assert total.clients == 3
+        assert total.noise_multiplier == pytest.approx(np.sqrt(3) * sigma / SENSITIVITY)
     assert [record.delta.contributors for record in read_ledger(folder / "ledger")] == [()] * 2
     *_, last = replay_run(folder)
     assert last.round == 2

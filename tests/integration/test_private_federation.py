@@ -18,7 +18,7 @@ from flwr.app import Message
 
 from server.app import serve
 from server.rounds import private_aggregator
-from server.rounds.releases import RELEASES_FILE, Release, ReleaseLog, read_releases
+from server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog, read_releases
 from server.store import replay_run
 from shared.config import RunConfig
 from shared.errors import TrainingError
@@ -140,12 +140,12 @@ def test_a_killed_server_adds_no_second_noise_and_loses_no_budget(
         with pytest.raises(KeyboardInterrupt):
             serve(config, grid_of(config))
     file = Path(config.out) / RELEASES_FILE
-    before = {release.token: release.total.tolist() for release in read_releases(file)}
+    before = {release.token: release.sums[0].total.tolist() for release in read_releases(file)}
     assert len(before) == (1 if moment == "before the release" else 2)
     folder = simulate(config)
     after = read_releases(file)
     assert [release.round for release in after] == [1, 2, 3]
-    assert {r.token: r.total.tolist() for r in after if r.token in before} == before
+    assert {r.token: r.sums[0].total.tolist() for r in after if r.token in before} == before
     tokens = [record.delta.token for record in read_ledger(folder / "ledger")]
     assert tokens == [release.token for release in after]
     *_, last = replay_run(folder)
@@ -160,8 +160,8 @@ def test_a_run_whose_budget_is_spent_asks_nobody(settings: Settings) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     log = ReleaseLog(file, rho_of(2.0), 1.0, 1e-5)
     for n in range(1, 4):
-        total = np.zeros(4, np.int64)
-        log.add(Release(n, bytes([n] * 8), 2.0, rho_of(2.0), 1e-5, total, 3.0, 0.0))
+        total = ReleasedSum(2.0, np.zeros(4, np.int64), 3.0)
+        log.add(Release(n, bytes([n] * 8), rho_of(2.0), 1e-5, 0.0, (total,)))
     grid = grid_of(config, RecordingGrid)
     grid.traffic = []  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="round 1: the run's privacy budget is spent"):

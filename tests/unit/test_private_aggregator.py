@@ -98,7 +98,7 @@ def test_noise_is_added_to_every_number_of_the_sum(tmp_path: Path) -> None:
     assert sigmas == [(9, 3 * SENSITIVITY // 2)]
     (release,) = read_releases(tmp_path / RELEASES_FILE)
     plain = vectors([0.0] * 6).answers[0].vector
-    assert (release.total - plain).tolist() == list(range(1, 10))
+    assert (release.sums[0].total - plain).tolist() == list(range(1, 10))
 
 
 def test_a_release_is_used_again_and_costs_once(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_noised_sum_without_noise_is_a_release_without_noise(tmp_path: Path) -
     (release,) = read_releases(tmp_path / RELEASES_FILE)
     vectors = [encode_vector(r.gradients, r.mean_loss, r.curvature, 0.5) for r in reports]
     total = noised_sum(vectors, 0.0, 0.5)
-    np.testing.assert_array_equal(total.gradients, read_sum(release.total, 0.5).gradients)
+    np.testing.assert_array_equal(total.gradients, read_sum(release.sums[0].total, 0.5).gradients)
     assert total.count == 3
     noised = noised_sum(vectors, 10.0, 0.5)
     assert np.std(noised.gradients - total.gradients) == pytest.approx(5.5, rel=0.9)
