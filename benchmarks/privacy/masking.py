@@ -54,12 +54,13 @@ from simulations.engine import InProcessGrid
 STAGE_OF = {
     Kind.KEY_REQUEST: "keys",
     Kind.KEY_LIST: "shares",
+    Kind.BUCKET_KEY_LIST: "shares",
     Kind.TRAIN: "report",
     Kind.SURVIVOR_LIST: "signature",
     Kind.SIGNATURE_LIST: "reveal",
 }
 """The stage of a round that a frame asks a client for."""
-STAGES = tuple(STAGE_OF.values())
+STAGES = tuple(dict.fromkeys(STAGE_OF.values()))
 
 
 def stage_of(message: Message) -> str:
@@ -86,6 +87,7 @@ class MaskedGrid(InProcessGrid):
         clients: client indices.
         minimum: ``cohort.minimum``.
         scalars: projected gradients of a report, K · q.
+        bucket: ``privacy.bucket``.
 
     Attributes:
         nodes: Flower's id of each client's node.
@@ -95,16 +97,16 @@ class MaskedGrid(InProcessGrid):
         seconds: seconds of the processor that clients took, together.
     """
 
-    def __init__(self, clients: Sequence[int], minimum: int, scalars: int) -> None:
+    def __init__(self, clients: Sequence[int], minimum: int, scalars: int, bucket: int = 0) -> None:
         app = ClientApp()
         app.query(MASKING_ACTION)(self._answer)
         app.train()(self._answer)
         super().__init__(app, len(clients), {})
         self.nodes = dict(zip(clients, self.get_node_ids(), strict=True))
-        self.scalars, self.seconds = scalars, 0.0
+        self.scalars, self.bucket, self.seconds = scalars, bucket, 0.0
         self.devices = {client: Device() for client in clients}
         self.clients = {
-            client: MaskingClient(client, device, device.memory, minimum)
+            client: MaskingClient(client, device, device.memory, minimum, bucket)
             for client, device in self.devices.items()
         }
         rng = np.random.default_rng(0)
@@ -162,7 +164,12 @@ class MaskedServer:
 
     def __init__(self, folder: Path, grid: MaskedGrid, minimum: int) -> None:
         self.grid, self.is_released = grid, False
-        config = RunConfig.of({"cohort.minimum": minimum, "method": "global"}, "masked rounds")
+        own: dict[str, str | int | float] = {"cohort.minimum": minimum, "method": "global"}
+        if grid.bucket:
+            own |= {"privacy.bucket": grid.bucket, "privacy.mode": "central"}
+            own |= {"privacy.noise-multiplier": 1.0, "privacy.secure-aggregation": True}
+            own |= {"seed-policy": "shared", "aggregation.rule": "mean"}
+        config = RunConfig.of(own, "masked rounds")
         roster = Roster()
         for client, device in grid.devices.items():
             node = grid.nodes[client]
@@ -211,7 +218,7 @@ class MaskedServer:
 
 
 def make_rounds(
-    folder: Path, clients: int = 8, minimum: int = 3, scalars: int = 4
+    folder: Path, clients: int = 8, minimum: int = 3, scalars: int = 4, bucket: int = 0
 ) -> tuple[MaskedServer, MaskedGrid]:
     """Return a server and its clients, whose indices are not in a row.
 
@@ -220,9 +227,10 @@ def make_rounds(
         clients: number of clients.
         minimum: ``cohort.minimum``.
         scalars: projected gradients of a report.
+        bucket: fewest clients of a bucket; 0 without buckets.
     """
     indices = random.Random(clients).sample(range(10**6), clients)
-    grid = MaskedGrid(sorted(indices), minimum, scalars)
+    grid = MaskedGrid(sorted(indices), minimum, scalars, bucket)
     return MaskedServer(folder, grid, minimum), grid
 
 

@@ -40,6 +40,7 @@ from shared.directions import (
 )
 from shared.errors import RefusalCode
 from shared.frames.blob import BlobPart, BlobReceipt
+from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -320,6 +321,12 @@ def frames_of_secure_aggregation() -> dict[str, Any]:
     }
 
 
+def frames_of_buckets() -> dict[str, Any]:
+    """The kind that came with buckets."""
+    listed = frames_of_secure_aggregation()["key_list"]
+    return {"bucket_key_list": BucketKeyList(listed, tuple(bytes([n] * 32) for n in range(4)))}
+
+
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {"frame": frame.encode(), "fields": fields_of(frame)}
@@ -416,6 +423,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-4.json": lambda: as_json(made_frames(frames_of_local_privacy())),
     "frames-5.json": lambda: as_json(made_frames(frames_of_adaptive_clip())),
     "frames-6.json": lambda: as_json(made_frames(frames_of_secure_aggregation())),
+    "frames-7.json": lambda: as_json(made_frames(frames_of_buckets())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

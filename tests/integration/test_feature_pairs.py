@@ -88,6 +88,8 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
         if combination["privacy"] == "masked":
             own |= {"privacy.secure-aggregation": True, "cohort.minimum": 3}
         own["privacy.adaptive-clip"] = combination["joint clip"] == "adaptive"
+        if combination["buckets"] == "drawn":
+            own |= {"privacy.bucket": 3, "cohort.minimum": 3}
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
         if combination["task"] == "listed choice":
@@ -130,5 +132,5 @@ def test_supported_pairs_run(
 def test_all_values_of_this_process_are_covered() -> None:
     chosen = covering()
     dimensions = ("method", "seed-policy", "cohorts", "late reports", "label bias", "gradients")
-    for name in (*dimensions, "basis", "privacy", "joint clip"):
+    for name in (*dimensions, "basis", "privacy", "joint clip", "buckets"):
         assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

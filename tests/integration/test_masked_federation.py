@@ -1,6 +1,6 @@
 """Federations with secure aggregation, whole: the same model, and no client's own numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from benchmarks.privacy.masking import Device
 from client.protocol import protocol_client
 from client.protocol.resident_trainer import ResidentTrainer
 from server.app import serve
-from server.rounds import private_aggregator
+from server.rounds import private_aggregator, secure_aggregation
 from server.rounds.releases import RELEASES_FILE, read_releases
 from shared.config import RunConfig
 from shared.errors import ConfigError, TrainingError
+from shared.frames import bucket_keys
 from shared.frames.refusal import Refusal
 from shared.frames.vector_report import hide_report
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult
+from shared.secure_aggregation.buckets import draw_buckets
 from shared.wire import Kind, kind_of
 from simulations.simulate import simulate
 
@@ -59,11 +61,8 @@ def known_noise(count: int, sigma: int) -> Any:
     return np.array([sigma * (-1) ** n // (n + 1) for n in range(count)], object)
 
 
-@pytest.mark.parametrize("mode", ["central", "distributed"])
-def test_the_ledger_is_that_of_the_same_pipeline_without_masks(
-    settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the same noise: sums, coefficients and states, bit for bit."""
+def known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients and server add known noise."""
     monkeypatch.setattr(
         protocol_client,
         "hide_report",
@@ -76,6 +75,14 @@ def test_the_ledger_is_that_of_the_same_pipeline_without_masks(
         private_aggregator.PrivateAggregator.__init__, "__defaults__", (known_noise,)
     )
     assert defaults is not None
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_the_ledger_is_that_of_the_same_pipeline_without_masks(
+    settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noise: sums, coefficients and states, bit for bit."""
+    known_everywhere(monkeypatch)
     runs = []
     for make, out in ((private, "plain"), (masked, "masked")):
         folder = simulate(make(settings, mode, out=str(tmp_path / out)))
@@ -206,3 +213,49 @@ def test_the_terms_say_what_the_server_sees(settings: Settings) -> None:
     said = "\n".join(masked(settings).terms.describe())
     assert "the server sees sums alone" in said
     assert "for the server alone" not in said
+
+
+BUCKETS = {"privacy__bucket": 3, "data__clients": 15, "rounds": 1}
+
+
+def drawn_without_keys(token: bytes, digests: Mapping[int, bytes], size: int) -> list[list[int]]:
+    return draw_buckets(token, dict.fromkeys(digests, b""), size)
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_the_ledger_with_buckets_is_that_without_masks(
+    settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noise and the same buckets, which without masks are drawn from no keys."""
+    known_everywhere(monkeypatch)
+    for module in (secure_aggregation, bucket_keys):
+        monkeypatch.setattr(module, "draw_buckets", drawn_without_keys)
+    runs = []
+    for make, out in ((private, "plain"), (masked, "masked")):
+        folder = simulate(make(settings, mode, out=str(tmp_path / out), **BUCKETS))
+        records = list(read_ledger(folder / "ledger"))
+        groups = [[group.encode() for group in record.delta.groups] for record in records]
+        (release,) = read_releases(folder / RELEASES_FILE)
+        sums = [(one.total.tolist(), one.clients) for one in release.sums]
+        runs.append((groups, [record.end_digest for record in records], sums))
+        result = RunResult.read(folder)
+        assert [event.buckets for event in result.rounds] == [5]
+        assert [event.reports for event in result.rounds] == [15]
+        assert "; 1 rounds are trimmed means of buckets" in result.describe_privacy()
+    assert runs[0] == runs[1]
+    assert runs[0][0][0]
+
+
+def test_released_buckets_outlive_a_killed_server(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And fewer than five are said to be a plain sum."""
+    config = masked(settings, **(BUCKETS | {"data__clients": 7, "rounds": 2}))
+    serve_until_recording(config, 2, monkeypatch)
+    file = Path(config.out) / RELEASES_FILE
+    before = file.read_bytes()
+    result = RunResult.read(simulate(config))
+    assert file.read_bytes() == before
+    assert [len(release.sums) for release in read_releases(file)] == [2, 2]
+    assert [event.buckets for event in result.rounds] == [2, 2]
+    assert "2 plain sums of fewer than 5" in result.describe_privacy()

@@ -11,6 +11,7 @@ from shared.blob_store import MAX_BLOB_BYTES
 from shared.client_index import MAX_CLIENT
 from shared.errors import FrameError
 from shared.frames.blob import BlobPart, BlobReceipt
+from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -172,7 +173,9 @@ def masking_frames(draw: st.DrawFn) -> Any:
         )
         for one in clients
     ]
-    return draw(st.sampled_from([keys[0], KeyList(token, tuple(clients), tuple(keys))]))
+    listed = KeyList(token, tuple(clients), tuple(keys))
+    drawn = BucketKeyList(listed, tuple(own.digest for own in keys))
+    return draw(st.sampled_from([keys[0], listed, drawn]))
 
 
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
@@ -201,6 +204,7 @@ DECODED_BY: dict[Kind, Any] = {
     Kind.SURVIVOR_SIGNATURE: SurvivorSignature,
     Kind.SIGNATURE_LIST: SignatureList,
     Kind.REVEALED_SHARES: RevealedShares,
+    Kind.BUCKET_KEY_LIST: BucketKeyList,
 }
 
 

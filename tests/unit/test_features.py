@@ -62,6 +62,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own |= {"privacy.secure-aggregation": True, "cohort.minimum": 3}
     if combination.get("joint clip") == "adaptive":
         own["privacy.adaptive-clip"] = True
+    if combination.get("buckets") == "drawn":
+        own |= {"privacy.bucket": 3, "cohort.minimum": 3}
     if combination.get("scalar limit") == "set":
         own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":
@@ -90,7 +92,7 @@ def usual(combination: Combination) -> dict[str, str]:
         first["label bias"] = "trained"
     if combination.get("aggregation") == "coordinates":
         first["seed-policy"] = "shared"
-    if combination.get("joint clip") == "adaptive":
+    if combination.get("joint clip") == "adaptive" or combination.get("buckets") == "drawn":
         first["privacy"] = "central"
     if (first | dict(combination))["privacy"] != "none":
         first |= {"seed-policy": "shared", "aggregation": "mean"}

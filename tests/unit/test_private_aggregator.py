@@ -46,6 +46,7 @@ def aggregator(folder: Path, noise: Noise = silent, **privacy: Any) -> PrivateAg
         "privacy.mode": "central",
         "privacy.clip": CLIP,
         "privacy.noise-multiplier": 1.0,
+        "cohort.minimum": privacy.get("bucket", 1),
     }
     settings |= {f"privacy.{key.replace('_', '-')}": value for key, value in privacy.items()}
     store = SimpleNamespace(folder=folder, ledger=SimpleNamespace(check=lambda delta: None))
