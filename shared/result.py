@@ -249,9 +249,9 @@ class RunResult(_ResultPart):
             sentence += "; the server saw single reports, which this does not cover"
         if drawn := [event.buckets for event in self.rounds if event.buckets]:
             plain = sum(count < LEAST_TRIMMED for count in drawn)
-            sentence += f"; {len(drawn) - plain} rounds are trimmed means of buckets"
+            sentence += f"; trimmed means of buckets in {len(drawn) - plain} of {len(drawn)} rounds"
             if plain:
-                sentence += f", {plain} plain sums of fewer than {LEAST_TRIMMED}"
+                sentence += f", plain sums of fewer than {LEAST_TRIMMED} buckets in {plain}"
         if self.config["privacy.evaluation"] == "exact":
             sentence += "; evaluations are exact and not covered"
         return sentence

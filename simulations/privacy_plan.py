@@ -7,12 +7,14 @@ from pathlib import Path
 
 from rich.table import Table
 
+from server.rounds.buckets import NOISE_OF_A_MEDIAN
 from server.rounds.sampling import sample_cohort
 from shared.config import load_scenario
 from shared.errors import ConfigError
 from shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism
 from shared.privacy.terms import PrivacyTerms
 from shared.privacy.vector import gradient_noise, numbers_of
+from shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
 
 USUAL_EPSILONS = (8.0, 2.0, 0.5)
 """The ε that are compared where neither ε nor a noise multiplier is given."""
@@ -34,6 +36,7 @@ class PlannedRun:
         minimum: fewest clients of a sum.
         adaptive_clip: whether the clip follows the clients' norms.
         is_masked: whether clients mask their reports.
+        bucket: fewest clients of a bucket; 0 if a round has one sum.
     """
 
     rounds: int
@@ -47,6 +50,7 @@ class PlannedRun:
     minimum: int = 1
     adaptive_clip: bool = False
     is_masked: bool = False
+    bucket: int = 0
 
     @property
     def terms(self) -> list[PrivacyTerms]:
@@ -67,7 +71,7 @@ class PlannedRun:
                     (epsilon, self.delta),
                     self.rounds,
                     self.honest_share,
-                    self.minimum,
+                    fewest_in_a_sum(self.bucket, self.minimum),
                     numbers_of(self.scalars, self.adaptive_clip),
                 ),
                 1.0,
@@ -75,14 +79,19 @@ class PlannedRun:
                 self.rounds,
                 self.delta,
                 self.is_masked,
+                self.bucket,
             )
             for epsilon in epsilons
         ]
 
     def noise_of_a_scalar(self, terms: PrivacyTerms) -> float:
         """Return the standard deviation of a mean projected gradient's noise, in clips."""
-        noise = terms.mechanism.noise_of_a_sum(self.clients)
-        return gradient_noise(self.adaptive_clip) * noise / self.clients
+        buckets = max(1, self.clients // self.bucket) if self.bucket else 1
+        each = self.clients / buckets
+        noise = terms.mechanism.noise_of_a_sum(each) / each / math.sqrt(buckets)
+        if buckets >= LEAST_TRIMMED:
+            noise *= NOISE_OF_A_MEDIAN
+        return gradient_noise(self.adaptive_clip) * noise
 
     def noise_of_a_round(self, terms: PrivacyTerms) -> float:
         """Return the norm of a round's noise in clips; the mean itself has a norm up to 1."""
@@ -136,6 +145,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
         honest_share=privacy.honest_share or 1.0,
         adaptive_clip=privacy.adaptive_clip,
         is_masked=privacy.secure_aggregation,
+        bucket=privacy.bucket,
     )
 
 
@@ -170,6 +180,11 @@ def describe_plan(run: PlannedRun) -> str:
     if run.mode == "distributed":
         (first, *_) = run.terms
         honest = f"The noise of {first.mechanism.honest:,} clients is enough. "
+    if run.bucket:
+        honest += (
+            f"Sums are of buckets of {run.bucket:,} or one more; the noise is that of their "
+            "trimmed mean, or of a plain sum of fewer than five. "
+        )
     return (
         f"{run.mode}: {trust[run.mode]}. {honest}{run.rounds:,} rounds, {run.clients:,} clients in "
         f"each, {run.scalars:,} scalars of each; δ = {run.delta:g}. A client's scalars have a norm "

@@ -15,7 +15,7 @@ from server.rounds.robust_rules import trimmed_mean
 from shared.privacy.vector import VectorSum, read_sum
 from shared.secure_aggregation.buckets import LEAST_TRIMMED
 
-_NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
+NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
 """The noise of a median of normal numbers in units of that of their mean, at most; a trimmed mean
 has less."""
 
@@ -56,7 +56,7 @@ def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) 
     return CombinedSums(
         read_sum(trimmed_mean(means) * clients, clip, has_indicator),
         clients,
-        _NOISE_OF_A_MEDIAN * noise * clients,
+        NOISE_OF_A_MEDIAN * noise * clients,
     )
 
 

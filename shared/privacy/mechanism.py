@@ -88,7 +88,7 @@ class Mechanism:
             return math.inf
         return rho_of(self.client_sigma / (2 * SENSITIVITY))
 
-    def noise_of_a_sum(self, clients: int) -> float:
+    def noise_of_a_sum(self, clients: float) -> float:
         """Return the standard deviation of a sum's noise in units of the largest norm of a vector.
 
         Args:

@@ -241,7 +241,7 @@ def test_the_ledger_with_buckets_is_that_without_masks(
         result = RunResult.read(folder)
         assert [event.buckets for event in result.rounds] == [5]
         assert [event.reports for event in result.rounds] == [15]
-        assert "; 1 rounds are trimmed means of buckets" in result.describe_privacy()
+        assert "; trimmed means of buckets in 1 of 1 rounds" in result.describe_privacy()
     assert runs[0] == runs[1]
     assert runs[0][0][0]
 
@@ -258,4 +258,4 @@ def test_released_buckets_outlive_a_killed_server(
     assert file.read_bytes() == before
     assert [len(release.sums) for release in read_releases(file)] == [2, 2]
     assert [event.buckets for event in result.rounds] == [2, 2]
-    assert "2 plain sums of fewer than 5" in result.describe_privacy()
+    assert ", plain sums of fewer than 5 buckets in 2" in result.describe_privacy()
