@@ -1,4 +1,4 @@
-"""What buckets are worth: a readout's accuracy while hostile clients turn their reports around.
+"""The worth of buckets: a readout's accuracy while hostile clients turn their reports around.
 
     python -m benchmarks.privacy.hostile_clients --out FOLDER [--data DATA --model MODEL] \\
         [--sets sst2] [--clients 60] [--hostile 0,1,3] [--buckets 0,6] [--seeds 0,1,2]

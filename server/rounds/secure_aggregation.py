@@ -54,7 +54,7 @@ MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
 MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
 """Flower's message type of the messages of secure aggregation."""
 
-Bucket = TypeVar("Bucket")
+Part = TypeVar("Part")
 Made = TypeVar("Made")
 Answer = TypeVar("Answer", MaskingKeys, SealedShares, SurvivorSignature, RevealedShares)
 
@@ -216,32 +216,24 @@ class SecureAggregation:
         listed = tuple(keys)
         self._check_enough(len(keys), len(run.nodes), "sent keys", self._minimum)
         digests = {client: keys[client].digest for client in listed}
-        buckets = [list(listed)]
-        if self._bucket:
-            buckets = draw_buckets(run.token, digests, self._bucket)
+        size = self._bucket
+        buckets = draw_buckets(run.token, digests, size) if size else [list(listed)]
         around: dict[int, list[int]] = {}
         for bucket in buckets:
             around |= neighbourhoods(run.token, bucket)
         lists = {}
         for client in listed:
             own = KeyList(run.token, listed, tuple(keys[one] for one in around[client]))
-            with_digests = BucketKeyList(own, tuple(digests.values()))
-            lists[client] = with_digests.encode() if self._bucket else own.encode()
+            drawn = BucketKeyList(own, tuple(digests.values()))
+            lists[client] = drawn.encode() if size else own.encode()
 
         def check_shares(shares: SealedShares) -> None:
             if [*shares.sealed] != [one for one in around[shares.client] if one != shares.client]:
                 raise ReportError("its shares are for other clients than its neighbours")
 
         sent = self._ask(run, lists, SealedShares, check_shares)
-        rounds = [
-            MaskedRound(
-                {client: keys[client] for client in bucket},
-                {client: around[client] for client in bucket},
-                [client for client in bucket if client in sent],
-            )
-            for bucket in buckets
-        ]
-        run.known = self._keep(run, rounds, self._check_agreed)
+        begun = [MaskedRound.of(bucket, keys, around, sent) for bucket in buckets]
+        run.known = self._keep(run, begun, self._check_agreed)
         agreed = [client for known in run.known for client in known.partners]
         run.idle = sent.keys() - agreed
         self._check_enough(len(agreed), len(keys), "shared their secrets", self._minimum)
@@ -255,7 +247,7 @@ class SecureAggregation:
         }
 
     def _keep(
-        self, run: _Exchange, buckets: Iterable[Bucket], make: Callable[[Bucket], Made]
+        self, run: _Exchange, buckets: Iterable[Part], make: Callable[[Part], Made]
     ) -> list[Made]:
         """Return what is made of each bucket for which it can be; without buckets of the round.
 

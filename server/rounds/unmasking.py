@@ -6,6 +6,7 @@ one. So forged shares lead to no sum, never to a wrong one.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from shared.secure_aggregation.shamir import PRIME, combine_shares
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """A round as the server knows it before its sum.
+    """A round, or one of its buckets, as the server knows it before its sum.
 
     Attributes:
         keys: keys of each client that has sent some.
@@ -31,6 +32,28 @@ class MaskedRound:
     keys: Mapping[int, MaskingKeys]
     neighbourhoods: Mapping[int, Sequence[int]]
     partners: Collection[int]
+
+    @classmethod
+    def of(
+        cls,
+        clients: Sequence[int],
+        keys: Mapping[int, MaskingKeys],
+        neighbourhoods: Mapping[int, Sequence[int]],
+        sent: Collection[int],
+    ) -> Self:
+        """Return what is known of some clients.
+
+        Args:
+            clients: the clients, ascending.
+            keys: keys of all clients.
+            neighbourhoods: neighbours of all clients.
+            sent: all clients that have shared their secrets.
+        """
+        return cls(
+            {client: keys[client] for client in clients},
+            {client: neighbourhoods[client] for client in clients},
+            [client for client in clients if client in sent],
+        )
 
     def threshold_of(self, client: int) -> int:
         """Return the number of shares that give a client's secrets."""

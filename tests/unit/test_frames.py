@@ -11,6 +11,7 @@ from helpers import delta_of, instruction_with, report_to
 
 from shared.errors import FrameError, RefusalCode
 from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
+from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -72,6 +73,7 @@ FRAMES: dict[Kind, Any] = {
     Kind.SURVIVOR_SIGNATURE: SurvivorSignature(bytes(8), 3, b"signature"),
     Kind.SIGNATURE_LIST: SignatureList(bytes(8), {3: b"signature", 5: b"another"}),
     Kind.REVEALED_SHARES: RevealedShares(bytes(8), 3, {3: bytes(33), 8: bytes(33)}, {5: bytes(33)}),
+    Kind.BUCKET_KEY_LIST: BucketKeyList(KeyList(bytes(8), (3, 5), (KEYS,)), (bytes(32),) * 2),
 }
 DECODERS: set[Callable[[bytes], object]] = {type(frame).decode for frame in FRAMES.values()}
 every_kind = pytest.mark.parametrize("kind", Kind)
