@@ -7,27 +7,26 @@ token and fresh masks.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message, MessageType
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from server.rounds.aggregation import check_vector_report
+from server.rounds.masking_exchange import MaskingExchange
 from server.rounds.planner import Request
 from server.rounds.private_aggregator import PrivateAggregator, RoundTotal, VectorTotal
 from server.rounds.unmasking import MaskedRound, recover_sum
 from server.rounds.validator import ReplyValidator
 from server.store import RunStore
-from server.transport.messages import make_message
 from shared.config import RunConfig
 from shared.errors import LedgerError, MaskingError, ReportError
 from shared.events import append_event, read_events
 from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.instructions import TrainInstruction
 from shared.frames.masking import (
     KeyList,
     KeyRequest,
@@ -39,57 +38,20 @@ from shared.frames.masking import (
     SurvivorSignature,
 )
 from shared.frames.vector_report import MaskedReport
-from shared.ledger.catch_up import CatchUp
 from shared.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
 from shared.secure_aggregation.graph import least_number, neighbourhoods
 from shared.secure_aggregation.keys import load_public
 from shared.secure_aggregation.masks import Masked
 from shared.signing import is_signed_by
-from shared.wire import MASKING_ACTION, RECORD, SHARES
+from shared.wire import RECORD, SHARES
 
 log = logging.getLogger("samara.server")
 
 MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
 """The file beside the ledger with the token of every round whose masks were begun."""
-MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
-"""Flower's message type of the messages of secure aggregation."""
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
-Answer = TypeVar("Answer", MaskingKeys, SealedShares, SurvivorSignature, RevealedShares)
-
-
-@dataclass
-class _Exchange:
-    """A round on its way.
-
-    Attributes:
-        grid: the grid that sends its messages.
-        instruction: its train instruction.
-        nodes: Flower's id of each client's node.
-        token: token of the instruction.
-        known: keys, neighbours and who has masks with whom, of each bucket that has a sum; of all
-            clients together without buckets.
-        problem: why the round is abandoned; empty if it is not.
-        active: clients that have done what was last asked.
-        idle: clients in buckets that were left out before they were asked for reports.
-        reporting: clients with a masked report.
-        refused: by client, the reason why its answer could not be used.
-        bytes_up, bytes_down: bytes of all messages, by client.
-    """
-
-    grid: Grid
-    instruction: TrainInstruction
-    nodes: dict[int, int]
-    token: bytes
-    known: list[MaskedRound] = field(default_factory=list)
-    problem: str = ""
-    active: Collection[int] = ()
-    idle: Collection[int] = ()
-    reporting: Collection[int] = ()
-    refused: dict[int, str] = field(default_factory=dict)
-    bytes_up: Counter[int] = field(default_factory=Counter)
-    bytes_down: Counter[int] = field(default_factory=Counter)
 
 
 class SecureAggregation:
@@ -115,7 +77,7 @@ class SecureAggregation:
         self._validator, self._private = validator, private
         self._file = store.folder / MASKED_ROUNDS_FILE
         self._begun = {str(event.get("token")) for event in read_events(self._file)}
-        self._round: _Exchange | None = None
+        self._round: MaskingExchange | None = None
 
     def begin(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
         """Have the cohort agree on masks, and return what those that did are to be sent.
@@ -134,12 +96,13 @@ class SecureAggregation:
         nodes = dict(
             zip(request.bytes_down, (m.metadata.dst_node_id for m in request.messages), strict=True)
         )
-        token = token_of(request.instruction.encode())
-        run = self._round = _Exchange(grid, request.instruction, nodes, token)
-        if self._private.is_released(token):
+        run = self._round = MaskingExchange(
+            grid, self._validator, request.instruction, nodes, self._timeout
+        )
+        if self._private.is_released(run.token):
             return replace(request, messages=[], bytes_down={})
         try:
-            self._note_begin(request.instruction.round, token)
+            self._note_begin(request.instruction.round, run.token)
             sealed = self._agree(run)
         except MaskingError as error:
             run.problem = str(error)
@@ -166,9 +129,13 @@ class SecureAggregation:
         run = self._round
         assert run is not None, "a round begins with its masks"
         total = RoundTotal()
+
+        def check(report: MaskedReport) -> None:
+            check_vector_report(report, run.instruction, self._private.mechanism)
+
         if run.known and not run.problem:
             try:
-                total = self._unmask(run, self._receive(run, replies))
+                total = self._unmask(run, run.receive(replies, check))
             except MaskingError as error:
                 run.problem = str(error)
         if run.problem:
@@ -197,7 +164,7 @@ class SecureAggregation:
             ) from error
         self._begun.add(token.hex())
 
-    def _agree(self, run: _Exchange) -> dict[int, SealedShares]:
+    def _agree(self, run: MaskingExchange) -> dict[int, SealedShares]:
         """Return the sealed shares for each client that has shared its secrets.
 
         Raises:
@@ -212,7 +179,7 @@ class SecureAggregation:
             load_public(keys.sealing_key)
             load_public(keys.mask_key)
 
-        keys = self._ask(run, dict.fromkeys(run.nodes, request), MaskingKeys, check_keys)
+        keys = run.ask(dict.fromkeys(run.nodes, request), MaskingKeys, check_keys)
         listed = tuple(keys)
         self._check_enough(len(keys), len(run.nodes), "sent keys", self._minimum)
         digests = {client: keys[client].digest for client in listed}
@@ -231,7 +198,7 @@ class SecureAggregation:
             if [*shares.sealed] != [one for one in around[shares.client] if one != shares.client]:
                 raise ReportError("its shares are for other clients than its neighbours")
 
-        sent = self._ask(run, lists, SealedShares, check_shares)
+        sent = run.ask(lists, SealedShares, check_shares)
         begun = [MaskedRound.of(bucket, keys, around, sent) for bucket in buckets]
         run.known = self._keep(run, begun, self._check_agreed)
         agreed = [client for known in run.known for client in known.partners]
@@ -247,7 +214,7 @@ class SecureAggregation:
         }
 
     def _keep(
-        self, run: _Exchange, buckets: Iterable[Part], make: Callable[[Part], Made]
+        self, run: MaskingExchange, buckets: Iterable[Part], make: Callable[[Part], Made]
     ) -> list[Made]:
         """Return what is made of each bucket for which it can be; without buckets of the round.
 
@@ -283,21 +250,7 @@ class SecureAggregation:
     def _least_of(self, known: MaskedRound) -> int:
         return max(self._fewest, least_number(len(known.keys)))
 
-    def _receive(self, run: _Exchange, replies: Iterable[Message]) -> dict[int, Masked]:
-        """Return the masked vectors in replies to the train instruction."""
-
-        def check(report: MaskedReport) -> None:
-            check_vector_report(report, run.instruction, self._private.mechanism)
-            if not any(report.client in known.partners for known in run.known):
-                raise ReportError("its report has masks that nobody knows of")
-
-        number = run.instruction.round - 1
-        valid = self._validator.validate_masking(replies, MaskedReport, run.token, check, number)
-        self._take(run, valid.answers.keys(), valid.refused, valid.bytes_up)
-        run.reporting = sorted(valid.answers)
-        return {client: report.vector for client, report in sorted(valid.answers.items())}
-
-    def _unmask(self, run: _Exchange, masked: Mapping[int, Masked]) -> RoundTotal:
+    def _unmask(self, run: MaskingExchange, masked: Mapping[int, Masked]) -> RoundTotal:
         """Return the sums of masked vectors.
 
         Raises:
@@ -322,13 +275,13 @@ class SecureAggregation:
                 raise ReportError("it has not signed the list of survivors")
 
         asked = {client: listed.encode() for client, listed in survivors.items()}
-        signed = self._ask(run, asked, SurvivorSignature, is_signed)
+        signed = run.ask(asked, SurvivorSignature, is_signed)
         lists = {}
         for client in signed:
             signatures = {one: signed[one].signature for one in around[client] if one in signed}
             if len(signatures) >= least_number(len(around[client])):
                 lists[client] = SignatureList(run.token, signatures).encode()
-        revealed = self._ask(run, lists, RevealedShares) if lists else {}
+        revealed = run.ask(lists, RevealedShares) if lists else {}
         run.active = run.reporting
 
         def recover(bucket: tuple[MaskedRound, dict[int, Masked]]) -> VectorTotal:
@@ -347,43 +300,6 @@ class SecureAggregation:
     def _check_enough(count: int, asked: int, what: str, least: int) -> None:
         if count < least:
             raise MaskingError(f"{count} of {asked} clients {what}, and {least} are needed")
-
-    def _ask(
-        self,
-        run: _Exchange,
-        frames: Mapping[int, bytes],
-        kind: type[Answer],
-        check: Callable[[Answer], None] = lambda answer: None,
-    ) -> dict[int, Answer]:
-        """Send each client a frame; return the sound answers by client, ascending."""
-        group = str(run.instruction.round)
-        messages = [
-            make_message(run.nodes[c], MASKING_MESSAGE, group, frame, CatchUp(), self._timeout)
-            for c, frame in frames.items()
-        ]
-        for client, frame in frames.items():
-            run.bytes_down[client] += len(frame)
-
-        def check_answer(answer: Answer) -> None:
-            if answer.client not in frames:
-                raise ReportError("it answers what it was not sent")
-            check(answer)
-
-        replies = run.grid.send_and_receive(messages, timeout=self._timeout)
-        valid = self._validator.validate_masking(replies, kind, run.token, check_answer)
-        self._take(run, valid.answers.keys(), valid.refused, valid.bytes_up)
-        return dict(sorted(valid.answers.items()))
-
-    @staticmethod
-    def _take(
-        run: _Exchange,
-        active: Collection[int],
-        refused: Mapping[int, str],
-        bytes_up: Mapping[int, int],
-    ) -> None:
-        run.active = active
-        run.refused |= refused
-        run.bytes_up.update(bytes_up)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Mechanism:
     @property
     def longest_report(self) -> float:
         """The norm, in whole numbers, that an honest report exceeds at most once in 10¹⁷."""
-        return SENSITIVITY + self.client_sigma * (math.sqrt(self.numbers) + _SURE)
+        return self.longest_sum(1, self.client_sigma / SENSITIVITY)
 
     def longest_sum(self, clients: float, noise_multiplier: float) -> float:
         """Return the norm, in whole numbers, that a noised sum exceeds at most once in 10¹⁷.
