@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from federations import (
     Live,
@@ -16,11 +15,11 @@ from federations import (
     serve_until_recording,
 )
 from flwr.app import Message
+from known_noise import add_known_noise
 from test_local_privacy import frame_of
 from test_resident import device_settings, serve_trainer
 
 from benchmarks.privacy.masking import Device
-from client.protocol import protocol_client
 from client.protocol.resident_trainer import ResidentTrainer
 from server.app import serve
 from server.rounds import private_aggregator, secure_aggregation
@@ -29,7 +28,6 @@ from shared.config import RunConfig
 from shared.errors import ConfigError, TrainingError
 from shared.frames import bucket_keys
 from shared.frames.refusal import Refusal
-from shared.frames.vector_report import hide_report
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult
 from shared.secure_aggregation.buckets import draw_buckets
@@ -57,32 +55,12 @@ def masked(settings: Settings, mode: str = "distributed", **changes: Any) -> Run
     return private(settings, mode, privacy__secure_aggregation=True, **changes)
 
 
-def known_noise(count: int, sigma: int) -> Any:
-    return np.array([sigma * (-1) ** n // (n + 1) for n in range(count)], object)
-
-
-def known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have clients and server add known noise."""
-    monkeypatch.setattr(
-        protocol_client,
-        "hide_report",
-        lambda report, clip, sigma, has_indicator: hide_report(
-            report, clip, sigma, known_noise, has_indicator
-        ),
-    )
-    defaults = private_aggregator.PrivateAggregator.__init__.__defaults__
-    monkeypatch.setattr(
-        private_aggregator.PrivateAggregator.__init__, "__defaults__", (known_noise,)
-    )
-    assert defaults is not None
-
-
 @pytest.mark.parametrize("mode", ["central", "distributed"])
 def test_the_ledger_is_that_of_the_same_pipeline_without_masks(
     settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noise: sums, coefficients and states, bit for bit."""
-    known_everywhere(monkeypatch)
+    add_known_noise(monkeypatch)
     runs = []
     for make, out in ((private, "plain"), (masked, "masked")):
         folder = simulate(make(settings, mode, out=str(tmp_path / out)))
@@ -228,7 +206,7 @@ def test_the_ledger_with_buckets_is_that_without_masks(
     settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same noise and the same buckets."""
-    known_everywhere(monkeypatch)
+    add_known_noise(monkeypatch)
     for module in (secure_aggregation, bucket_keys, private_aggregator):
         monkeypatch.setattr(module, "draw_buckets", drawn_without_keys)
     runs = []
