@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from server.live.farewell import TOLD_FILE, ToldClients
 from server.live.keys import ClientKey, ClientKeys
 from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
 from shared.flower_compat import (
@@ -98,9 +99,6 @@ class FleetFilter:
         keys: client keys of the run; None lets any node send.
         requests: the requests that nodes may reply to.
         result: file that exists when the run is finished; None if it never is.
-
-    Attributes:
-        told: public keys of the nodes that were told that the run is finished.
     """
 
     def __init__(
@@ -112,7 +110,8 @@ class FleetFilter:
         result: Path | None = None,
     ) -> None:
         self._app, self._max_bytes, self._requests = app, max_bytes, requests
-        self._result, self.told = result, set[bytes]()
+        self._result = result
+        self._told = ToldClients(result.with_name(TOLD_FILE)) if result else None
         self._keys = _RegisteredKeys(keys) if keys else None
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
@@ -149,8 +148,8 @@ class FleetFilter:
         public_key = _sender_of(headers)
         if self._keys is not None:
             _check_key(headers, public_key, self._keys.find(public_key))
-        if self._result is not None and self._result.exists():
-            self.told.add(public_key)
+        if self._told is not None and self._result is not None and self._result.exists():
+            self._told.add(public_key)
             raise RejectedRequestError(
                 410, "was told that the run is finished", RejectionCode.FINISHED
             )

@@ -45,8 +45,6 @@ SECRET_HEADER = "samara-control-secret"
 """Header of a request to the control API, with the secret."""
 FILTER_PATH = "/samara/access-filter"
 """Path that the filter itself answers, which shows that it is in front of the SuperLink."""
-TOLD_HEADER = "samara-told"
-"""Header of that answer: the number of nodes that were told that the run is finished."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
 _SENT_PATH = "/v1/runtime/push-messages"
 _FETCHED_PATH = "/v1/runtime/confirm-message-received"
@@ -115,7 +113,7 @@ class AccessFilter:
             return
         status, headers = 403, list[tuple[bytes, bytes]]()
         if path == FILTER_PATH:
-            status, headers = 204, [_header(TOLD_HEADER, len(self._fleet.told))]
+            status = 204
         elif not is_allowed(host, path):
             self._log_once(
                 host, f"requested {path[:_MAX_PATH]!r}, which is for this machine only: refused"

@@ -22,7 +22,6 @@ from server.live.superlink import (
     MAX_BYTES_VARIABLE,
     SECRET_HEADER,
     SECRET_VARIABLE,
-    TOLD_HEADER,
 )
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
@@ -49,12 +48,14 @@ class Node:
         public_key: PEM.
         name: name of its client.
         online: whether it is connected.
+        was_connected: whether it is connected or has been.
     """
 
     node: int
     public_key: bytes
     name: str
     online: bool
+    was_connected: bool
 
 
 class SuperLinkProcess:
@@ -233,14 +234,16 @@ class SuperLinkProcess:
         with self._control() as control:
             nodes = control.ListNodes(ListNodesRequest()).nodes_info
         return [
-            Node(node.node_id, node.public_key, node.name, node.status == "online")
+            Node(
+                node.node_id,
+                node.public_key,
+                node.name,
+                node.status == "online",
+                node.status in ("online", "offline"),
+            )
             for node in nodes
             if node.status != "unregistered"
         ]
-
-    def count_told(self) -> int:
-        """Return how many nodes have been told that the run is finished."""
-        return self._ask_filter() or 0
 
     def register(self, public_key: bytes, name: str) -> None:
         """Let the holder of a key (PEM) connect."""
@@ -294,19 +297,14 @@ class SuperLinkProcess:
 
     def _is_serving(self) -> bool:
         """Return whether the SuperLink's access filter answers."""
-        return self._ask_filter() is not None
-
-    def _ask_filter(self) -> int | None:
-        """Return how many nodes the access filter has told of the end; None without an answer."""
         import httpx
 
         scheme = "https" if self._tls else "http"
         url = f"{scheme}://127.0.0.1:{self._port}{FILTER_PATH}"
         try:
-            answer = httpx.get(url, verify=False, timeout=5.0)
+            return httpx.get(url, verify=False, timeout=5.0).status_code == 204
         except httpx.HTTPError:
-            return None
-        return int(answer.headers.get(TOLD_HEADER, 0)) if answer.status_code == 204 else None
+            return False
 
     def _arguments(self) -> list[str]:
         """Return the arguments of the SuperLink, ``--``, and those of its SuperExec."""
