@@ -7,15 +7,21 @@ told by a later `server up` of the finished run, which serves until nobody is le
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from server.live.keys import ClientKeys, fingerprint_of
-from server.live.superlink_process import Node
+from server.live.keys import ClientKeys
+from shared.signing import fingerprint_of
+
+if TYPE_CHECKING:
+    from server.live.superlink_process import Node
 
 log = logging.getLogger("samara.server")
 
 TOLD_FILE = "told"
 """Name of the file in a run's folder: fingerprints of public keys, one per line."""
 _NAMES_SHOWN = 5
+_MOST_TOLD = 100_000
+"""Most fingerprints in the file: in a run without keys anybody may come with a new one."""
 
 
 class ToldClients:
@@ -31,7 +37,7 @@ class ToldClients:
     def add(self, public_key: bytes) -> None:
         """Note that the holder of a key (PEM) has been told."""
         fingerprint = fingerprint_of(public_key)
-        if fingerprint in self._fingerprints:
+        if fingerprint in self._fingerprints or len(self._fingerprints) >= _MOST_TOLD:
             return
         self._fingerprints.add(fingerprint)
         try:
@@ -41,12 +47,18 @@ class ToldClients:
             log.warning("%s: cannot be written: %s", self._file, error.strerror)
 
 
-def count_told(run: Path) -> int:
-    """Return how many clients of a run were told that it is finished."""
-    return len(_read(run / TOLD_FILE))
+def count_untold(run: Path, nodes: Iterable["Node"]) -> int:
+    """Return how many of some nodes have not been told that a run is finished.
+
+    Args:
+        run: folder of the run.
+        nodes: the nodes.
+    """
+    told = _read(run / TOLD_FILE)
+    return sum(fingerprint_of(node.public_key) not in told for node in nodes)
 
 
-def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]:
+def find_untold(run: Path, nodes: Iterable["Node"], keys: ClientKeys) -> list[str]:
     """Return the names of the clients that took part in a run and have not heard of its end.
 
     Args:

@@ -10,6 +10,7 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from server.live.bundle import build_bundle
+from server.live.farewell import count_untold, describe_names, find_untold
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
 from server.live.server_log import LOG_FILE, limit_log
@@ -55,7 +56,8 @@ def serve_run(
     A process that ends, and a ServerApp that raises anything but a `SamaraError`, are started
     again, and the run goes on at the round after the last one in the ledger. Only a `SamaraError`
     of the ServerApp, which would be raised again, and several failures in a row, without a round
-    or an evaluation between them, end the run. A run that has ended waits for no clients.
+    or an evaluation between them, end the run. One that is finished is served again for clients
+    that took part and were away at its end, until they have heard of it.
 
     Args:
         config: settings of the run; ``out`` is its folder, absolute.
@@ -72,13 +74,17 @@ def serve_run(
         SamaraError: if the run cannot go on.
     """
     folder = Path(config.out)
-    if (folder / RESULT_FILE).exists():
+    if is_finished := (folder / RESULT_FILE).exists():
         display.show("the run has ended before; for another one give another --run")
-        return True
-    bundle = build_bundle()
+        if keys is None:  # nobody can be told from a stranger
+            return True
     with _lock_folder(folder), _stop_on_signals():
         pause = 1.0
         try:
+            if is_finished:
+                _serve_until_told(superlink, folder, keys, display, renew_certificate)
+                return True
+            bundle = build_bundle()
             _start(superlink, keys, display)
             failures = 0
             while True:
@@ -93,7 +99,7 @@ def serve_run(
                     problem = _supervise(superlink, run, keys, display, renew_certificate)
                     has_failed = problem.startswith(_FAILED)
                 if not problem or (folder / RESULT_FILE).exists():
-                    _tell_clients(superlink, display)
+                    _tell_clients(superlink, folder, keys, display)
                     return True
                 has_progressed = _events_size(folder) > events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
@@ -105,7 +111,7 @@ def serve_run(
                 time.sleep(pause)
         except _StopError:
             display.show("stopping")
-            return False
+            return (folder / RESULT_FILE).exists()
         finally:
             superlink.stop()
 
@@ -195,17 +201,62 @@ def _supervise(
             return "the ServerApp ended"
 
 
-def _tell_clients(superlink: SuperLinkProcess, display: RunDisplay) -> None:
-    """Wait until the connected clients have heard that the run is finished, or have not asked."""
+def _tell_clients(
+    superlink: SuperLinkProcess, run: Path, keys: ClientKeys | None, display: RunDisplay
+) -> None:
+    """Wait until the connected clients have heard that the run is finished, or have not asked.
+
+    Those that have not heard it then are named.
+    """
     end = time.monotonic() + _FAREWELL_SECONDS
     try:
-        connected = sum(node.online for node in superlink.list_nodes())
+        connected = [node for node in superlink.list_nodes() if node.online]
         if connected:
-            display.show(f"the run is finished; telling {connected} connected clients")
-        while superlink.count_told() < connected and time.monotonic() < end:
+            display.show(f"the run is finished; telling {len(connected)} connected clients")
+        while count_untold(run, connected) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
+        untold = find_untold(run, superlink.list_nodes(), keys) if keys else []
     except SamaraError:
         return  # Flower's processes have ended, and clients see that nobody answers
+    if untold:
+        display.show(
+            f"away when the run ended: {describe_names(untold)}; the same command serves until "
+            "they have heard of it",
+            "yellow",
+        )
+
+
+def _serve_until_told(
+    superlink: SuperLinkProcess,
+    run: Path,
+    keys: ClientKeys,
+    display: RunDisplay,
+    renew_certificate: Callable[[], object] | None,
+) -> None:
+    """Serve a finished run until the clients that took part have heard that it is finished."""
+    renewal_checked, waited_for = time.monotonic(), list[str]()
+    while True:
+        if superlink.missing_process() or superlink.has_new_certificate():
+            _start(superlink, keys, display)
+        try:
+            untold = find_untold(run, superlink.list_nodes(), keys)
+            if heard := [name for name in waited_for if name not in untold]:
+                display.show(f"{describe_names(heard)}: heard that the run is finished")
+            if not untold:
+                display.show("every client that took part has heard that the run is finished")
+                return
+            if not waited_for:
+                names = describe_names(untold)
+                display.show(f"waiting until {names} have heard that it is finished, or for Ctrl-C")
+            waited_for = untold
+        except SamaraError:  # Flower's processes are started again
+            superlink.stop()
+        display.refresh()
+        limit_log(superlink.log_file)
+        if renew_certificate and time.monotonic() > renewal_checked + _RENEWAL_SECONDS:
+            renewal_checked = time.monotonic()
+            _try_renewal(renew_certificate, display)
+        time.sleep(_CHECK_SECONDS)
 
 
 def _try_renewal(renew_certificate: Callable[[], object], display: RunDisplay) -> None:

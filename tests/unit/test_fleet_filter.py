@@ -15,9 +15,10 @@ from flwr.proto.message_pb2 import PushObjectRequest as ObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
-from server.live import fleet_filter, open_requests
+from server.live import farewell, fleet_filter, open_requests
+from server.live.farewell import TOLD_FILE
 from server.live.keys import ClientKeys
-from server.live.superlink import FILTER_PATH, TOLD_HEADER, AccessFilter
+from server.live.superlink import AccessFilter
 from shared.flower_compat import SUPERLINK_NODE_ID
 from shared.rejection import HEADER, RejectionCode, rejection_in
 from shared.signing import SigningKey
@@ -354,34 +355,47 @@ def test_who_holds_a_key_is_told_why_it_is_rejected(
     assert any("the clock of known differs" in line for line in lines)
 
 
-def test_nodes_are_told_that_the_run_is_finished(flower: Flower, tmp_path: Path) -> None:
+def test_nodes_are_told_that_the_run_is_finished(
+    flower: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = ClientKeys(tmp_path / "keys")
     known = SigningKey(keys.create("known"))
     stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
-    result = tmp_path / "result.json"
+    result, told = tmp_path / "result.json", tmp_path / TOLD_FILE
     access = AccessFilter(flower, MAX_BYTES, keys, result=result)
     assert post(access, "/v1/fleet/pull-messages", headers=signed_headers(known)) == 200
-    assert told(access) == 0
+    assert not told.exists()
     result.touch()
     assert rejection_of(access, signed_headers(known), 410) is RejectionCode.FINISHED
     assert rejection_of(access, signed_headers(known), 410) is RejectionCode.FINISHED
     assert rejection_of(access, signed_headers(stranger)) is RejectionCode.UNREGISTERED
-    assert told(access) == 1
+    (key,) = keys.read_all()
+    assert told.read_text().split() == [key.fingerprint]
+    again = AccessFilter(flower, MAX_BYTES, keys, result=result)
+    assert rejection_of(again, signed_headers(known), 410) is RejectionCode.FINISHED
+    assert told.read_text().split() == [key.fingerprint]
+    monkeypatch.setattr(farewell, "_MOST_TOLD", 2)
     without_keys = AccessFilter(flower, MAX_BYTES, result=result)
-    assert rejection_of(without_keys, signed_headers(stranger), 410) is RejectionCode.FINISHED
-    assert told(without_keys) == 1
+    for name in ("stranger", "another", "third"):
+        newcomer = tmp_path / "strangers" / f"{name}.key"
+        who = SigningKey(
+            newcomer if newcomer.exists() else ClientKeys(tmp_path / "strangers").create(name)
+        )
+        assert rejection_of(without_keys, signed_headers(who), 410) is RejectionCode.FINISHED
+    assert len(told.read_text().split()) == 2
 
 
-def told(access: AccessFilter) -> int:
-    """Return how many nodes the filter has told of the end of the run."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "client": HERE, "headers": [], "path": FILTER_PATH}
-    asyncio.run(access(scope, None, send))
-    return int(dict(sent[0]["headers"])[TOLD_HEADER.encode()])
+def test_a_node_is_told_also_where_that_cannot_be_noted(
+    flower: Flower, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    known, result = SigningKey(keys.create("known")), tmp_path / "result.json"
+    result.touch()
+    (tmp_path / TOLD_FILE).mkdir()
+    access = AccessFilter(flower, MAX_BYTES, keys, result=result)
+    assert rejection_of(access, signed_headers(known), 410) is RejectionCode.FINISHED
+    assert "cannot be read" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 async def _hold(access: AccessFilter, count: int, part: bytes, ends: bool) -> list[int]:

@@ -23,7 +23,7 @@ from server.live.bundle import build_bundle
 from server.live.certificates import check_certificates
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
-from server.live.superlink import FILTER_PATH, TOLD_HEADER, AccessFilter, is_allowed
+from server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from server.rounds.health import ClientHealth
 from server.store import METRICS_FILE
 from server.transport.messages import MAX_FOREIGN_TEXT, cut_foreign_text, decode_foreign
@@ -261,7 +261,7 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
     scope = request_to(FILTER_PATH)
     asyncio.run(access_filter(scope, None, send))
     assert sent == [412, 412, 403, 0, 204, 0]
-    assert codes == [(HEADER.encode(), b"5")] * 2 + [(TOLD_HEADER.encode(), b"0")]
+    assert codes == [(HEADER.encode(), b"5")] * 2
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert "10.0.0.7 was rejected by Flower: its key is connected already" in lines[0]
