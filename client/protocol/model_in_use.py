@@ -8,12 +8,13 @@ that a model whose base is no longer loaded can be compared, also after examples
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from client.personal.personalizations import PERSONALIZATIONS_FILE
 from client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
 from shared.errors import TrainerError
 from shared.files import write_durably
@@ -77,6 +78,22 @@ def write_validation(run_folder: Path, validation: ValidationLosses) -> None:
         raise TrainerError(f"{run_folder}: cannot be written: {error.strerror}") from error
 
 
+def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
+    """Return the ids of the runs with private rounds that are newer than the losses, in their order.
+
+    A trainer that is killed between private rounds and the evaluation of their model leaves one.
+
+    Args:
+        client_folder: folder of the client.
+    """
+    return [
+        bytes.fromhex(folder.name)
+        for folder in reversed(run_folders(client_folder))
+        if _latest_change(folder.glob(f"clients/*/{PERSONALIZATIONS_FILE}"))
+        > _latest_change([folder / VALIDATION_FILE])
+    ]
+
+
 def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
     """Return the folder of the run whose model is in use; the latest run if none has private parts.
 
@@ -123,3 +140,8 @@ def describe_model_in_use(client_folder: Path) -> str:
         how = f"has loss {newer.mean:.3f}" if newer else "has no personal model yet"
         text += f"; the latest run, {latest.name}, {how}"
     return text
+
+
+def _latest_change(files: Iterable[Path]) -> int:
+    """Return when one of some files was changed last, ns since 1970; 0 if there is none."""
+    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

@@ -19,18 +19,18 @@ from shared.tasks.rows import hash_examples
 def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
     """Evaluate a run's personal model on the validation examples, and keep the losses.
 
-    Without a private part, and for a model and examples that were evaluated before, it does
-    nothing. The thread that trains calls it.
+    Without a private part, under another base model than the loaded one, and for a model and
+    examples that were evaluated before, it does nothing. The thread that trains calls it.
 
     Args:
-        resident: the resident trainer, with the run's base model loaded.
+        resident: the resident trainer.
         run_id: run id, 8 bytes.
 
     Raises:
         SamaraError: if the files of the run cannot be used or written.
     """
     model = ClientModel.read(resident.folder, resident.config, resident.client, run_id.hex())
-    if model.private is None:
+    if model.private is None or model.run.model_id != resident.runtime.model_id:
         return
     runtime, data = resident.runtime_of(model.run), resident.data
     parts = composition(model.config.terms, runtime.layout)
@@ -42,7 +42,11 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
         return
     losses = {}
     if keys:
-        scores = log_softmax(runtime.scores(state, prompts.prompts).astype(np.float64), axis=1)
+        try:
+            scores = runtime.scores(state, prompts.prompts)
+        finally:
+            resident.runtime.use_threads()  # an earlier run may have others
+        scores = log_softmax(scores.astype(np.float64), axis=1)
         chosen = scores[np.arange(len(keys)), prompts.labels]
         losses = {key: -float(score) for key, score in zip(keys, chosen, strict=True)}
     write_validation(model.run.folder, ValidationLosses(name, losses, resident.config.model.path))

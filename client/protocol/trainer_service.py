@@ -20,6 +20,7 @@ import grpc
 from client.forward.turns import Turns, take_turns
 from client.protocol.client_handler import decode_instruction
 from client.protocol.idle_work import IdleWork
+from client.protocol.model_in_use import find_unevaluated_runs
 from client.protocol.model_validation import note_validation
 from client.protocol.pauses import Pauses
 from client.protocol.personal_model import PersonalModels
@@ -73,7 +74,8 @@ class _Service(TrainerServicer):  # type: ignore[misc]
     ) -> None:
         self._resident, self._worker, self._shares_cost = resident, worker, shares_cost
         self.idle = IdleWork(worker, self._take_private_rounds, pauses.reason)
-        self._personalized = b""  # id of a run whose new personal model is not evaluated yet
+        # ids of the runs whose new personal models are not evaluated yet
+        self._unevaluated = find_unevaluated_runs(resident.folder)
         self._pauses, self._joules = pauses, joules
         self._costs = WorkCosts(resident.folder)
         self._call_count, self._busy_seconds = 0, 0.0
@@ -155,14 +157,16 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         """Take the private rounds that are due, between messages.
 
         The personal model is evaluated after those from each state, before the next ones begin: a
-        device that is slower than its federation never comes to an end of them.
+        device that is slower than its federation never comes to an end of them. What a trainer
+        that was killed has not evaluated comes first.
         """
         while True:
-            if self._personalized:
-                self._note_validation(self._personalized)
-            self._personalized = self._resident.take_private_rounds()
-            if not self._personalized:
+            while self._unevaluated:
+                self._note_validation(self._unevaluated[0])
+                del self._unevaluated[0]
+            if not (personalized := self._resident.take_private_rounds()):
                 return
+            self._unevaluated.append(personalized)
 
     def _note_validation(self, run_id: bytes) -> None:
         try:

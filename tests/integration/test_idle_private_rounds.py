@@ -1,6 +1,7 @@
 """Private rounds of live clients: between messages, interrupted by them, the simulation's bits."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,8 @@ from client.personal.personalizations import PERSONALIZATIONS_FILE, read_persona
 from client.protocol import trainer_service
 from client.protocol.idle_work import IdleWork, InterruptionError
 from client.protocol.joined_runs import RUN_FILE, JoinedRuns
-from client.protocol.model_in_use import VALIDATION_FILE
+from client.protocol.model_in_use import VALIDATION_FILE, find_unevaluated_runs, read_validation
+from client.protocol.model_validation import note_validation
 from client.protocol.pauses import Pauses
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.resident_trainer import ResidentTrainer
@@ -364,3 +366,50 @@ def test_an_example_that_the_owner_teaches_makes_private_rounds_due(
                 if len(starts()) > 2:
                     break
     assert starts() == [(1, 1), (4, 3), (4, 5)]
+
+
+def test_a_trainer_killed_before_the_evaluation_of_private_rounds_evaluates_at_its_next_start(
+    settings: Settings,
+    server_config: RunConfig,
+    short: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(server_config.flat(), personal__when="end", rounds=1)
+    home, socket, reached = short / "h", short / "t.sock", threading.Event()
+    killed = resident(settings, 7, home)
+    with monkeypatch.context() as without_evaluation:
+        without_evaluation.setattr(trainer_service, "note_validation", lambda *_: reached.set())
+        with serve_trainer(lambda: killed, socket):
+            serve(config, Live([socket], config))
+            assert reached.wait(60)
+    (run,) = home.glob("runs/*")
+    assert len(read_personalizations(run / "clients" / "7")) == 1
+    assert not (run / VALIDATION_FILE).exists()
+    assert find_unevaluated_runs(home) == [bytes.fromhex(run.name)]
+
+    started = resident(settings, 7, home)
+    with serve_trainer(lambda: started, socket):
+        for _ in attempts("the evaluation without a message"):
+            if (run / VALIDATION_FILE).exists():
+                break
+    assert find_unevaluated_runs(home) == []
+    noted = read_validation(run)
+    assert noted is not None
+    assert len(noted.losses) > 5
+    assert len(read_personalizations(run / "clients" / "7")) == 1
+
+    os.utime(run / VALIDATION_FILE, (0, 0))  # as after other private rounds
+    assert find_unevaluated_runs(home) == [bytes.fromhex(run.name)]
+    description = json.loads((run / RUN_FILE).read_text())
+    other_model = JoinedRuns(home).write(
+        RunConfig.of(description["settings"], "test"),
+        Layout.from_json(description["layout"]),
+        bytes(32),
+    )
+    for name in ("session", "clients"):
+        (run / name).rename(home / "runs" / other_model.hex() / name)
+    assert find_unevaluated_runs(home) == [other_model]
+    note_validation(started, other_model)  # another base model: there is nothing to load
+    assert not (home / "runs" / other_model.hex() / VALIDATION_FILE).exists()
+    assert "could not be evaluated" not in caplog.text
