@@ -79,7 +79,7 @@ def write_validation(run_folder: Path, validation: ValidationLosses) -> None:
 
 
 def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
-    """Return the ids of the runs with private rounds that are newer than the losses, in their order.
+    """Return the ids of the runs whose private rounds are newer than their losses, in their order.
 
     A trainer that is killed between private rounds and the evaluation of their model leaves one.
 

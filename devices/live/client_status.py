@@ -20,6 +20,7 @@ from client.protocol.session_store import decode_session
 from client.protocol.work_costs import WorkCost, WorkCosts
 from client.training.growing_data import DataFacts, GrowingData
 from devices.live.pause_log import Pause, read_pauses
+from devices.live.server_contact import describe_contact
 from devices.live.settings import ClientSettings
 from shared.errors import CatchUpError, SamaraError, TrainerError
 from shared.scalar_ratio import ScalarCount
@@ -60,6 +61,7 @@ class ClientStatus:
         name: name of the client.
         client: client index.
         trainer: state of its trainer, in words.
+        server: sentence on a server that is silent or has finished its run; otherwise empty.
         model_in_use: sentence on the model in use; empty if there is no personal one.
         runs: progress in its runs, the latest last.
         personal: rows of `describe_personalizations`.
@@ -76,6 +78,7 @@ class ClientStatus:
     name: str
     client: int
     trainer: str
+    server: str
     model_in_use: str
     runs: tuple[RunProgress, ...]
     personal: tuple[tuple[str, ...], ...]
@@ -118,6 +121,7 @@ class StatusReader:
             settings.name,
             settings.client_index,
             _describe_trainer(settings),
+            describe_contact(folder),
             describe_model_in_use(folder),
             self._read_runs(),
             tuple(describe_personalizations(folder)),

@@ -34,6 +34,7 @@ from devices.live.processes import (
     is_run_finished,
     module_command,
 )
+from devices.live.server_contact import note_end
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
@@ -186,6 +187,7 @@ class _ClientSupervisor:
                 check_not_revoked(self._supernode)
                 if not is_finished and is_run_finished(self._supernode):
                     is_finished = True
+                    note_end(self._settings.folder, self._settings.superlink)
                     children.remove(self._supernode)
                     if self._settings.device_settings.get("personal.when") not in AFTER_THE_RUN:
                         break
@@ -281,7 +283,7 @@ def supernode_command(
 
     Args:
         to: settings of the connection to the SuperLink.
-        secret: file of the secret shared with the executor.
+        secret: file of the secret shared with the executor, in the client's folder.
         node_config: node config for the ClientApp.
 
     Returns:
@@ -292,7 +294,7 @@ def supernode_command(
         runtime = f"127.0.0.1:{probe.getsockname()[1]}"
     assignments = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     command = [
-        *module_command("supernode", os.getpid()),
+        *module_command("supernode", os.getpid(), secret.parent),
         *("--superlink", to.superlink),
         *("--isolation", "process"),
         *("--port", runtime.rpartition(":")[2]),

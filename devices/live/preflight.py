@@ -25,6 +25,7 @@ from devices.live.board_checks import check_board, name_missing_kernels
 from devices.live.certificate_errors import explain_certificate_error
 from devices.live.check_result import CheckResult, Outcome
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
+from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
 from shared.addresses import parse_address
 from shared.config import RunConfig
@@ -33,6 +34,8 @@ from shared.sections import ModelSettings
 from shared.signed_scenario import describe_operator
 
 _PYTHON = (3, 11)
+_SUPERLINK = "superlink"
+"""The subject of the check whether the server answers."""
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
 _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
@@ -220,31 +223,31 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
         remedy = (
             f"copy certificates/ca.pem from the server's run, for --certs ({_first_line(error)})"
         )
-        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+        return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     try:
         skew = _measure_clock_skew(host, port, context)
     except ssl.SSLCertVerificationError as error:
         usual = "give the server's CA with --certs FILE, and the host name it is made for"
         finding, remedy = explain_certificate_error(error, usual)
-        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+        return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     except ssl.SSLError:
         finding, remedy = "it does not speak TLS", "start the server with TLS, or use --insecure"
-        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+        return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     except (OSError, http.client.HTTPException) as error:
         if plain and _speaks_tls(host, port):
             finding = "it speaks TLS, and --insecure does not"
             remedy = "give --certs FILE and --key FILE instead of --insecure"
-            return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+            return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
         finding = f"no answer from {settings.superlink}: {_first_line(error)}"
         remedy = (
             "check address, port and firewall, and that the server is up; one whose run is over "
             "has ended, and this client keeps its model (samara client ask, serve, export)"
         )
-        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+        return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     if plain:
         finding, remedy = "answers in plain text", "use TLS and a key outside your own network"
-        return CheckResult(Outcome.WARN, "superlink", finding, remedy), skew
-    return CheckResult(Outcome.PASS, "superlink", f"{settings.superlink} answers over TLS"), skew
+        return CheckResult(Outcome.WARN, _SUPERLINK, finding, remedy), skew
+    return CheckResult(Outcome.PASS, _SUPERLINK, f"{settings.superlink} answers over TLS"), skew
 
 
 def check_clock(skew: float | None, signed: bool) -> CheckResult:
@@ -318,6 +321,10 @@ def main() -> None:
         failed = False
         for check in run_checks(settings):
             print(check, flush=True)
+            if check.subject == _SUPERLINK and check.outcome is Outcome.FAIL:
+                note_silence(settings.folder, settings.superlink, check.finding)
+            elif check.subject == _SUPERLINK:
+                note_answer(settings.folder)
             failed = failed or check.outcome is Outcome.FAIL
     except SamaraError as error:
         sys.exit(f"samara: {error}")

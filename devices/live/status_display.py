@@ -25,7 +25,8 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
         status: status of the client.
         messages: its latest messages, shown after the first line.
     """
-    lines = [f"{status.name}: client {status.client}, {status.trainer}", status.model_in_use]
+    first = f"{status.name}: client {status.client}, {status.trainer}"
+    lines = [first, status.server, status.model_in_use]
     parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
     if status.runs:
         parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]

@@ -9,12 +9,14 @@ import logging
 import os
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import uvicorn
 
 from devices.live.certificate_errors import certificate_error_in, explain_certificate_error
 from devices.live.processes import exit_with_parent, status_of_rejection
+from devices.live.server_contact import note_answer, note_silence
 from shared.rejection import HEADER, rejection_in
 
 log = logging.getLogger("samara.device")
@@ -26,10 +28,14 @@ _SERVER_ERROR = 500
 
 
 class Reachability:
-    """A note of whether the server answers, which is said each time that it changes."""
+    """A note of whether the server answers, which is said each time that it changes.
 
-    def __init__(self) -> None:
-        self._is_reachable, self._lock = True, threading.Lock()
+    Args:
+        folder: folder of the client, whose status shows it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._is_reachable, self._lock = folder, True, threading.Lock()
 
     def note(self, address: str, problem: str) -> None:
         """Note how a request went.
@@ -43,6 +49,7 @@ class Reachability:
                 return
             self._is_reachable = not problem
         if problem:
+            note_silence(self._folder, address, problem)
             log.warning(
                 "the server %s does not answer: %s; trying again until it does. It may have "
                 "finished its run: its operator knows",
@@ -50,6 +57,7 @@ class Reachability:
                 problem,
             )
         else:
+            note_answer(self._folder)
             log.info("the server %s answers again", address)
 
 
@@ -98,13 +106,13 @@ def silence_foreign_lines() -> None:
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with the arguments after the parent's process id."""
-    parent, *arguments = sys.argv[1:]
+    """Run ``flower-supernode`` with the arguments after the parent's process id and the folder."""
+    parent, folder, *arguments = sys.argv[1:]
     exit_with_parent(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     log.setLevel(logging.INFO)
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
-    watch_requests(Reachability())
+    watch_requests(Reachability(Path(folder)))
     silence_foreign_lines()
     from shared.flower_compat import end_tasks_of_lost_messages, flower_supernode
 

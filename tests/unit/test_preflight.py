@@ -123,7 +123,7 @@ def test_a_clock_that_is_a_year_off_is_named_and_how_to_set_it(
         context = ssl.create_default_context(cafile=certificate)
         with pytest.raises(InvitationError, match=f"{named}.*set the clock by a time server"):
             join._request("127.0.0.1", port, context, "GET", "/")
-        watch_requests(Reachability())
+        watch_requests(Reachability(tmp_path))
         with httpx.Client(verify=context) as client, pytest.raises(httpx.ConnectError):
             client.get(f"https://127.0.0.1:{port}/")
     assert (check.outcome, skew) == (Outcome.FAIL, None)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,13 @@ import httpx
 import pytest
 
 from devices.live.executor import _task_connection
+from devices.live.server_contact import (
+    CONTACT_FILE,
+    describe_contact,
+    note_answer,
+    note_end,
+    note_silence,
+)
 from devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
 from shared.flower_compat import (
     PullObjectRequest,
@@ -34,7 +42,7 @@ def flower() -> Iterator[logging.Logger]:
 
 
 def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
     answers: list[httpx.Response | Exception] = [
@@ -45,15 +53,17 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
         httpx.Response(200),
         httpx.Response(404),
     ]
+    shown = list[str]()
 
     def handle(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        shown.append(describe_contact(tmp_path))
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    watch_requests(Reachability())
+    watch_requests(Reachability(tmp_path))
     with httpx.Client() as client:
         while answers:
             try:
@@ -65,14 +75,38 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
         "It may have finished its run: its operator knows",
         f"the server {ADDRESS} answers again",
     ]
+    assert shown[:2] + shown[5:] == ["", "", ""]
+    assert shown[2] == shown[3] == shown[4]
+    assert shown[2].startswith(f"the server {ADDRESS} has not answered since 20")
+    assert "UTC: Connection refused; it may have finished its run" in shown[2]
+
+
+def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    note_end(tmp_path, ADDRESS)
+    note_silence(tmp_path, ADDRESS, "Connection refused")
+    assert describe_contact(tmp_path).startswith(
+        f"the run is finished, as the server {ADDRESS} said on 20"
+    )
+    note_silence(tmp_path, "other:1", "no route to host")
+    assert "the server other:1 has not answered since" in describe_contact(tmp_path)
+    for damaged in ("", "[]", "{}", '{"time": "now"}', '{"address": "a", "time": 1e300}'):
+        (tmp_path / CONTACT_FILE).write_text(damaged)
+        assert describe_contact(tmp_path) == ""
+    note_answer(tmp_path)
+    note_answer(tmp_path)
+    assert not list(tmp_path.iterdir())
+    note_end(tmp_path / "missing", ADDRESS)
+    assert "cannot be written: No such file" in caplog.text
 
 
 def test_a_server_that_cannot_answer_now_is_named_with_its_status(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unable = httpx.Response(503)
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: unable)
-    watch_requests(Reachability())
+    watch_requests(Reachability(tmp_path))
     with httpx.Client() as client:
         client.get(f"http://{ADDRESS}/v1/fleet/")
     assert f"the server {ADDRESS} does not answer: HTTP status 503" in lines(caplog)[0]
