@@ -3,6 +3,7 @@
 OUT/ledger/        round deltas (shared/ledger)
 OUT/layout.json    layout of the trained numbers
 OUT/metrics.jsonl  one JSON object per round and per evaluation, as they happen
+OUT/next_event.json: the event of a round that is about to be appended to the ledger
 OUT/result.json    the result, written at the end
 OUT/start.safetensors: the global model, for `adapter.start` of another run (shared/start.py)
 """
@@ -27,7 +28,7 @@ from shared.result import RESULT_FILE
 log = logging.getLogger("samara.server")
 
 LEDGER_FOLDER, LAYOUT_FILE = "ledger", "layout.json"
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, NEXT_EVENT_FILE = "metrics.jsonl", "next_event.json"
 
 
 class RunStore:
@@ -87,6 +88,34 @@ class RunStore:
         """
         self.last_event = event
         write_event(self.folder / METRICS_FILE, event)
+
+    def write_next_event(self, event: dict[str, Any]) -> None:
+        """Write the event of the round that is about to be appended to the ledger.
+
+        Raises:
+            LedgerError: if the disk refuses.
+        """
+        file = self.folder / NEXT_EVENT_FILE
+        with _disk_errors_explained(file):
+            write_durably(file, json.dumps(event, sort_keys=True).encode())
+
+    def read_next_event(self) -> dict[str, Any]:
+        """Return what `write_next_event` wrote; empty if there is none, or a damaged one."""
+        try:
+            event = json.loads((self.folder / NEXT_EVENT_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return event if isinstance(event, dict) else {}
+
+    def delete_next_event(self) -> None:
+        """Delete what `write_next_event` wrote.
+
+        Raises:
+            LedgerError: if the disk refuses.
+        """
+        file = self.folder / NEXT_EVENT_FILE
+        with _disk_errors_explained(file):
+            file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the ledger."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +12,8 @@ from server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
 from server.store import RunStore
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
+from shared.ledger.reading import read_ledger
+from shared.round_delta import RoundDelta
 
 log = logging.getLogger("samara.server")
 
@@ -88,22 +90,48 @@ class EventLog:
         self.unused_rounds = count_unused_rounds(events)
         """Number of rounds in a row, up to the last one, that used no report."""
         self._validated = {event["round"] for event in events if is_global_validation(event)}
+        self._restore_round(events)
 
     def has_validation(self, number: int) -> bool:
         """Return whether the global model was validated after a round."""
         return number in self._validated
 
-    def record_round(self, event: RoundEvent, **clock_fields: Any) -> None:
-        """Write a round that is in the ledger.
+    def append_round(self, delta: RoundDelta, event: RoundEvent, **more: Any) -> None:
+        """Append a round to the ledger, and write its event.
+
+        The event is in a file of its own before, from which the next process writes it if this one
+        is killed between both.
 
         Args:
-            event: the round.
-            clock_fields: JSON by key, what `Clock.finish_round` adds.
+            delta: the round's delta.
+            event: the round; the size of its record is not known yet.
+            more: JSON by key, what the event has besides.
+
+        Raises:
+            ReplayError, LedgerError: those of `Ledger.append`.
+            LedgerError: if an event cannot be written.
         """
-        used = event.reports or event.back_to is not None
+        content = {"event": "round"} | asdict(event) | more
+        self._store.write_next_event(content)
+        self._record_round(content, self._store.ledger.append(delta))
+        self._store.delete_next_event()
+
+    def _restore_round(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write the event of the ledger's last round if a process was killed before it wrote it."""
+        content, ledger = self._store.read_next_event(), self._store.ledger
+        recorded = {event["round"] for event in events if event["event"] == "round"}
+        number = ledger.position.round
+        if content.get("round") == number and number not in recorded:
+            *_, last = read_ledger(ledger.folder)
+            self._record_round(content, last.size)
+        self._store.delete_next_event()
+
+    def _record_round(self, content: dict[str, Any], ledger_bytes: int) -> None:
+        """Write the event of the ledger's last round."""
+        used = content["reports"] or content["back_to"] is not None
         self.unused_rounds = 0 if used else self.unused_rounds + 1
-        digest = {"digest": self._store.ledger.digest.hex()}
-        self._record({"event": "round"} | asdict(event) | digest | clock_fields)
+        digest = self._store.ledger.digest.hex()
+        self._record(content | {"digest": digest, "ledger_bytes": ledger_bytes})
 
     def record_evaluation(self, event: EvaluationEvent) -> None:
         """Write an evaluation."""

@@ -144,12 +144,8 @@ class ScalarStrategy(Strategy):
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
             problem = f"the loss rose: back to the state after round {reached}"
 
-        # 6. Append: write the delta to the ledger, which replays it, and drop old records.
-        ledger_bytes = self._store.ledger.append(delta)
-        self._late_reports.mark_folded(delta)
-        self._compact_ledger()
-
-        # 7. Record: write the round's event.
+        # 6. Append: write the delta to the ledger, which replays it, and the round's event to the
+        # metrics; drop old records.
         event = RoundEvent(
             round=number,
             loss=aggregated.loss,
@@ -163,13 +159,15 @@ class ScalarStrategy(Strategy):
             back_to=size.back_to,
             bytes_up=answered.bytes_up,
             bytes_down=answered.bytes_down,
-            ledger_bytes=ledger_bytes,
             clients=answered.clients,
         )
-        self._events.record_round(event, **aggregated.privacy, **self._clock.finish_round())
+        more = aggregated.privacy | self._clock.finish_round()
+        self._events.append_round(delta, event, **more)
+        self._late_reports.mark_folded(delta)
+        self._compact_ledger()
         self._stop_if_nothing_is_learned(event)
 
-        # 8. Validate the model: every `evaluate.every` rounds, by all connected clients.
+        # 7. Validate the model: every `evaluate.every` rounds, by all connected clients.
         if self._is_validation_round(number):
             validation = self._planner.plan_evaluation(grid, Split.VALIDATION)
             messages = yield validation.messages
@@ -308,9 +306,8 @@ class ScalarStrategy(Strategy):
             round=last + 1,
             problem=f"round {reached} was best on validation: the model is what it was then",
             back_to=reached,
-            ledger_bytes=ledger.append(delta),
         )
-        self._events.record_round(event)
+        self._events.append_round(delta, event)
 
     def close(self) -> None:
         """Close the ledger."""

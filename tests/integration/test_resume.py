@@ -16,15 +16,17 @@ from helpers import files_of
 from server.app import serve
 from server.rounds import round_aggregator
 from server.rounds.aggregation import observe_round
-from server.store import read_layout, replay_run
+from server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, RefusalCode
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
+from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.result import RESULT_FILE, read_result
+from shared.round_delta import RoundDelta
 from shared.run_settings import SETTINGS_FILE
 from shared.step_size import Observation
 from simulations.adapter import export
@@ -78,6 +80,56 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
     before = read_result(resumed)
     assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
     assert read_result(simulate(config)) == before
+
+
+@pytest.mark.parametrize("killed", [(RunStore, "append_event"), (Ledger, "append")])
+def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
+    killed: tuple[type, str], settings: Settings, tmp_path: Path
+) -> None:
+    """Killed between the ledger's record and the event, and before both."""
+    whole = read_result(simulate(config_of(settings, out=str(tmp_path / "whole"))))
+    config = config_of(settings)
+    kind, name = killed
+    plain = getattr(kind, name)
+
+    def dies(of: Any, written: Any) -> Any:
+        number = written.round if isinstance(written, RoundDelta) else written["round"]
+        if number == 2:
+            raise KeyboardInterrupt
+        return plain(of, written)
+
+    with pytest.MonkeyPatch.context() as dying:
+        dying.setattr(kind, name, dies)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(config)
+    folder = Path(config.out)
+    assert (folder / NEXT_EVENT_FILE).exists()
+    assert len(list(read_ledger(folder / "ledger"))) == 1 + (kind is RunStore)
+    result = read_result(simulate(config))
+    assert not (folder / NEXT_EVENT_FILE).exists()
+    assert result["final_digest"] == whole["final_digest"]
+    assert [event["round"] for event in result["rounds"]] == [1, 2, 3]
+    of_process = "seconds", "time", "passes"
+    second, expected = (
+        {key: value for key, value in each["rounds"][1].items() if key not in of_process}
+        for each in (result, whole)
+    )
+    if kind is RunStore:
+        assert second == expected
+    assert second["clients"].keys() == expected["clients"].keys()
+
+
+def test_an_event_that_waits_and_is_damaged_or_of_another_round_is_left_out(
+    settings: Settings,
+) -> None:
+    config = config_of(settings)
+    serve_until_killed(config, 5)
+    file = Path(config.out) / NEXT_EVENT_FILE
+    for content in ('{"round": 7}', "[1]", "{"):
+        file.write_text(content)
+        serve_until_killed(config, 1)
+        assert not file.exists()
+    assert [event["round"] for event in read_result(simulate(config))["rounds"]] == [1, 2, 3]
 
 
 def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(

@@ -1,0 +1,62 @@
+"""A client that was away when its run ended hears of it from the next `samara server up`."""
+
+import os
+
+import pytest
+from live import ONE_SMALL_STEP
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import samara
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {"adapter.layers": "top:1", "rounds": 8, **ONE_SMALL_STEP, "cohort.available": 2}
+
+
+def test_a_client_that_was_away_hears_that_its_run_has_ended(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("a")  # short: sockets lie in it
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+
+    def status() -> str:
+        home = str(folder / "garden")
+        shown = samara(folder, "client", "status", "--name", "garden", "--home", home)
+        return " ".join(shown.split())
+
+    with LiveRun(folder, SETTINGS, ["kitchen", "garden"], address) as live:
+
+        def has_ended(name: str = "") -> bool:
+            process = live.clients[name] if name else live.server
+            return process is not None and process.poll() is not None
+
+        live.start_server()
+        live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
+        live.wait(lambda: "may join" in live.said(), "the server")
+        for name in live.names:
+            live.start_client(name, None, "--set", "threads=1")
+        live.wait_for_round(1)
+        live.clients["garden"].terminate()
+        live.wait(lambda: has_ended("garden"), "the departure")
+        live.wait(has_ended, "the end of the run")
+        live.wait(lambda: has_ended("kitchen"), "the end of kitchen")
+        assert "away when the run ended: garden; the same command serves until" in live.said()
+        assert "has not answered" not in status()
+
+        live.start_client("garden", None, "--set", "threads=1")
+        live.wait(lambda: has_ended("garden"), "the preflight")
+        assert live.clients["garden"].returncode == 1
+        assert f"the server {address} has not answered since 2" in status()
+
+        live.start_server()
+        live.wait(lambda: "waiting until garden have heard" in live.said(), "the server")
+        assert "kitchen" not in live.said().split("waiting until")[1]
+        live.start_client("garden", None, "--set", "threads=1")
+        live.wait(lambda: has_ended("garden"), "the end of garden")
+        assert live.clients["garden"].returncode == 0
+        assert "garden: the run is finished, and this client keeps its model" in live.said("garden")
+        live.wait(has_ended, "the end of the server")
+        assert live.server is not None
+        assert live.server.returncode == 0
+        assert "garden: heard that the run is finished" in live.said()
+        assert f"the run is finished, as the server {address} said on 2" in status()
