@@ -1,4 +1,4 @@
-"""What a client has noted of its server: that it is silent, or that its run is finished."""
+"""A client's note of its server: that it does not answer, or that its run is finished."""
 
 import json
 import logging

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from server.live.farewell import TOLD_FILE, ToldClients
 from server.live.keys import ClientKey, ClientKeys
 from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
+from server.live.told_clients import TOLD_FILE, ToldClients
 from shared.flower_compat import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,

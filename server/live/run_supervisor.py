@@ -76,12 +76,12 @@ def serve_run(
     folder = Path(config.out)
     if is_finished := (folder / RESULT_FILE).exists():
         display.show("the run has ended before; for another one give another --run")
-        if keys is None:  # nobody can be told from a stranger
+        if keys is None:  # who was away cannot be told from a stranger
             return True
     with _lock_folder(folder), _stop_on_signals():
         pause = 1.0
         try:
-            if is_finished:
+            if is_finished and keys:
                 _serve_until_told(superlink, folder, keys, display, renew_certificate)
                 return True
             bundle = build_bundle()

@@ -15,10 +15,10 @@ from flwr.proto.message_pb2 import PushObjectRequest as ObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
-from server.live import farewell, fleet_filter, open_requests
-from server.live.farewell import TOLD_FILE
+from server.live import fleet_filter, open_requests, told_clients
 from server.live.keys import ClientKeys
 from server.live.superlink import AccessFilter
+from server.live.told_clients import TOLD_FILE
 from shared.flower_compat import SUPERLINK_NODE_ID
 from shared.rejection import HEADER, RejectionCode, rejection_in
 from shared.signing import SigningKey
@@ -374,7 +374,7 @@ def test_nodes_are_told_that_the_run_is_finished(
     again = AccessFilter(flower, MAX_BYTES, keys, result=result)
     assert rejection_of(again, signed_headers(known), 410) is RejectionCode.FINISHED
     assert told.read_text().split() == [key.fingerprint]
-    monkeypatch.setattr(farewell, "_MOST_TOLD", 2)
+    monkeypatch.setattr(told_clients, "_MOST_TOLD", 2)
     without_keys = AccessFilter(flower, MAX_BYTES, result=result)
     for name in ("stranger", "another", "third"):
         newcomer = tmp_path / "strangers" / f"{name}.key"

@@ -16,11 +16,12 @@ from flwr.clientapp import ClientApp
 
 from server import app as server_app
 from server.live import run_supervisor as module
-from server.live.farewell import TOLD_FILE, ToldClients, describe_names
+from server.live.farewell import describe_names
 from server.live.keys import ClientKeys
 from server.live.server_log import limit_log
 from server.live.superlink import RUN_ERROR
 from server.live.superlink_process import Node
+from server.live.told_clients import TOLD_FILE, ToldClients
 from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError

@@ -1,0 +1,50 @@
+"""The clients that were told that a run is finished, in a file of the run's folder."""
+
+import logging
+from pathlib import Path
+
+from shared.signing import fingerprint_of
+
+log = logging.getLogger("samara.server")
+
+TOLD_FILE = "told"
+"""Name of the file in a run's folder: fingerprints of public keys, one per line."""
+_MOST_TOLD = 100_000
+"""Most fingerprints in the file: in a run without keys anybody may come with a new one."""
+
+
+class ToldClients:
+    """The clients that were told that the run is finished.
+
+    Args:
+        file: file with their fingerprints, which need not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._fingerprints = file, _read(file)
+
+    def __contains__(self, public_key: bytes) -> bool:
+        """Return whether the holder of a key (PEM) has been told."""
+        return fingerprint_of(public_key) in self._fingerprints
+
+    def add(self, public_key: bytes) -> None:
+        """Note that the holder of a key (PEM) has been told."""
+        fingerprint = fingerprint_of(public_key)
+        if fingerprint in self._fingerprints or len(self._fingerprints) >= _MOST_TOLD:
+            return
+        self._fingerprints.add(fingerprint)
+        try:
+            with self._file.open("a", encoding="ascii") as file:
+                file.write(f"{fingerprint}\n")
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", self._file, error.strerror)
+
+
+def _read(file: Path) -> set[str]:
+    try:
+        return set(file.read_text(encoding="ascii", errors="replace").split())
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        log.warning("%s: cannot be read: %s", file, error.strerror)
+        return set()
