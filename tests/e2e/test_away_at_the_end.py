@@ -10,7 +10,13 @@ from benchmarks.scale.mixed_run import samara
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {"adapter.layers": "top:1", "rounds": 8, **ONE_SMALL_STEP, "cohort.available": 2}
+SETTINGS = {
+    "adapter.layers": "top:1",
+    "rounds": 8,
+    **ONE_SMALL_STEP,
+    "cohort.available": 2,
+    "cohort.timeout": 60,  # after which a server that is started again goes on with one client
+}
 
 
 def test_a_client_that_was_away_hears_that_its_run_has_ended(
