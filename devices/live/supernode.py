@@ -35,7 +35,8 @@ class Reachability:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._is_reachable, self._lock = folder, True, threading.Lock()
+        self._folder, self._lock = folder, threading.Lock()
+        self._is_reachable: bool | None = None  # not known yet
 
     def note(self, address: str, problem: str) -> None:
         """Note how a request went.
@@ -45,9 +46,9 @@ class Reachability:
             problem: why there was no answer; empty if there was one.
         """
         with self._lock:
-            if self._is_reachable == (not problem):
-                return
-            self._is_reachable = not problem
+            was_reachable, self._is_reachable = self._is_reachable, not problem
+        if was_reachable == (not problem):
+            return
         if problem:
             note_silence(self._folder, address, problem)
             log.warning(
@@ -57,8 +58,9 @@ class Reachability:
                 problem,
             )
         else:
-            note_answer(self._folder)
-            log.info("the server %s answers again", address)
+            note_answer(self._folder)  # also of what an earlier SuperNode noted
+            if was_reachable is not None:
+                log.info("the server %s answers again", address)
 
 
 def watch_requests(reachability: Reachability) -> None:

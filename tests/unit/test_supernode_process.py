@@ -101,6 +101,17 @@ def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(
     assert "cannot be written: No such file" in caplog.text
 
 
+def test_a_supernode_that_is_started_again_deletes_what_the_earlier_one_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    Reachability(tmp_path).note(ADDRESS, "Connection refused")
+    started_again = Reachability(tmp_path)
+    started_again.note(ADDRESS, "")
+    assert describe_contact(tmp_path) == ""
+    assert len(lines(caplog)) == 1
+
+
 def test_a_server_that_cannot_answer_now_is_named_with_its_status(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
