@@ -113,7 +113,7 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
         yield kill
     finally:
         running[-1].terminate()
-        assert running[-1].wait(30) == 0
+        assert running[-1].wait(START_SECONDS) == 0
         assert not settings.socket.exists()
 
 
