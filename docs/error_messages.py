@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from message_texts import ASSIGNING, VARIES, Module, Scope, home_texts, modules, values_before
+from message_texts import ASSIGNING, VARIES, Module, Scope, modules, returned_texts, values_before
 
 BASE = "SamaraError"
 CHECKED = ("shared/config.py", "shared/fleet_settings.py", "shared/sections.py", "shared/tasks/")
@@ -197,7 +197,7 @@ def _of_node(node: ast.AST, scope: Scope, classes: set[str]) -> Iterator[tuple[s
             if COLLECTED.fullmatch(name) or SENTENCES.fullmatch(name):
                 yield from ((name, text) for text in scope.texts(value))
         case ast.FunctionDef(name=name) if TELLING.fullmatch(name):
-            yield from ((name, text) for text in home_texts(scope.module, node, frozenset()))
+            yield from ((name, text) for text in returned_texts(scope.module, node, frozenset()))
 
 
 def _of_call(call: ast.Call, scope: Scope, classes: set[str]) -> Iterator[str]:

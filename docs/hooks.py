@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from html import escape
 from typing import Any
 
@@ -16,8 +15,6 @@ MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 CODE = re.compile(r"<code>[^<]*</code>")
 JOINT = re.compile(r"(?<=[a-z][./_])(?=[A-Za-z])")
-
-_messages = cache(messages)
 
 
 def on_config(config: Any) -> Any:
@@ -40,7 +37,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def message_list(family: str) -> str:
     """Return the messages of a family as a folded list."""
-    items = "".join(f"<li>{escape(text)}</li>" for text in of_family(family, _messages()))
+    items = "".join(f"<li>{escape(text)}</li>" for text in of_family(family, messages()))
     return f'<details class="messages"><summary>All messages</summary><ul>{items}</ul></details>'
 
 

@@ -122,7 +122,7 @@ class Scope(NamedTuple):
         home, name = self._home(name)
         if not home or name not in home.functions or f"{home.file}:{name}" in self.entered:
             return [VARIES]
-        return home_texts(home, home.functions[name], self.entered)
+        return returned_texts(home, home.functions[name], self.entered)
 
     def _home(self, name: str) -> tuple[Module | None, str]:
         """Return the module that defines a name, and its name there."""
@@ -132,14 +132,14 @@ class Scope(NamedTuple):
         return self.module, name
 
 
-def home_texts(home: Module, function: ast.FunctionDef, entered: frozenset[str]) -> list[str]:
+def returned_texts(module: Module, function: ast.FunctionDef, entered: frozenset[str]) -> list[str]:
     """Return what a function may return as text."""
-    within = entered | {f"{home.file}:{function.name}"}
+    within = entered | {f"{module.file}:{function.name}"}
     nodes = list(ast.walk(function))
     found = []
     for node in nodes:
         if isinstance(node, ast.Return | ast.Yield) and node.value:
-            found += Scope(home, values_before(node.lineno, nodes), within).texts(node.value)
+            found += Scope(module, values_before(node.lineno, nodes), within).texts(node.value)
     return [text for text in dict.fromkeys(found) if text] or [VARIES]
 
 

@@ -2,7 +2,8 @@
 
 A matrix product takes max(bytes moved / bandwidth, operations / rate). A forward pass also takes
 time to dequantize weights, to read and write activations between products, for attention, and
-to launch operations. docs/guides/devices.md explains each parameter and how well the model fits.
+to launch operations. docs/guides/devices.md explains each parameter, docs/measurements/devices.md
+how well the model fits.
 """
 
 from collections import Counter
