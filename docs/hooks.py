@@ -14,7 +14,7 @@ COMMANDS = "<!-- commands -->"
 MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 CODE = re.compile(r"<code>[^<]*</code>")
-JOINT = re.compile(r"(?<=[a-z][./_])(?=[A-Za-z])")
+JOINT = re.compile(r"(?<=[A-Za-z][./_])(?=[A-Za-z])")
 
 
 def on_config(config: Any) -> Any:
