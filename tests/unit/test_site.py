@@ -64,6 +64,13 @@ def test_pages_fetch_nothing_from_elsewhere() -> None:
     assert "font: false" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_what_belongs_to_an_item_of_a_list_is_in_it_on_the_site_too(page: Path) -> None:
+    """The site's Markdown wants four spaces before a paragraph or a table of an item."""
+    text = FENCED.sub("\n", page.read_text(encoding="utf-8"))
+    assert not re.search(r"^\n {1,3}\S", text, re.MULTILINE)
+
+
 def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
     known = [message.text for message in messages()]
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
