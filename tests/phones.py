@@ -2,29 +2,36 @@
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from federations import Settings
 from numpy.typing import NDArray
 
 from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime
+from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone import export
 from devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
 from devices.phone.lowering import Methods
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
 from devices.phone.reference_client import readout_program, runtime
+from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.readout_calls import ReadoutCalls
+from devices.phone.reference_client.readout_program import load_program
+from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.frames.report import Report
 from shared.label_scores import evaluation_column
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
+Made = Callable[..., tuple[Settings, Path]]
+Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
 
 
 def exported(
@@ -39,6 +46,43 @@ def exported(
     ready = prepare_model(config, quantization, answer_tokens)
     export_program(ready, SHAPES, quantization, delegate, out, form)
     return out
+
+
+def exported_once(
+    settings: Settings,
+    file: Path,
+    delegate: Delegate | Literal["torch"],
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: PhoneQuantization = "none",
+) -> Path:
+    """A program that is made unless its file is there; of "torch" a graph that torch runs."""
+    if delegate == "torch":
+        use_torch_as_runtime(monkeypatch)
+    else:
+        pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
+    if not file.exists():
+        named = "xnnpack" if delegate == "torch" else delegate  # torch reads it nowhere
+        exported(settings, file, named, quantization)
+    return file
+
+
+def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any) -> Pair:
+    """A model runtime with a client's data, and a phone with the same model and examples.
+
+    The phone's rows are in `rows.jsonl` of the folder; the changes are those of its trainer.
+    """
+    runtime, source = load_run(RunConfig.of(settings, "test"))
+    data, rows = source.share_of(0, 3), folder / "rows.jsonl"
+    rows.write_text(examples_as_jsonl(data))
+    program = load_program(program_file)
+    program.check()
+    examples = read_examples(rows, program.manifest)
+    return runtime, data, PhoneTrainer(program, examples, **changes)
+
+
+def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
+    assert isinstance(phone._calls, ReadoutCalls)
+    return phone._calls
 
 
 def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

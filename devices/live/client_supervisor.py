@@ -38,7 +38,7 @@ from devices.live.server_contact import note_end
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
-from shared.files import make_folder, write_secret
+from shared.files import make_private_folder, write_secret
 
 if TYPE_CHECKING:
     from devices.live.executor import Executor
@@ -62,8 +62,7 @@ def load_client_index(folder: Path, key: Path | None) -> int:
         DeviceError: if the folder or the key cannot be used.
     """
     try:
-        make_folder(folder)
-        folder.chmod(0o700)
+        make_private_folder(folder)
     except OSError as error:
         raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
     if key is None:

@@ -9,8 +9,10 @@ CLIENT/joined.json    address of the server; written last
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from client.protocol.scenario_folder import ScenarioFolder
 from devices.live.certificate_errors import explain_certificate_error
@@ -35,6 +37,8 @@ from shared.signing import SigningKey
 AUTHORITY_FILE = "ca.pem"
 """Name of the file with the server's authority in the folder of a client that has joined."""
 JOINED_FILE = "joined.json"
+JoinedPlace = Literal["superlink", "gateway"]
+"""What a client that has joined connects to: a board to the server, a phone to its gateway."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",
@@ -81,30 +85,18 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
         SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
             refuses.
     """
-    host, port = parse_address(address, "the server's address")
-    key = folder / OWN_KEY_FILE
-    try:
-        make_private_folder(folder)
-        with exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES):
-            check_not_moved(folder)
-            create_key(key)
-            welcome = fetch_welcome(host, port, code)
-            if welcome.phone:
-                raise InvitationError(
-                    "the invitation is a phone's; use `samara phone join`, as its line says"
-                )
-            scenario = (
-                SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
+    parse_address(address, "the server's address")
+    with locked_folder(folder, UP_LOCK, ANOTHER_SERVES):
+        check_not_moved(folder)
+        create_key(folder / OWN_KEY_FILE)
+        welcome = fetch_welcome(address, code)
+        if welcome.phone:
+            raise InvitationError(
+                "the invitation is a phone's; use `samara phone join`, as its line says"
             )
-            register(host, port, welcome, code, key)
-            lines = [f"client {read_client_index(key)} of {address}"]
-            if scenario:
-                ScenarioFolder(folder).add(scenario)
-                lines += scenario.describe()
-            write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
-            write_durably(folder / JOINED_FILE, json.dumps({"superlink": address}).encode())
-    except OSError as error:
-        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+        lines = register(address, code, welcome, folder)
+        write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
+        write_joined_address(folder, "superlink", address)
     return lines
 
 
@@ -114,18 +106,58 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
+    if (superlink := read_joined_address(folder, "superlink")) is None:
+        return None
+    return JoinedServer(superlink, folder / OWN_KEY_FILE, folder / AUTHORITY_FILE)
+
+
+def write_joined_address(folder: Path, place: JoinedPlace, address: str) -> None:
+    """Note in a client's folder that it has joined, which is done last.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    write_durably(folder / JOINED_FILE, json.dumps({place: address}).encode())
+
+
+def read_joined_address(folder: Path, place: JoinedPlace) -> str | None:
+    """Return the address that a client has joined by, host:port; None if it never joined.
+
+    Raises:
+        DeviceError: if the file about it is damaged.
+    """
     file = folder / JOINED_FILE
     try:
-        superlink = json.loads(file.read_bytes())["superlink"]
-        parse_address(superlink)
+        address: str = json.loads(file.read_bytes())[place]
+        parse_address(address)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         raise DeviceError(f"{file}: damaged; delete it and join again") from error
-    return JoinedServer(superlink, folder / OWN_KEY_FILE, folder / AUTHORITY_FILE)
+    return address
 
 
-def fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
+@contextmanager
+def locked_folder(folder: Path, lock: str, in_use: str) -> Iterator[None]:
+    """Make the folder of a client that joins, for its owner alone, and hold its lock.
+
+    Args:
+        folder: folder of the client.
+        lock: name of its lock file.
+        in_use: what is said if another process holds the lock.
+
+    Raises:
+        DeviceError: if another process holds it, or the folder cannot be used meanwhile.
+    """
+    try:
+        make_private_folder(folder)
+        with exclusive_lock(folder / lock, in_use):
+            yield
+    except OSError as error:
+        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+
+
+def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
     """Return what the invitation lets this device trust, from whoever answers.
 
     Raises:
@@ -133,13 +165,40 @@ def fetch_welcome(host: str, port: int, code: InvitationCode) -> Welcome:
     """
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    status, body = _request(host, port, anybody, "GET", f"{JOIN_PATH}/{code.identifier}")
+    status, body = _request(address, anybody, "GET", f"{JOIN_PATH}/{code.identifier}")
     if status != 200:
         raise InvitationError(_reason(status))
     return Welcome.decode(body, code.trusted)
 
 
-def register(host: str, port: int, welcome: Welcome, code: InvitationCode, key: Path) -> None:
+def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path) -> list[str]:
+    """Register the key in a client's folder, and keep the operator's scenario.
+
+    Args:
+        address: server, host:port.
+        code: code of the invitation.
+        welcome: what the invitation lets this device trust.
+        folder: folder of the client, with its key.
+
+    Returns:
+        Sentences about the client for its owner.
+
+    Raises:
+        SamaraError: if the scenario is not sound, the server is not verified, or it refuses.
+        OSError: if the scenario cannot be written.
+    """
+    key = folder / OWN_KEY_FILE
+    scenario = SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
+    _send_key(address, code, welcome.authority, key)
+    way = f", by {welcome.phone.gateway}" if welcome.phone else ""
+    lines = [f"client {read_client_index(key)} of {address}{way}"]
+    if scenario:
+        ScenarioFolder(folder).add(scenario)
+        lines += scenario.describe()
+    return lines
+
+
+def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> None:
     """Send the public key to the server that the authority of the invitation verifies.
 
     Raises:
@@ -148,8 +207,7 @@ def register(host: str, port: int, welcome: Welcome, code: InvitationCode, key: 
     signing = SigningKey(key)
     signature = signing.sign(join_proof(code.secret))
     request = JoinRequest(code.secret, signing.public, signature)
-    verified = trusting(welcome.authority)
-    status, _ = _request(host, port, verified, "POST", JOIN_PATH, request.encode())
+    status, _ = _request(address, trusting(authority), "POST", JOIN_PATH, request.encode())
     if status != 200:
         raise InvitationError(_reason(status, key))
 
@@ -167,13 +225,14 @@ def trusting(authority: str) -> ssl.SSLContext:
 
 
 def _request(
-    host: str, port: int, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None
+    address: str, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None
 ) -> tuple[int, bytes]:
     """Return the status and body of a server's answer.
 
     Raises:
         InvitationError: if the server does not answer, is not verified, or says too much.
     """
+    host, port = parse_address(address)
     connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
     try:
         connection.request(method, path, body)

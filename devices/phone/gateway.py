@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from devices.phone.gateway_protocol import FINISHED, PROTOCOL
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
@@ -26,7 +27,6 @@ from shared.wire import kind_of
 
 log = logging.getLogger("samara.gateway")
 
-PROTOCOL = 1
 NONCE_BYTES = 32
 MAX_ANSWER_BYTES = 2 * 2**20
 """Largest message from a phone, in bytes."""
@@ -41,8 +41,6 @@ MAX_ASKED = 4
 """Most new keys that the server is asked for at once."""
 WARNING_SECONDS = 60.0
 """Least time between two log lines about a server that cannot be asked."""
-FINISHED = grpc.StatusCode.OUT_OF_RANGE
-"""Status code of streams that end because the run is finished."""
 _POLL_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Most attachments of one key in a minute."""
@@ -168,8 +166,9 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        asked = kind, instruction, snapshot, tail, settings, personal
-        request = _PhoneRequest(*asked, now, now + seconds)
+        request = _PhoneRequest(
+            kind, instruction, snapshot, tail, settings, personal, start=now, end=now + seconds
+        )
         chosen = self.attached_phones if clients is None else sorted(clients)
         request.answers = {client: loop.create_future() for client in chosen}
         self._requests.append(request)

@@ -30,7 +30,7 @@ from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
-from shared.files import make_folder, write_secret
+from shared.files import make_private_folder, write_secret
 
 log = logging.getLogger("samara.gateway")
 
@@ -78,8 +78,7 @@ def up(settings: GatewaySettings) -> None:
         DeviceError: if a file, the port or the folder cannot be used.
     """
     try:
-        make_folder(settings.folder)
-        settings.folder.chmod(0o700)
+        make_private_folder(settings.folder)
     except OSError as error:
         raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
     _check_superlink_settings(settings)

@@ -6,19 +6,17 @@ from typing import Any
 import grpc
 
 from devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
+from devices.phone.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from shared.errors import DeviceError
 from shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
-from shared.wire import MAX_FRAME_BYTES
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port in use is an error
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
+    ("grpc.max_send_message_length", MAX_TASK_BYTES),
     ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
     ("grpc.max_metadata_size", 8192),
-    # mobile networks drop an idle connection after some minutes: ping before that
-    ("grpc.keepalive_time_ms", 240_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),

@@ -59,5 +59,5 @@ class RegisteredKeys:
                 return connection.getresponse().status
             finally:
                 connection.close()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise DeviceError(f"the server cannot be asked: {error}") from error

@@ -68,9 +68,12 @@ def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> Ph
     folder = run / PROGRAMS_FOLDER
     try:
         make_private_folder(folder)
-        files = program, program.with_suffix(".json")
-        hashes = [_keep(file, folder) for file in files]
-        return PhoneWelcome(gateway, authority.read_text(encoding="ascii"), *hashes)
+        return PhoneWelcome(
+            gateway=gateway,
+            gateway_authority=authority.read_text(encoding="ascii"),
+            program=_keep(program, folder),
+            manifest=_keep(program.with_suffix(".json"), folder),
+        )
     except (OSError, ValueError) as error:
         raise SamaraError(f"no phone can be invited: {error}") from error
 
@@ -100,8 +103,13 @@ def invite_client(
     folder = run / INVITATIONS_FOLDER
     signed = read_scenario(scenario).encode().decode() if scenario else ""
     try:
-        about = authority.read_text(encoding="ascii"), signed, asdict(phone) if phone else None
-        invitation = _Invitation(name, end.isoformat(), *about)
+        invitation = _Invitation(
+            name=name,
+            end=end.isoformat(),
+            authority=authority.read_text(encoding="ascii"),
+            scenario=signed,
+            phone=asdict(phone) if phone else None,
+        )
         code = InvitationCode(invitation.welcome.digest, secrets.token_bytes(16))
         make_private_folder(folder)
         for file in folder.glob("*.json"):

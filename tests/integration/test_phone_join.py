@@ -270,7 +270,7 @@ def test_a_phone_comes_again_when_the_server_cannot_be_asked(
 def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path) -> None:
     (key, *_), admitted = keys_in(tmp_path), AdmittedKeys(tmp_path / "phones")
     authority = run / CERTIFICATES_FOLDER / "ca.pem"
-    for place in ("127.0.0.1:9", "nowhere.invalid:1"):
+    for place in ("127.0.0.1:9", "nowhere.invalid:1", f"{'x' * 64}.invalid:1"):
         with pytest.raises(DeviceError, match="cannot be asked"):
             RegisteredKeys(admitted, place, authority)(key.public)
 

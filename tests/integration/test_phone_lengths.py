@@ -12,29 +12,25 @@ from federations import Settings
 from helpers import instruction_with
 from phones import (
     SHAPES,
+    Made,
+    Pair,
     assert_same_evaluation,
     assert_same_report,
-    exported,
-    use_torch_as_runtime,
+    calls_of,
+    exported_once,
+    pair_of,
 )
 
-from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.export import LEAST_TOKENS
 from devices.phone.manifest import MANIFEST_VERSION, Manifest, manifest_file
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_calls import ReadoutCalls
 from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
 from shared.errors import CodeError, DeviceError
 from shared.frames.instructions import Split
 from shared.replay import zero_state
 
-Made = Callable[..., tuple[Settings, Path]]
-Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
 LONG_WORDS = """
 name = "moods"
 text = "{text}"
@@ -75,13 +71,7 @@ def made(
             "task": "sst2" if words == "one token" else str(task),
             "threads": 1,
         }
-        if delegate == "torch":
-            use_torch_as_runtime(monkeypatch)
-        else:
-            pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
-        if not file.exists():
-            exported(settings, file, "xnnpack" if delegate == "torch" else delegate)
-        return settings, file
+        return settings, exported_once(settings, file, delegate, monkeypatch)
 
     return make
 
@@ -91,20 +81,9 @@ def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
     """A model runtime with a client's data, and a phone with the same model and examples."""
 
     def make(family: str = "causal", delegate: str = "torch", words: str = "one token") -> Pair:
-        settings, file = made(family, delegate, words)
-        runtime, source = load_run(RunConfig.of(settings, "test"))
-        data, rows = source.share_of(0, 3), tmp_path / "rows.jsonl"
-        rows.write_text(examples_as_jsonl(data))
-        program = load_program(file)
-        program.check()
-        return runtime, data, PhoneTrainer(program, read_examples(rows, program.manifest))
+        return pair_of(*made(family, delegate, words), tmp_path)
 
     return make
-
-
-def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
-    assert isinstance(phone._calls, ReadoutCalls)
-    return phone._calls
 
 
 @pytest.mark.parametrize(

@@ -15,27 +15,26 @@ from federations import Settings
 from helpers import delta_of, history_of, instruction_with
 from phones import (
     SHAPES,
+    Made,
+    Pair,
     assert_same_evaluation,
     assert_same_report,
+    calls_of,
     exported,
-    use_torch_as_runtime,
+    exported_once,
+    pair_of,
 )
 from starts import start_for
 from typer.testing import CliRunner
 
-from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.commands import app
 from devices.phone.export import prepare_model
 from devices.phone.manifest import Manifest, manifest_file
-from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_calls import ReadoutCalls
 from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from devices.phone.reference_client.runtime import PhoneProgram
-from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.contrasts import contrasts
 from shared.errors import ConfigError, DeviceError
@@ -47,25 +46,21 @@ from shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_sta
 from shared.replay_numpy import NumpyBackend
 from simulations.damping_file import write_damping
 
-Made = Callable[..., tuple[Settings, Path]]
-Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
-
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
-    """A folder of programs, and the names of those that are made."""
-    return tmp_path_factory.mktemp("programs"), set()
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of programs, each made once."""
+    return tmp_path_factory.mktemp("programs")
 
 
 @pytest.fixture
 def made(
     model_folder: Callable[[str], Path],
     data_file: Path,
-    programs: tuple[Path, set[str]],
+    programs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Made:
     """Settings of a run that chooses its adapter by itself, and programs of it, made once each."""
-    folder, done = programs
 
     def make(
         family: str = "causal",
@@ -83,21 +78,13 @@ def made(
             "task": "messages" if embedded else "sst2",
             "micro-batch": 4,
             "threads": 1,
-            "out": str(folder / "run"),
+            "out": str(programs / "run"),
         } | {f"adapter.{key.replace('_', '-')}": value for key, value in adapter.items()}
         if settings.get("adapter.start") == "random":
             own = {key: value for key, value in settings.items() if key != "adapter.start"}
-            settings["adapter.start"] = start_for(own, folder)
-        if delegate == "torch":
-            use_torch_as_runtime(monkeypatch)
-        else:
-            pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
-        file = folder / f"{family}-{delegate}-{quantization}-{adapter}.pte"
-        if file.name not in done:
-            named = "xnnpack" if delegate == "torch" else delegate  # torch reads it nowhere
-            exported(settings, file, named, quantization)
-            done.add(file.name)
-        return settings, file
+            settings["adapter.start"] = start_for(own, programs)
+        file = programs / f"{family}-{delegate}-{quantization}-{adapter}.pte"
+        return settings, exported_once(settings, file, delegate, monkeypatch, quantization)
 
     return make
 
@@ -115,17 +102,7 @@ def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
     ) -> Pair:
         settings, file = made(family, delegate, quantization, **(adapter or {}))
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
-        runtime, source = load_run(RunConfig.of(settings | more, "test"))
-        data = source.share_of(0, 3)
-        rows = tmp_path / "rows.jsonl"
-        rows.write_text(examples_as_jsonl(data))
-        program = load_program(file)
-        program.check()
-        return (
-            runtime,
-            data,
-            PhoneTrainer(program, read_examples(rows, program.manifest), **changes),
-        )
+        return pair_of(settings | more, file, tmp_path, **changes)
 
     return make
 
@@ -133,11 +110,6 @@ def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
 def state_of(runtime: ModelRuntime) -> np.ndarray[Any, Any]:
     values = np.random.default_rng(1).normal(0, 0.3, runtime.layout.size)
     return (values * 2.0**STATE_BITS).astype(np.int64)
-
-
-def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
-    assert isinstance(phone._calls, ReadoutCalls)
-    return phone._calls
 
 
 @pytest.mark.parametrize(

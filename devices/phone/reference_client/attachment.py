@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from devices.phone.gateway_protocol import FINISHED, PROTOCOL
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone_worker import PhoneWorker
 from shared.errors import DeviceError, FrameError, RefusalCode, RejectedError
@@ -21,7 +22,6 @@ from shared.signing import SigningKey, answer_bytes, proof_bytes
 
 log = logging.getLogger("samara.phone")
 
-PROTOCOL = 1
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds before a broken stream is opened again: doubled each time, plus up to half at random."""
 _FINAL = {
@@ -30,8 +30,6 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 """Status codes after which reattaching would not help."""
-_FINISHED = grpc.StatusCode.OUT_OF_RANGE
-"""Status code of a stream that ends because the run is finished."""
 
 
 def attach(
@@ -58,7 +56,7 @@ def attach(
                         return False
             log.info("%s: the gateway ended the stream", endpoint.address)
         except grpc.RpcError as error:
-            if error.code() == _FINISHED:
+            if error.code() == FINISHED:
                 return True
             if error.code() in _FINAL:
                 raise DeviceError(

@@ -8,14 +8,12 @@ from typing import Any
 
 import grpc
 
+from devices.phone.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from shared.errors import DeviceError
-from shared.wire import MAX_FRAME_BYTES
 
 OPTIONS = (
-    ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
-    # the gateway answers a ping once a minute at most
-    ("grpc.keepalive_time_ms", 240_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_receive_message_length", MAX_TASK_BYTES),
+    *KEEPALIVE,
 )
 _CONNECT_SECONDS = 10.0
 

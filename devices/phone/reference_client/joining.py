@@ -8,23 +8,26 @@ HOME/joined.json   address of the gateway; written last
 """
 
 import http.client
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from client.protocol.scenario_folder import ScenarioFolder
-from devices.live.join import JOINED_FILE, fetch_welcome, register, trusting
-from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
-from devices.live.processes import exclusive_lock
+from devices.live.join import (
+    fetch_welcome,
+    locked_folder,
+    read_joined_address,
+    register,
+    trusting,
+    write_joined_address,
+)
+from devices.live.keys import OWN_KEY_FILE, create_key
 from devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
 from shared.addresses import parse_address
 from shared.blob_store import blob_hash
-from shared.errors import ConfigError, DeviceError, InvitationError
-from shared.files import UNFINISHED, make_private_folder, sync_folder, write_durably
+from shared.errors import InvitationError
+from shared.files import UNFINISHED, sync_folder, write_durably
 from shared.invitation import JOIN_PATH, InvitationCode
-from shared.signed_scenario import SignedScenario
 
 PROGRAM_FILE, AUTHORITY_FILE = "model.pte", "gateway.pem"
 LOCK, IN_USE = "phone.lock", "another `samara phone up` uses this folder"
@@ -66,36 +69,22 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
         SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
             refuses or sends something else.
     """
-    host, port = parse_address(address, "the server's address")
-    key, program = home / OWN_KEY_FILE, home / PROGRAM_FILE
-    try:
-        make_private_folder(home)
-        with exclusive_lock(home / LOCK, IN_USE):
-            create_key(key)
-            welcome = fetch_welcome(host, port, code)
-            if (phone := welcome.phone) is None:
-                raise InvitationError(
-                    "the invitation is not a phone's; use `samara client join`, as its line says"
-                )
-            parse_address(phone.gateway, "the gateway's address")
-            scenario = (
-                SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
+    parse_address(address, "the server's address")
+    program = home / PROGRAM_FILE
+    with locked_folder(home, LOCK, IN_USE):
+        create_key(home / OWN_KEY_FILE)
+        welcome = fetch_welcome(address, code)
+        if (phone := welcome.phone) is None:
+            raise InvitationError(
+                "the invitation is not a phone's; use `samara client join`, as its line says"
             )
-            register(host, port, welcome, code, key)
-            lines = [f"client {read_client_index(key)} of {address}, by {phone.gateway}"]
-            if scenario:
-                ScenarioFolder(home).add(scenario)
-                lines += scenario.describe()
-            for file, digest, most in (
-                (program, phone.program, MAX_PROGRAM_BYTES),
-                (manifest_file(program), phone.manifest, MAX_MANIFEST_BYTES),
-            ):
-                source = _Source(host, port, welcome.authority, f"{code.identifier}/{digest}")
-                _download(source, file, digest, most)
-            write_durably(home / AUTHORITY_FILE, phone.gateway_authority.encode())
-            write_durably(home / JOINED_FILE, json.dumps({"gateway": phone.gateway}).encode())
-    except OSError as error:
-        raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
+        parse_address(phone.gateway, "the gateway's address")
+        lines = register(address, code, welcome, home)
+        source = _Source(address, welcome.authority, code.identifier)
+        _download(source, program, phone.program, MAX_PROGRAM_BYTES)
+        _download(source, manifest_file(program), phone.manifest, MAX_MANIFEST_BYTES)
+        write_durably(home / AUTHORITY_FILE, phone.gateway_authority.encode())
+        write_joined_address(home, "gateway", phone.gateway)
     return lines
 
 
@@ -105,24 +94,17 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
-    file = home / JOINED_FILE
-    try:
-        gateway = json.loads(file.read_bytes())["gateway"]
-        parse_address(gateway)
-    except FileNotFoundError:
+    if (gateway := read_joined_address(home, "gateway")) is None:
         return None
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        raise DeviceError(f"{file}: damaged; delete it and join again") from error
     return JoinedGateway(gateway, home / AUTHORITY_FILE, home / OWN_KEY_FILE, home / PROGRAM_FILE)
 
 
 class _Source(NamedTuple):
-    """The place of a file of an invitation: host, port, PEM of its authority, and name."""
+    """The server of an invitation's files: address, PEM of its authority, and the invitation."""
 
-    host: str
-    port: int
+    address: str
     authority: str
-    name: str
+    invitation: str
 
 
 def _download(source: _Source, file: Path, digest: str, most: int) -> None:
@@ -136,7 +118,7 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
         return
     part = file.with_name(file.name + UNFINISHED)
     with part.open("ab") as out:
-        for offset, piece in _pieces(source, out.tell(), most):
+        for offset, piece in _pieces(source, digest, out.tell(), most):
             out.truncate(offset)
             out.write(piece)
         out.flush()
@@ -151,23 +133,24 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
     sync_folder(file.parent)
 
 
-def _pieces(source: _Source, start: int, most: int) -> Iterator[tuple[int, bytes]]:
+def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tuple[int, bytes]]:
     """Yield what a verified server sends of a file, each piece with its offset in the file.
 
     Args:
         source: where the file is fetched.
+        digest: SHA-256 of the file, 64 hex digits.
         start: bytes that are there already; the server may begin anew.
         most: most bytes of the file.
 
     Raises:
         InvitationError: if it does not come, or is too large.
     """
-    connection = http.client.HTTPSConnection(
-        source.host, source.port, timeout=_SECONDS, context=trusting(source.authority)
-    )
+    host, port = parse_address(source.address)
+    context = trusting(source.authority)
+    connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
     try:
         headers = {"range": f"bytes={start}-"} if start else {}
-        connection.request("GET", f"{JOIN_PATH}/{source.name}", headers=headers)
+        connection.request("GET", f"{JOIN_PATH}/{source.invitation}/{digest}", headers=headers)
         response = connection.getresponse()
         if response.status not in (200, 206, 416):
             raise InvitationError(

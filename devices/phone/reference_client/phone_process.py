@@ -22,7 +22,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.phone_worker import PhoneWorker
 from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
-from shared.files import make_folder
+from shared.files import make_private_folder
 from shared.frames.instructions import Split
 from shared.signing import SigningKey
 
@@ -61,7 +61,7 @@ def up(
     """
     require_executorch()
     try:
-        make_folder(home)
+        make_private_folder(home)
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
     with exclusive_lock(home / LOCK, IN_USE):

@@ -85,19 +85,20 @@ class ReadoutCalls:
         kept, is_computed = self._kept[split], self._is_computed[split]
         fit = rows < len(kept)
         missing = np.unique(rows[fit][~is_computed[rows[fit]]])
-        for some in batches(self._by_length(split, missing), self._program.manifest.batch):
+        missing = missing[self._by_length(split, missing)]
+        for some in batches(missing, self._program.manifest.batch):
             kept[some] = self._compute(split, some)
             is_computed[some] = True
         numbers = np.empty((len(rows), kept.shape[1]), np.float32)
         numbers[fit] = kept[rows[fit]]
-        left = np.flatnonzero(~fit)[np.argsort(self._lengths[split][rows[~fit]], kind="stable")]
+        left = np.flatnonzero(~fit)[self._by_length(split, rows[~fit])]
         for some in batches(left, self._program.manifest.batch):
             numbers[some] = self._compute(split, rows[some])
         return numbers[:, : self._labels], numbers[:, self._labels :]
 
     def _by_length(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return rows in the order of their lengths, so that a call has examples of like length."""
-        return rows[np.argsort(self._lengths[split][rows], kind="stable")]
+        """Return the order of rows by length, so that a call has examples of like length."""
+        return np.argsort(self._lengths[split][rows], kind="stable")
 
     def _compute(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the numbers of at most B examples by one call, float32 [n, labels + features]."""
