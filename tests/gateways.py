@@ -95,9 +95,8 @@ def keys_in(folder: Path) -> list[SigningKey]:
 def serve_phones(keys: Sequence[SigningKey]) -> Iterator[Served]:
     """A gateway that admits these keys, without TLS."""
     known = {key.public for key in keys}
-    served = Served(lambda key: key in known)
-    yield served
-    served.close()
+    with contextlib.closing(Served(lambda key: key in known)) as served:
+        yield served
 
 
 @contextlib.contextmanager

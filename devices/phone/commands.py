@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from devices.live.owner_commands import Home, Name
+
 if TYPE_CHECKING:
     from shared.settings import Scalar
 
@@ -153,25 +155,28 @@ def key(
 def join(
     address: Annotated[str, typer.Argument(help="Address of the server, host:port.")],
     code: Annotated[str, typer.Argument(help="Code of the invitation.")],
-    name: Annotated[str, typer.Option(help="Name of this phone; its folder unless --home.")],
-    home: Annotated[Path | None, typer.Option(help="Folder of the phone's state.")] = None,
+    name: Name,
+    home: Home = None,
 ) -> None:
     """Join a run by the line that `samara server invite` has printed; needed once.
 
     Example: samara phone join example.org:8000 CODE --name pocket
     """
+    from devices.live.client_folder import client_folder
     from devices.phone.reference_client.joining import join_run
     from shared.invitation import InvitationCode
 
-    folder = home or Path(name)
+    folder = client_folder(name, home)
     print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
-    print(f"next: samara phone up --home {folder} --rows ROWS")
+    at = f" --home {folder}" if home else ""
+    print(f"next: samara phone up --name {name}{at} --rows ROWS")
 
 
 @app.command()
 def up(
     rows: Annotated[Path, typer.Option(help="Tokenized examples, JSONL.")],
-    home: Annotated[Path, typer.Option(help="Folder of the phone's state.")],
+    name: Name = "",
+    home: Home = None,
     program: Annotated[
         Path | None, typer.Option(help="Program from `samara phone export`; default as joined.")
     ] = None,
@@ -200,18 +205,19 @@ def up(
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
-    Example: samara phone up --rows rows.jsonl --home pocket
+    Example: samara phone up --name pocket --rows rows.jsonl
     """
     from client.protocol.answer_limits import AnswerLimits
+    from devices.live.client_folder import client_folder
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.joining import read_joined_gateway
     from devices.phone.reference_client.phone_process import up as run
     from shared.errors import ConfigError
 
-    owners = _read_owners_settings(settings or [])
+    folder, owners = client_folder(name, home), _read_owners_settings(settings or [])
     _configure_logging()
     limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
-    if joined := read_joined_gateway(home):
+    if joined := read_joined_gateway(folder):
         program, key = program or joined.program, key or joined.key
         if not gateway:
             gateway, certs = joined.gateway, certs or joined.authority
@@ -221,7 +227,7 @@ def up(
             "`samara server invite` prints on the server for a phone"
         )
     endpoint = GatewayEndpoint(gateway, certs, insecure)
-    run(program, rows, key, home, endpoint, limits, owners, scenario)
+    run(program, rows, key, folder, endpoint, limits, owners, scenario)
 
 
 @gateway.callback()

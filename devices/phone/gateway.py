@@ -10,10 +10,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -22,6 +22,7 @@ from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer
+from shared.rate_limit import RateLimit, network_of
 from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
 from shared.wire import kind_of
 
@@ -39,6 +40,8 @@ RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
 MAX_ASKED = 4
 """Most new keys that the server is asked for at once."""
+NEW_KEYS_PER_MINUTE = 6
+"""Most new keys of one network address that the server is asked for in a minute."""
 WARNING_SECONDS = 60.0
 """Least time between two log lines about a server that cannot be asked."""
 _POLL_SECONDS = 0.5
@@ -119,7 +122,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         self._asked, self._warned_at = 0, -WARNING_SECONDS
         self._phones: dict[int, _AttachedPhone] = {}
         self._requests: list[_PhoneRequest] = []
-        self._attachments: dict[int, deque[float]] = {}
+        self._attachments = RateLimit(ATTACHMENTS_PER_MINUTE)
+        self._new_keys = RateLimit(NEW_KEYS_PER_MINUTE)
         self._detached_at: dict[int, float] = {}
         self._unauthenticated = 0
         self._is_finished = False
@@ -248,20 +252,15 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             raise _RejectionError(
                 grpc.StatusCode.UNAUTHENTICATED, "the proof is not signed with this key"
             )
-        await self._check_admitted(public_key)
-        times = self._attachments.setdefault(client_index_of_key(public_key), deque())
-        now = time.monotonic()
-        while times and times[0] < now - 60:
-            times.popleft()
-        if len(times) >= ATTACHMENTS_PER_MINUTE:
+        await self._check_admitted(public_key, context.peer())
+        if not self._attachments.admits(str(client_index_of_key(public_key))):
             raise _RejectionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many attachments in a minute; try again later",
             )
-        times.append(now)
         return public_key
 
-    async def _check_admitted(self, public_key: bytes) -> None:
+    async def _check_admitted(self, public_key: bytes, peer: str) -> None:
         if self._admitted(public_key):
             return
         denied = grpc.StatusCode.PERMISSION_DENIED
@@ -272,6 +271,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         later = grpc.StatusCode.RESOURCE_EXHAUSTED
         if self._asked >= MAX_ASKED:
             raise _RejectionError(later, "too many new keys at once; try again later")
+        if not self._new_keys.admits(network_of(_host_of(peer))):
+            raise _RejectionError(later, "too many new keys of this address; try again in a minute")
         self._asked += 1
         try:
             if not await asyncio.to_thread(self._registered, public_key):
@@ -345,6 +346,11 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
             )
         return not (incoming.done() or ended.done())
+
+
+def _host_of(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _task(request: _PhoneRequest, number: int, seconds: float) -> Task:

@@ -5,32 +5,28 @@ anything is looked up.
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from server.live.invitations import Invitations, JoinError
 from shared.errors import InvitationError
 from shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
+from shared.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
-"""Most requests of one address within `WINDOW_SECONDS`; joining takes two, of a phone four."""
-WINDOW_SECONDS = 60.0
+"""Most requests of one address in a minute; joining takes two, of a phone four."""
 BODY_SECONDS = 10.0
 """Time from a request's headers to the end of its body."""
-_MAX_ADDRESSES = 10_000
-"""Most addresses that are counted at once; further ones wait for the next window."""
 MAX_DOWNLOADS = 8
-"""Most programs that are sent at once."""
-PIECE_BYTES = 2**18
+"""Most programs that are sent at once, each for another invitation."""
+PIECE_BYTES = 2**20
 PIECE_SECONDS = 60.0
-"""Time in which a piece of a program is taken."""
+"""Time in which a piece of a program is taken; a slower device goes on by another request."""
 _WELCOME = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})")
 _PROGRAM = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})/([0-9a-f]{{64}})")
 _KEY = re.compile(rf"{KEYS_PATH}/([0-9a-f]{{64}})")
@@ -50,15 +46,16 @@ class JoinFilter:
     def __init__(
         self, invitations: Invitations | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._invitations, self._clock = invitations, clock
-        self._counts, self._window_end = Counter[str](), 0.0
-        self._downloads = 0
+        self._invitations = invitations
+        self._requests = RateLimit(MAX_REQUESTS, clock)
+        self._downloads: dict[str, object] = {}  # the latest of each invitation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; a refusal is a status without a text."""
         host = (scope.get("client") or ("",))[0]
         try:
-            self._count(host)
+            if not self._requests.admits(network_of(host)):
+                raise JoinError(429, f"sent over {MAX_REQUESTS} requests in a minute")
             if program := _PROGRAM.fullmatch(scope["path"]):
                 await self._send_program(scope, send, *program.groups())
                 return
@@ -99,17 +96,21 @@ class JoinFilter:
     async def _send_program(self, scope: Any, send: Any, identifier: str, digest: str) -> None:
         """Send a program or manifest, from the byte on that a `Range` names.
 
+        A later request of the same invitation ends an earlier one, so that nobody holds more than
+        one of the places, and a device whose connection has broken does not wait for its own.
+
         Raises:
             JoinError: if it is not sent; nothing has been said then.
         """
         if scope["method"] != "GET":
             raise JoinError(404, "requested what there is not")
-        if self._downloads >= MAX_DOWNLOADS:
+        program = self._all_invitations().program_file(identifier, digest)
+        if identifier not in self._downloads and len(self._downloads) >= MAX_DOWNLOADS:
             raise JoinError(503, f"asked for a program while {MAX_DOWNLOADS} others took one")
         named = _FROM.fullmatch(dict(scope["headers"]).get(b"range", b"bytes=0-"))
-        self._downloads += 1
+        download = self._downloads[identifier] = object()
         try:
-            with self._all_invitations().program_file(identifier, digest).open("rb") as file:
+            with program.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 start = int(named[1]) if named else 0
                 if start > size:
@@ -119,30 +120,19 @@ class JoinFilter:
                 status = 206 if start else 200
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    if self._downloads.get(identifier) is not download:
+                        return
                     more = {"type": "http.response.body", "body": piece, "more_body": True}
                     async with asyncio.timeout(PIECE_SECONDS):
                         await send(more)
                 await send({"type": "http.response.body", "body": b""})
         except FileNotFoundError:
             raise JoinError(404, "asked for a program that the run no longer has") from None
+        except TimeoutError:
+            log.warning("a program is no longer sent to a device that takes it too slowly")
         finally:
-            self._downloads -= 1
-
-    def _count(self, host: str) -> None:
-        """Count a request of an address; those of one /64 of IPv6 are one.
-
-        Raises:
-            JoinError: if there were too many.
-        """
-        if (now := self._clock()) >= self._window_end:
-            self._counts.clear()
-            self._window_end = now + WINDOW_SECONDS
-        place = _place_of(host)
-        if self._counts[place] >= MAX_REQUESTS or (
-            place not in self._counts and len(self._counts) >= _MAX_ADDRESSES
-        ):
-            raise JoinError(429, f"sent over {MAX_REQUESTS} requests within {WINDOW_SECONDS:g} s")
-        self._counts[place] += 1
+            if self._downloads.get(identifier) is download:
+                del self._downloads[identifier]
 
 
 async def _read_body(receive: Any) -> bytes:
@@ -161,14 +151,3 @@ async def _read_body(receive: Any) -> bytes:
             raise JoinError(413, f"sent more than {MAX_REQUEST_BYTES} bytes")
         if not message.get("more_body", False):
             return bytes(body)
-
-
-def _place_of(host: str) -> str:
-    """Return what a sender of many addresses cannot change: of IPv6 the first 64 bits."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)

@@ -45,7 +45,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     for written, port in ((":8000", server), (":9100", server + 1)):
         assert written in script
         script = script.replace(written, f":{port}")
-    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment['PATH']}"
     with (folder / "said").open("wb") as said:
         shell = subprocess.Popen(
@@ -64,7 +64,8 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     text = (folder / "said").read_text(errors="replace")
     assert status == 0, text[-3000:]
     assert "Traceback" not in text, text
-    assert "the run is finished, and this phone keeps its model in phone/runs" in text
+    phone = folder / ".samara" / "phone"
+    assert f"the run is finished, and this phone keeps its model in {phone}/runs" in text
     assert "1 phones have heard it" in text
     assert "every digest reproduced" in text
     ran = sorted((folder / "statuses").read_text().splitlines())

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -16,10 +17,11 @@ from typer.testing import CliRunner
 from devices.phone import gateway as gateway_module
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from devices.phone.gateway import MAX_ANSWER_BYTES, NEW_KEYS_PER_MINUTE, Gateway, _host_of
 from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+from shared import rate_limit
 from shared.certificates import make_certificates, renew_certificate
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
@@ -95,10 +97,14 @@ def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatc
 
 
 def test_attachments_per_minute_are_limited(
-    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+    keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
-    with grpc.insecure_channel(served.endpoint.address) as channel:
+    monkeypatch.setattr(rate_limit, "WINDOW_SECONDS", 1e6)
+    with (
+        serve_phones(keys) as served,
+        grpc.insecure_channel(served.endpoint.address) as channel,
+    ):
         for _ in range(2):
             stream = opened_stream(channel, keys[0])
             served.until(lambda gateway: bool(gateway.attached_phones))
@@ -106,6 +112,43 @@ def test_attachments_per_minute_are_limited(
             served.until(lambda gateway: not gateway.attached_phones)
         with pytest.raises(grpc.RpcError, match="too many attachments"):
             list(opened_stream(channel, keys[0]))
+        other = opened_stream(channel, keys[1])
+        served.until(lambda gateway: bool(gateway.attached_phones))
+        other.cancel()
+
+
+def test_a_stranger_does_not_use_up_what_the_server_answers_about_new_keys(
+    keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limit, "WINDOW_SECONDS", 1e6)
+    asked: list[bytes] = []
+    known, *strangers = keys
+    served = Served(lambda key: key == known.public, None, lambda key: bool(asked.append(key)))
+    with closing(served), grpc.insecure_channel(served.endpoint.address) as channel:
+        for _ in range(NEW_KEYS_PER_MINUTE):
+            with pytest.raises(grpc.RpcError, match="not registered at the server"):
+                list(opened_stream(channel, strangers[0]))
+        for stranger in strangers:
+            with pytest.raises(grpc.RpcError, match="try again in a minute") as raised:
+                list(opened_stream(channel, stranger))
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert asked == [strangers[0].public] * NEW_KEYS_PER_MINUTE
+        stream = opened_stream(channel, known)
+        served.until(lambda gateway: bool(gateway.attached_phones))
+        stream.cancel()
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.1:40000", "192.0.2.1"),
+        ("ipv6:[2001:db8::1]:40000", "2001:db8::1"),
+        ("ipv6:%5B2001:db8::1%5D:40000", "2001:db8::1"),
+        ("unix:", ""),
+    ],
+)
+def test_the_address_in_grpcs_name_of_a_peer(peer: str, host: str) -> None:
+    assert _host_of(peer) == host
 
 
 def test_the_folder_of_keys_is_read_anew_when_a_file_changes(

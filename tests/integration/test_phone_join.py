@@ -1,11 +1,13 @@
 """A phone joins by one line over TLS, with its program; whoever has no valid code does not."""
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +31,7 @@ from devices.phone.reference_client.joining import (
 from devices.phone.registered_keys import RegisteredKeys
 from samara.command import app as samara
 from server.commands import app as server_commands
+from server.live import join_filter
 from server.live.invitations import (
     PROGRAMS_FOLDER,
     Invitations,
@@ -101,7 +104,7 @@ def test_a_phone_joins_by_one_line_and_has_all_that_it_needs(
     joined = CliRunner().invoke(samara, [*words, "--home", str(home)])
     assert joined.exit_code == 0, joined.output
     assert "signed by operator" in joined.output
-    assert f"next: samara phone up --home {home} --rows ROWS" in joined.output
+    assert f"next: samara phone up --name pocket --home {home} --rows ROWS" in joined.output
     (key,) = ClientKeys(run / KEYS_FOLDER).read_all()
     public = SigningKey(home / OWN_KEY_FILE).public
     assert (key.name, key.public_key.encode()) == ("pocket", public)
@@ -205,8 +208,63 @@ def test_a_program_is_sent_for_its_invitation_alone(
     for odd in ("bytes=1-2", "bytes=-5", "lines=1-", "bytes=" + "9" * 99 + "-"):
         assert get(address, path, range=odd).content == PROGRAM, odd
     assert httpx.post(f"https://{address}{path}", verify=False).status_code == 404
-    app._downloads = MAX_DOWNLOADS
+    app._downloads = {str(other): object() for other in range(MAX_DOWNLOADS)}
     assert get(address, path).status_code == 503
+
+
+class Slow:
+    """The connection of a device that takes a part of a download when the test says so."""
+
+    def __init__(self) -> None:
+        self.got, self.waits, self.goes_on = bytearray(), asyncio.Event(), asyncio.Event()
+        self.is_whole = False
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            self.waits.set()
+            await self.goes_on.wait()
+            self.got += message["body"]
+            self.is_whole = not message.get("more_body", False)
+
+
+def test_a_download_gives_its_place_back(
+    run: Path, app: JoinFilter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(join_filter, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(join_filter, "MAX_DOWNLOADS", 2)
+    digest = hashlib.sha256(PROGRAM).hexdigest()
+    codes = [invite(run, name) for name in ("first", "second", "third")]
+
+    def download(device: Slow, number: int) -> "asyncio.Task[None]":
+        path = f"{JOIN_PATH}/{codes[number].identifier}/{digest}"
+        scope = {"path": path, "method": "GET", "headers": []}
+        return asyncio.create_task(app(scope, None, device))
+
+    async def take() -> None:
+        devices = [Slow() for _ in range(4)]
+        earlier, later, second, third = devices
+        tasks = [download(earlier, 0), download(second, 1)]
+        for device in (earlier, second):
+            await device.waits.wait()
+        third.goes_on.set()
+        await download(third, 2)
+        assert (third.got, third.is_whole) == (b"", True)  # refused: status and no body
+        tasks.append(download(later, 0))  # of the same invitation: in place of the earlier one
+        for device in (later, earlier, second):
+            await device.waits.wait()
+            device.goes_on.set()
+        await asyncio.gather(*tasks)
+        assert (later.got, later.is_whole) == (PROGRAM, True)
+        assert (second.got, second.is_whole) == (PROGRAM, True)
+        assert (earlier.got, earlier.is_whole) == (PROGRAM[:100_000], False)
+        assert app._downloads == {}
+        monkeypatch.setattr(join_filter, "PIECE_SECONDS", 0.01)
+        await download(Slow(), 0)
+        assert app._downloads == {}
+
+    asyncio.run(take())
+    assert "asked for a program while 2 others took one" in caplog.text
+    assert "takes it too slowly" in caplog.text
 
 
 def test_a_gateway_admits_the_keys_of_the_servers_clients(

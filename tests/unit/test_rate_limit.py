@@ -1,0 +1,52 @@
+"""A limit of what each party does in a minute, and what of an address its sender cannot change."""
+
+import pytest
+
+from shared import rate_limit
+from shared.rate_limit import WINDOW_SECONDS, RateLimit, network_of
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    seconds = 5.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_each_party_has_a_count_of_its_own_that_begins_anew_in_the_next_window() -> None:
+    clock = Clock()
+    limit = RateLimit(2, clock)
+    assert [limit.admits("one") for _ in range(4)] == [True, True, False, False]
+    assert limit.admits("other")
+    clock.seconds += WINDOW_SECONDS - 1
+    assert not limit.admits("one")
+    clock.seconds += 1
+    assert [limit.admits("one") for _ in range(3)] == [True, True, False]
+
+
+def test_strangers_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "MAX_PARTIES", 3)
+    clock = Clock()
+    limit = RateLimit(2, clock)
+    assert [limit.admits(str(party)) for party in range(5)] == [True, True, True, False, False]
+    assert limit.admits("0")
+    assert len(limit._counts) == 3
+    clock.seconds += WINDOW_SECONDS
+    assert limit.admits("4")
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("", ""),
+        ("no address", "no address"),
+    ],
+)
+def test_a_sender_of_many_addresses_is_one(host: str, network: str) -> None:
+    assert network_of(host) == network
