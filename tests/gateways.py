@@ -15,7 +15,7 @@ from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.certificates import TlsFiles
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import FromPhone, Proof
+from shared.proto.trainer_pb2 import FromPhone, Proof, Task
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import SigningKey, proof_bytes
 
@@ -63,10 +63,18 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
     def ask(self, *arguments: Any, **named: Any) -> Any:
-        return self.run(self.gateway.ask(*arguments, **named))
+        return self.start_asking(*arguments, **named).result(SECONDS)
 
-    def start_asking(self, *arguments: Any, **named: Any) -> Any:
-        work = self.gateway.ask(*arguments, **named)
+    def start_asking(
+        self,
+        kind: Any,
+        instruction: bytes,
+        seconds: float,
+        clients: Sequence[int] | None = None,
+        **more: Any,
+    ) -> Any:
+        task = Task(kind=kind, instruction=instruction, **more)
+        work = self.gateway.ask(task, seconds, clients)
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def until(self, condition: Callable[[Gateway], bool]) -> None:

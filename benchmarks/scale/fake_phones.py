@@ -31,7 +31,7 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
+from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import SigningKey, answer_bytes, proof_bytes
 
@@ -56,8 +56,8 @@ async def hosted() -> None:
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         instruction = line.strip().encode()
         asked = len(gateway.attached_phones)
-        seconds = ROUND_SECONDS if instruction else 0.0
-        answers = await gateway.ask(TaskKind.TRAIN, instruction, seconds) if instruction else {}
+        task = Task(kind=TaskKind.TRAIN, instruction=instruction)
+        answers = await gateway.ask(task, ROUND_SECONDS) if instruction else {}
         told = {"attached": asked, "answers": sorted(answers), "refused": gateway.refused}
         print(json.dumps(told), flush=True)
 

@@ -282,16 +282,16 @@ def gateway_up(
     _configure_logging()
     serve(
         GatewaySettings(
-            (home or Path.home() / ".samara" / "gateway").expanduser().absolute(),
-            phones.absolute() if phones else None,
-            listen,
-            cert,
-            cert_key,
-            tuple(names or ()),
-            superlink,
-            key.expanduser().absolute() if key else None,
-            certs.expanduser().absolute() if certs else None,
-            insecure,
+            folder=(home or Path.home() / ".samara" / "gateway").expanduser().absolute(),
+            phones=phones.absolute() if phones else None,
+            listen=listen,
+            certificate=cert,
+            certificate_key=cert_key,
+            names=tuple(names or ()),
+            superlink=superlink,
+            key=key.expanduser().absolute() if key else None,
+            certificates=certs.expanduser().absolute() if certs else None,
+            insecure=insecure,
         )
     )
 

@@ -66,17 +66,12 @@ class SignedAnswer:
 
 @dataclass(eq=False)
 class _PhoneRequest:
-    """A request to some phones, with their answers so far."""
+    """A request to some phones, with their answers so far; times are monotonic seconds."""
 
-    kind: int
-    instruction: bytes
-    snapshot: bytes
-    tail: bytes
-    settings: bytes
-    personal: bool
+    task: Task
     start: float
     end: float
-    answers: dict[int, asyncio.Future[SignedAnswer]] = field(default_factory=dict)
+    answers: Mapping[int, asyncio.Future[SignedAnswer]]
 
     def awaits_answer_of(self, client: int) -> bool:
         """Return whether this client's answer is requested and missing."""
@@ -142,39 +137,25 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             phone.ended.set()
 
     async def ask(
-        self,
-        kind: int,
-        instruction: bytes,
-        seconds: float,
-        clients: Collection[int] | None = None,
-        snapshot: bytes = b"",
-        tail: bytes = b"",
-        settings: bytes = b"",
-        personal: bool = False,
+        self, task: Task, seconds: float, clients: Collection[int] | None = None
     ) -> Mapping[int, SignedAnswer]:
-        """Send a request to phones, and wait until all have answered or the time is over.
+        """Send a task to phones, and wait until all have answered or the time is over.
 
         Args:
-            kind: member of `shared.proto.trainer_pb2.TaskKind`.
-            instruction: instruction frame; a nonce of the server's for a hello.
+            task: the task; number and seconds are set for each phone.
             seconds: time limit.
             clients: client indices of the phones; by default all that are attached. A phone that is
                 not attached is waited for up to `RECONNECT_SECONDS`.
-            snapshot: snapshot of the catch-up for the client that has missed most rounds.
-            tail: ledger records of the same catch-up.
-            settings: settings that are part of the run id, sorted JSON.
-            personal: whether an evaluation is to compare personal models.
 
         Returns:
             The answers by client index.
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        request = _PhoneRequest(
-            kind, instruction, snapshot, tail, settings, personal, start=now, end=now + seconds
-        )
         chosen = self.attached_phones if clients is None else sorted(clients)
-        request.answers = {client: loop.create_future() for client in chosen}
+        answers: dict[int, asyncio.Future[SignedAnswer]]
+        answers = {client: loop.create_future() for client in chosen}
+        request = _PhoneRequest(task, now, now + seconds, answers)
         self._requests.append(request)
         try:
             for client in chosen:
@@ -184,12 +165,10 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 await asyncio.wait(pending, timeout=_POLL_SECONDS)
         finally:
             self._requests.remove(request)
-            for answer in request.answers.values():
+            for answer in answers.values():
                 answer.cancel()  # no effect on answers that are done
         return {
-            client: answer.result()
-            for client, answer in request.answers.items()
-            if not answer.cancelled()
+            client: answer.result() for client, answer in answers.items() if not answer.cancelled()
         }
 
     def _pending_answers(self, request: _PhoneRequest) -> list[asyncio.Future[SignedAnswer]]:
@@ -323,12 +302,14 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 if remaining <= 0 or not request.awaits_answer_of(client):
                     continue
                 number += 1
-                await context.write(ToPhone(task=_task(request, number, remaining)))
+                task = Task(number=number, seconds=remaining)
+                task.MergeFrom(request.task)
+                await context.write(ToPhone(task=task))
                 await asyncio.wait((incoming, ended), return_when=asyncio.FIRST_COMPLETED)
                 if not incoming.done() or incoming.result() is grpc.aio.EOF:
                     return
                 answer = _check_answer(
-                    incoming.result(), number, phone.public_key, request.instruction
+                    incoming.result(), number, phone.public_key, task.instruction
                 )
                 if request.awaits_answer_of(client):
                     request.answers[client].set_result(answer)
@@ -351,19 +332,6 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 def _host_of(peer: str) -> str:
     """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def _task(request: _PhoneRequest, number: int, seconds: float) -> Task:
-    return Task(
-        number=number,
-        kind=request.kind,  # type: ignore[arg-type]
-        instruction=request.instruction,
-        snapshot=request.snapshot,
-        tail=request.tail,
-        seconds=seconds,
-        settings=request.settings,
-        personal=request.personal,
-    )
 
 
 def _check_answer(message: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:

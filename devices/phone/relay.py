@@ -18,7 +18,7 @@ from shared.config import RunConfig
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.proto.trainer_pb2 import TaskKind
+from shared.proto.trainer_pb2 import Task, TaskKind
 from shared.runs import identity_bytes
 from shared.wire import (
     BLOB_ACTION,
@@ -50,16 +50,26 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     app = ClientApp()
 
     def ask(
-        work: int, message: Message, context: Context, seconds: float, personal: bool = False
+        kind: TaskKind,
+        message: Message,
+        context: Context,
+        seconds: float,
+        personal: bool = False,
     ) -> Message:
         config = RunConfig.of(context.run_config, "run config")
         check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
         frame, catch_up = unpack_message(message)
         devices = message.content.config_records[RECORD].get(CLIENTS)
         chosen = _numbers(devices) if isinstance(devices, list) else None
-        settings = identity_bytes(config) if work in _OF_A_RUN else b""
-        missed = catch_up.snapshot, catch_up.tail
-        question = gateway.ask(work, frame, seconds, chosen, *missed, settings, personal)
+        task = Task(
+            kind=kind,
+            instruction=frame,
+            snapshot=catch_up.snapshot,
+            tail=catch_up.tail,
+            settings=identity_bytes(config) if kind in _OF_A_RUN else b"",
+            personal=personal,
+        )
+        question = gateway.ask(task, seconds, chosen)
         answers = asyncio.run_coroutine_threadsafe(question, loop).result()
         return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
 
