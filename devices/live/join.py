@@ -20,6 +20,7 @@ from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import exclusive_lock
+from devices.live.tls_contexts import unverified_context
 from shared.addresses import parse_address
 from shared.errors import ConfigError, DeviceError, InvitationError
 from shared.files import make_private_folder, write_durably
@@ -163,9 +164,8 @@ def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
     Raises:
         InvitationError: if there is no invitation, or what answers is not its server.
     """
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    status, body = _request(address, anybody, "GET", f"{JOIN_PATH}/{code.identifier}")
+    path = f"{JOIN_PATH}/{code.identifier}"
+    status, body = _request(address, unverified_context(), "GET", path)
     if status != 200:
         raise InvitationError(_reason(status))
     return Welcome.decode(body, code.trusted)

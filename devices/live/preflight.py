@@ -27,6 +27,7 @@ from devices.live.check_result import CheckResult, Outcome
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
+from devices.live.tls_contexts import unverified_context
 from shared.addresses import parse_address
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
@@ -294,12 +295,10 @@ def _context(certificates: Path | None) -> ssl.SSLContext:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
             socket.create_connection((host, port), _CONNECT_SECONDS) as plain,
-            context.wrap_socket(plain),
+            unverified_context().wrap_socket(plain),
         ):
             return True
     except OSError:

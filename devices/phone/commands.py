@@ -212,6 +212,7 @@ def up(
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.joining import read_joined_gateway
     from devices.phone.reference_client.phone_process import up as run
+    from shared.addresses import parse_address
     from shared.errors import ConfigError
 
     folder, owners = client_folder(name, home), _read_owners_settings(settings or [])
@@ -226,6 +227,7 @@ def up(
             "--program, --key and --gateway are needed; or join first, with the line that "
             "`samara server invite` prints on the server for a phone"
         )
+    parse_address(gateway, "--gateway")
     endpoint = GatewayEndpoint(gateway, certs, insecure)
     run(program, rows, key, folder, endpoint, limits, owners, scenario)
 

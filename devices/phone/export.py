@@ -273,9 +273,7 @@ def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tenso
 def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     """Make a self-check of random tokens and directions, with the eager modules' results."""
     parts = ready.parts
-    vocabulary = int(ready.base.network.config.vocab_size)
-    rows = np.arange(shapes.batch)
-    ids, positions = _check_batch(ready, shapes, vocabulary)
+    ids, positions = _check_batch(ready, shapes)
     seeds = query_seeds(0, 0, 1, shapes.queries)[0]
     # of both signs, and wide enough for products beyond 2⁵³
     coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
@@ -284,7 +282,7 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     check = SelfCheck(
         ids=ids.tolist(),
         positions=positions.tolist(),
-        labels=(rows % len(ready.words)).tolist(),
+        labels=(np.arange(shapes.batch) % len(ready.words)).tolist(),
         seeds=seeds.tolist(),
         coefficients=coefficients.tolist(),
         epsilon=READOUT_CHECK_EPSILON if isinstance(parts, ReadoutParts) else CHECK_EPSILON,
@@ -300,10 +298,11 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
 
 
 def _check_batch(
-    ready: PreparedModel, shapes: ProgramShapes, vocabulary: int
+    ready: PreparedModel, shapes: ProgramShapes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return ids of random tokens, [B, S] or [B, C, S], and positions [B], of all lengths."""
     batch, length, most = shapes.batch, shapes.sequence, ready.answer_tokens
+    vocabulary = int(ready.base.network.config.vocab_size)
     rows = np.arange(batch)
     if not most:
         ids = prefix_tokens(0, batch * length, vocabulary).reshape(batch, length)

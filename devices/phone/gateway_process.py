@@ -22,6 +22,7 @@ from devices.live.processes import (
     exclusive_lock,
     is_run_finished,
 )
+from devices.live.tls_contexts import verifying_context
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.gateway import Gateway
 from devices.phone.gateway_server import start_gateway
@@ -97,12 +98,7 @@ def _check_superlink_settings(settings: GatewaySettings) -> None:
     """Check the files that Flower's SuperNode needs, which would otherwise fail repeatedly."""
     if settings.key:
         read_client_index(settings.key)
-    try:
-        ssl.create_default_context(cafile=settings.certificates)
-    except OSError as error:  # ssl.SSLError is one
-        raise DeviceError(
-            f"{settings.certificates}: not a certificate (PEM) that can be read: {error}"
-        ) from error
+    verifying_context(settings.certificates)
 
 
 def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:

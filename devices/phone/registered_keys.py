@@ -1,9 +1,9 @@
 """The keys that a gateway without a folder of keys admits: those of the server's clients."""
 
 import http.client
-import ssl
 from pathlib import Path
 
+from devices.live.tls_contexts import verifying_context
 from devices.phone.admitted_keys import AdmittedKeys
 from shared.addresses import parse_address
 from shared.errors import DeviceError
@@ -49,15 +49,15 @@ class RegisteredKeys:
         return True
 
     def _ask(self, fingerprint: str) -> int:
+        """Return the status of the server's answer about a key."""
+        context = verifying_context(self._authority)
+        connection = http.client.HTTPSConnection(
+            self._host, self._port, timeout=_SECONDS, context=context
+        )
         try:
-            context = ssl.create_default_context(cafile=self._authority)
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=_SECONDS, context=context
-            )
-            try:
-                connection.request("GET", f"{KEYS_PATH}/{fingerprint}")
-                return connection.getresponse().status
-            finally:
-                connection.close()
+            connection.request("GET", f"{KEYS_PATH}/{fingerprint}")
+            return connection.getresponse().status
         except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise DeviceError(f"the server cannot be asked: {error}") from error
+        finally:
+            connection.close()

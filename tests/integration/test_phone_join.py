@@ -122,6 +122,11 @@ def test_a_phone_joins_by_one_line_and_has_all_that_it_needs(
 def test_phone_up_says_what_is_missing(tmp_path: Path) -> None:
     up = ["phone", "up", "--rows", "rows.jsonl", "--home", str(tmp_path)]
     assert "samara server invite" in str(CliRunner().invoke(samara, up).exception)
+    by_hand = ["--program", "model.pte", "--key", "phone.key", "--gateway", "gateway.example"]
+    wrong = str(CliRunner().invoke(samara, up + by_hand).exception)
+    assert "--gateway gateway.example: write it as host:port" in wrong
+    nameless = CliRunner().invoke(samara, ["phone", "up", "--rows", "rows.jsonl"])
+    assert "--name NAME is missing" in str(nameless.exception)
     (tmp_path / JOINED_FILE).write_text('{"gateway": 1}')
     assert "join again" in str(CliRunner().invoke(samara, up).exception)
     gateway = ["gateway", "up", "--superlink", "127.0.0.1:1", "--insecure"]

@@ -35,6 +35,7 @@ from devices.live.settings import (
     resolve_device_settings,
 )
 from devices.live.supernode import Reachability, watch_requests
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from samara.command import app
 from shared.addresses import parse_address
 from shared.config import RunConfig
@@ -122,7 +123,8 @@ def test_a_clock_that_is_a_year_off_is_named_and_how_to_set_it(
         check, skew = check_superlink(reaching(port, certificate))
         context = ssl.create_default_context(cafile=certificate)
         with pytest.raises(InvitationError, match=f"{named}.*set the clock by a time server"):
-            join._request("127.0.0.1", port, context, "GET", "/")
+            join._request(f"127.0.0.1:{port}", context, "GET", "/")
+        to_phone = GatewayEndpoint(f"127.0.0.1:{port}", certificate).diagnose()
         watch_requests(Reachability(tmp_path))
         with httpx.Client(verify=context) as client, pytest.raises(httpx.ConnectError):
             client.get(f"https://127.0.0.1:{port}/")
@@ -130,6 +132,7 @@ def test_a_clock_that_is_a_year_off_is_named_and_how_to_set_it(
     assert check.finding.startswith(named)
     assert check.remedy.startswith("set the clock by a time server, `timedatectl set-ntp true`")
     assert f"127.0.0.1:{port} does not answer: {named}" in caplog.text
+    assert to_phone == f"{check.finding}; {check.remedy}"
 
 
 def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
+from devices.live.certificate_errors import explain_certificate_error
+from devices.live.tls_contexts import unverified_context, verifying_context
 from devices.phone.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
-from shared.errors import DeviceError
+from shared.addresses import parse_address
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_TASK_BYTES),
@@ -40,7 +42,7 @@ class GatewayEndpoint:
         """
         if self.insecure:
             return grpc.insecure_channel(self.address, OPTIONS)
-        self._context()
+        verifying_context(self.authority)
         authority = self.authority.read_bytes() if self.authority else None
         credentials = grpc.ssl_channel_credentials(authority)
         return grpc.secure_channel(self.address, credentials, OPTIONS)
@@ -54,34 +56,26 @@ class GatewayEndpoint:
             DeviceError: if the authority is no certificate that can be read.
         """
         try:
-            self._shake_hands(_unverified() if self.insecure else self._context())
-        except ssl.SSLCertVerificationError as error:
-            return (
-                f"its certificate is not accepted: {error.verify_message}; give the gateway's "
-                "authority with --certs, and a host name that its certificate is for"
+            self._shake_hands(
+                unverified_context() if self.insecure else verifying_context(self.authority)
             )
+        except ssl.SSLCertVerificationError as error:
+            usual = (
+                "give the gateway's authority with --certs, and a host name that its certificate "
+                "is for"
+            )
+            return "; ".join(explain_certificate_error(error, usual))
         except ssl.SSLError:
             return "" if self.insecure else "it does not speak TLS; is it the gateway's port?"
         except OSError:
             return ""
         return "it speaks TLS; give --certs instead of --insecure" if self.insecure else ""
 
-    def _context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(
-                cafile=str(self.authority) if self.authority else None
-            )
-        except OSError as error:  # ssl.SSLError is one
-            raise DeviceError(
-                f"{self.authority}: not a certificate (PEM) that can be read: {error}"
-            ) from error
-
     def _shake_hands(self, context: ssl.SSLContext) -> None:
         context.set_alpn_protocols(["h2"])
-        host, _, port = self.address.rpartition(":")
-        host = host.strip("[]")
+        host, port = parse_address(self.address, "--gateway")
         failure: OSError | None = None
-        addresses = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, kind, protocol, _, address in addresses:
             plain = socket.socket(family, kind, protocol)
             # Wrapped before it connects: a connection that is reset while it is wrapped is leaked.
@@ -96,9 +90,3 @@ class GatewayEndpoint:
                     failure = error
         if failure is not None:
             raise failure
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
