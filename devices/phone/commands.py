@@ -269,6 +269,7 @@ def gateway_up(
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
     --name gateway.example
     """
+    from devices.live.client_folder import client_folder
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
     from shared.addresses import parse_address
@@ -284,7 +285,7 @@ def gateway_up(
     _configure_logging()
     serve(
         GatewaySettings(
-            folder=(home or Path.home() / ".samara" / "gateway").expanduser().absolute(),
+            folder=client_folder("gateway", home),
             phones=phones.absolute() if phones else None,
             listen=listen,
             certificate=cert,

@@ -21,8 +21,8 @@ from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
 
 
-class ReplayModule(nn.Module):
-    """The exact replay state + Σ c·z(seed), in int64.
+class SeededModule(nn.Module):
+    """A module that draws directions by a table of its own.
 
     Args:
         layout: layout of the adapter.
@@ -35,6 +35,18 @@ class ReplayModule(nn.Module):
         self.layout = layout
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
 
+    def draw(self, seeds: Tensor) -> Tensor:
+        """Return the directions of seeds, integers [n, d] with unit 2⁻¹¹.
+
+        Args:
+            seeds: int64 [n], the bits of 64-bit seeds.
+        """
+        return directions(seeds, self.table, self.layout.size, self.layout.distribution)
+
+
+class ReplayModule(SeededModule):
+    """The exact replay state + Σ c·z(seed), in int64."""
+
     def forward(self, state: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor]:
         """Return the state after replaying some coefficients.
 
@@ -46,7 +58,7 @@ class ReplayModule(nn.Module):
         Returns:
             The state, int64 [d], in a tuple.
         """
-        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
+        z = self.draw(seeds)
         # one by one: ExecuTorch's `sum` of int64 adds in floats and is not exact
         for index in range(len(seeds)):
             state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
@@ -222,19 +234,8 @@ class RepresentationModule(nn.Module):
         return scores, nn.functional.linear(read - self.get_buffer("mean"), self.get_buffer("root"))
 
 
-class DirectionsModule(nn.Module):
-    """The directions of some seeds, in integers.
-
-    Args:
-        layout: layout of the adapter.
-    """
-
-    table: Tensor
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self.layout = layout
-        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
+class DirectionsModule(SeededModule):
+    """The directions of some seeds, in int64."""
 
     def forward(self, seeds: Tensor) -> tuple[Tensor]:
         """Return the directions of seeds, int64 [n, d] with unit 2⁻¹¹, in a tuple.
@@ -242,8 +243,7 @@ class DirectionsModule(nn.Module):
         Args:
             seeds: int64 [n], the bits of 64-bit seeds.
         """
-        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
-        return (z.to(torch.int64),)
+        return (self.draw(seeds).to(torch.int64),)
 
 
 def _read_at(hidden: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -302,7 +302,7 @@ class TrainStepModule(nn.Module):
             after the previous coefficients, int64 [d].
         """
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
-        z = directions(seeds, self.replay.table, self.layout.size, self.layout.distribution)
+        z = self.replay.draw(seeds)
         center = state.to(torch.float32) * 2.0**-STATE_BITS
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         perturbations = DualForwarding(self.layout, torch.stack([center + step, center - step]))
@@ -310,7 +310,7 @@ class TrainStepModule(nn.Module):
         return scores, losses, state
 
 
-class AlgorithmOneModule(nn.Module):
+class AlgorithmOneModule(SeededModule):
     """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
 
     Its steps round, so that no two machines keep the same adapters: it cannot take part in a run.
@@ -321,13 +321,11 @@ class AlgorithmOneModule(nn.Module):
         queries: q.
     """
 
-    table: Tensor
     b: Tensor
 
     def __init__(self, scores: ScoresModule, layout: Layout, queries: int) -> None:
-        super().__init__()
-        self.scores, self.layout = scores, layout
-        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
+        super().__init__(layout)
+        self.scores = scores
         # equal halves: the first call has no noise to remove and no update to apply
         self.register_buffer("b", torch.zeros(2, queries, layout.size))
 
@@ -358,7 +356,7 @@ class AlgorithmOneModule(nn.Module):
         difference = (self.b[0] - self.b[1]) / 2
         step = gradients * (learning_rate / len(gradients))
         update = (step[:, None] * difference / epsilon).sum(0)
-        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
+        z = self.draw(seeds)
         noise = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         after = torch.stack(
             [

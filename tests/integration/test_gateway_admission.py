@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,7 @@ from devices.phone import gateway as gateway_module
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, NEW_KEYS_PER_MINUTE, Gateway, _host_of
+from devices.phone.gateway_process import GatewaySettings, _load_certificate, _renew_certificate
 from devices.phone.gateway_server import start_gateway
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
@@ -94,6 +96,30 @@ def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(grpc.RpcError, match="no proof of the key within"):
             list(stream)
         silent.set()
+
+
+def test_streams_without_a_proof_are_limited(
+    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_UNAUTHENTICATED", 1)
+    silent = threading.Event()
+
+    def says() -> Iterator[FromPhone]:
+        silent.wait(SECONDS)
+        yield from ()
+
+    with grpc.insecure_channel(served.endpoint.address) as channel:
+        stranger = GatewayStub(channel).Attach(says())
+        assert next(stranger).HasField("challenge")
+        with pytest.raises(grpc.RpcError, match="too many streams without a proof") as raised:
+            list(GatewayStub(channel).Attach(iter([])))
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        stranger.cancel()
+        silent.set()
+        served.until(lambda gateway: not gateway._unauthenticated)
+        phone = opened_stream(channel, keys[0])
+        served.until(lambda gateway: bool(gateway.attached_phones))
+        phone.cancel()
 
 
 def test_attachments_per_minute_are_limited(
@@ -271,6 +297,34 @@ def test_new_connections_get_a_renewed_certificate(tmp_path: Path) -> None:
             await server.stop(0)
 
     asyncio.run(serve())
+
+
+def test_a_replaced_certificate_is_taken_up_and_a_damaged_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls, other = (make_certificates(tmp_path / name, []) for name in ("own", "other"))
+    settings = GatewaySettings(
+        folder=tmp_path,
+        phones=None,
+        listen="127.0.0.1:0",
+        certificate=tls.certificate,
+        certificate_key=tls.key,
+        names=(),
+        superlink="127.0.0.1:1",
+        key=None,
+        certificates=None,
+        insecure=False,
+    )
+    first = _load_certificate(settings)
+    tls.certificate.write_bytes(other.certificate.read_bytes())  # and the key not yet
+    assert _renew_certificate(settings, first) == first
+    assert "the certificate cannot be renewed" in caplog.text
+    tls.key.write_bytes(other.key.read_bytes())
+    second = other.certificate.read_bytes(), other.key.read_bytes()
+    assert _renew_certificate(settings, first) == second != first
+    with pytest.raises(DeviceError, match="--cert needs --cert-key"):
+        _load_certificate(replace(settings, certificate_key=None))
+    assert _load_certificate(replace(settings, insecure=True)) == (b"", b"")
 
 
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
