@@ -1,4 +1,4 @@
-"""How often somebody may do something within a minute, without a memory that strangers can fill."""
+"""A limit of what each party does within a minute, in a memory that strangers cannot fill."""
 
 import ipaddress
 import time

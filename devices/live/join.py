@@ -39,7 +39,7 @@ AUTHORITY_FILE = "ca.pem"
 """Name of the file with the server's authority in the folder of a client that has joined."""
 JOINED_FILE = "joined.json"
 JoinedPlace = Literal["superlink", "gateway"]
-"""What a client that has joined connects to: a board to the server, a phone to its gateway."""
+"""The side that a client has joined: the server for a board, the gateway for a phone."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",

@@ -1,4 +1,4 @@
-"""What a gateway and its phones agree on: version, largest message and the status of the end."""
+"""The protocol of a gateway and its phones: version, largest message, status of the end."""
 
 import grpc
 
