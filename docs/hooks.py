@@ -12,8 +12,7 @@ from markdown.preprocessors import Preprocessor
 
 COMMANDS = "<!-- commands -->"
 MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
-CELL = re.compile(r"<td.*?</td>", re.DOTALL)
-CODE = re.compile(r"<code>[^<]*</code>")
+CODE = re.compile(r"(?<!<span></span>)<code>[^<]*</code>")
 JOINT = re.compile(r"(?<=[A-Za-z][./_])(?=[A-Za-z])")
 
 
@@ -31,8 +30,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page in whose tables code may break after a dot, a slash and an underscore."""
-    return CELL.sub(lambda cell: CODE.sub(lambda code: JOINT.sub("<wbr>", code[0]), cell[0]), html)
+    """Return a page whose code may break after dots, slashes and underscores, and no interval."""
+    html = html.replace(" ± ", "&nbsp;±&nbsp;")
+    return CODE.sub(lambda code: JOINT.sub("<wbr>", code[0]), html)
 
 
 def message_list(family: str) -> str:
