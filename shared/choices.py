@@ -20,15 +20,17 @@ INNER = "top:1"
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
+EVERY_ROUND, USUAL_EVERY = 1, 10
 FEW_ROUNDS = 3
 """The most rounds of a readout whose step size does not fall."""
-SCHEDULE, BEST = "learning-rate-schedule", "evaluate.best"
+SCHEDULE, EVERY, BEST = "learning-rate-schedule", "evaluate.every", "evaluate.best"
 OPEN: dict[str, str | int] = {
     "adapter.layers": AUTO,
     "steps": 0,
     "queries": 0,
     "batch": 0,
     SCHEDULE: AUTO,
+    EVERY: -1,
     BEST: AUTO,
 }
 """The values that leave a setting open; they are the defaults."""
@@ -50,7 +52,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     """Return the values of all settings that may be left open, whether they are or not.
 
     Args:
-        flat: settings by dotted key; `auto`, 0 and missing ones are open.
+        flat: settings by dotted key; those that are missing or as in `OPEN` are open.
     """
     layers = Choice(
         READOUT,
@@ -79,6 +81,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
                 "then",
             ),
             SCHEDULE: _readout_schedule(flat),
+            EVERY: _readout_every(flat),
             BEST: _best(flat),
         }
     divided = "in measurements the number of forward passes decided, and not how steps divide them"
@@ -94,6 +97,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         SCHEDULE: _schedule(
             flat, "constant", "adapters inside the model were measured with a constant step size"
         ),
+        EVERY: Choice(USUAL_EVERY, "a validation takes forward passes of the whole model"),
         BEST: Choice(False, "returning to the lowest loss was measured for readouts alone"),
     }
 
@@ -102,11 +106,23 @@ def _best(flat: Mapping[str, Any]) -> Choice:
     """Return by what a run with a readout chooses the round that it returns to."""
     if flat.get("privacy.mode", "none") != "none":
         return Choice(False, "evaluations have no noise, and ε does not cover them")
-    if flat.get("evaluate.every", 1) == 0:
+    if flat.get(EVERY) == 0:
         return Choice(False, "no rounds are validated")
     if flat.get("method") == "readout":
         return Choice(False, "every validation would fit the private part of every client")
     return Choice("loss", "a readout learns few examples by heart, which validations show")
+
+
+def _readout_every(flat: Mapping[str, Any]) -> Choice:
+    """Return the rounds between validations of a readout."""
+    best = flat.get(BEST, AUTO)
+    if (_best(flat).value if best == AUTO else best) != "loss":
+        return Choice(USUAL_EVERY, "validations do not decide which round the run returns to")
+    return Choice(
+        EVERY_ROUND,
+        "few examples are learned by heart within a few rounds, the run returns to a validated "
+        "round, and representations that are kept take no forward passes",
+    )
 
 
 def _readout_schedule(flat: Mapping[str, Any]) -> Choice:

@@ -276,10 +276,11 @@ class EvaluateSettings(Section):
     """The rounds in which clients evaluate, besides zero-shot and the final state."""
 
     every: int = setting(
-        10,
-        "rounds between validations; 0 is never. Zero-shot and the final state are always "
-        "evaluated",
-        ge=0,
+        -1,
+        "rounds between validations; 0 is never, and -1 is 1 where `evaluate.best` is `loss` with "
+        "a readout alone, otherwise 10. Zero-shot and the final state are always evaluated",
+        ge=-1,
+        page="concepts/step-size.md#a-readout",
     )
     limit: int = setting(
         0,

@@ -255,6 +255,7 @@ def train(
     given = None if case.rate == "auto" else FIXED[case.task]
     settings: Settings = {"aggregation.rule": case.rule, "seed-policy": policy.name.lower()}
     settings |= {"learning-rate": given or "auto", "cohort.weight-cap": CAP}
+    settings |= {"evaluate.every": 10}
     config = RunConfig.of(settings, "benchmark")
     aggregator = RoundAggregator(config, cast(RunStore, store))
     size = StepSize(ROUNDS, given, EPSILON, config.learning_rate_schedule == "linear")

@@ -205,8 +205,6 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     lines += [
         "",
         "[evaluate]",
-        "# rounds between validations of the global model",
-        "every = 10",
         "# most validation and most test rows of a client; 0 is all",
         f"limit = {limit}",
         "",

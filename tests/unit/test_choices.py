@@ -58,7 +58,7 @@ def test_what_is_set_is_kept() -> None:
     assert (config.steps, config.queries, config.batch) == (3, 7, 5)
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
-    chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.best"}
+    chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.every", "evaluate.best"}
     assert set(automatic_values(config.flat())) == chosen
 
 
@@ -100,6 +100,17 @@ def test_a_readout_returns_to_its_best_round_where_rounds_are_validated() -> Non
     assert of(evaluate__best=True).evaluate.best is True
     with pytest.raises(ConfigError, match=r"evaluate\.best"):
         of(evaluate__best="accuracy")
+
+
+def test_every_round_of_a_readout_that_returns_to_one_is_validated() -> None:
+    assert RunConfig().evaluate.every == 1
+    assert of(evaluate__best="loss").evaluate.every == 1
+    assert of(evaluate__every=7).evaluate.every == 7
+    assert of(adapter__layers="top:1").evaluate.every == 10
+    assert of(method="readout", adapter__label_bias=True).evaluate.every == 10
+    assert of(evaluate__best=False).evaluate.every == 10
+    with pytest.raises(ConfigError, match=r"evaluate\.every"):
+        of(evaluate__every=-2)
 
 
 def test_runs_of_earlier_versions_keep_their_id() -> None:
