@@ -364,7 +364,8 @@ class RunTerms:
         }[self.seed_policy]
         rate = "estimated" if self.learning_rate is None else f"{self.learning_rate:g}"
         splits = "validation and test" if self.has_test else "validation"
-        every = f", and every {self.validation_every:,} rounds" if self.validation_every else ""
+        gap = self.validation_every
+        every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
         often = "" if self.when == "end" else f" each time ({self.when})"
         lines = [
             f"method {self.method}: {self.rounds_of_federation:,} rounds with others, "

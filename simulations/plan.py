@@ -94,7 +94,8 @@ def validations(config: RunConfig) -> int:
 
 
 def _evaluations(config: RunConfig) -> str:
-    every = f", every {config.evaluate.every} rounds" if config.evaluate.every else ""
+    gap = config.evaluate.every
+    every = f", every {f'{gap} rounds' if gap > 1 else 'round'}" if gap else ""
     text = f"validation before round 1{every} and after the last, {validations(config)} in all"
     if config.evaluate.test:
         text += "; test before round 1 and after the last"

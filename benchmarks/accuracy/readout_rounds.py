@@ -221,6 +221,7 @@ def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Round
     corrections = np.zeros((len(train), *weights.shape), np.float32)
     gain = 1 / (1 + weights.size / (config.steps * config.queries)) * variant.correction
     sum_of_rates, path = 0.0, {0: weights}
+    events: list[dict[str, Any]] = []
     for number in range(1, config.rounds + 1):
         rate = size.learning_rate * variant.factor
         sums, seen = np.zeros_like(corrections), []
@@ -244,9 +245,11 @@ def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Round
             corrections += np.float32(gain / config.steps) * (scaled - mean)
         weights = weights - np.float32(rate) * mean
         sum_of_rates += rate * config.steps
+        loss = float(trimmed_mean(losses))
+        events.append({"event": "round", "round": number, "loss": loss})
         size = size.after(
             Observation(
-                loss=float(trimmed_mean(losses)),
+                loss=loss,
                 mean_square=float(trimmed_mean(squares)) * config.queries / config.steps,
                 squared_norm=float(np.square(folded) @ squares),
                 local_squared_norm=float(trimmed_mean(squares)),
@@ -257,7 +260,7 @@ def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Round
         )
         if number % config.evaluate.every == 0 or number == config.rounds:
             path[number] = weights
-    events = [_validation(number, state, validation, robust) for number, state in path.items()]
+    events += [_validation(number, state, validation, robust) for number, state in path.items()]
     best = find_lowest_loss(events, [])
     return Rounds(path, config.rounds if best is None else best, sum_of_rates)
 
@@ -300,7 +303,11 @@ def _validation(
 ) -> dict[str, Any]:
     """Return the event of a validation."""
     losses = [part.judge(weights)[1] for part in validation]
-    known = {str(client): {"loss": loss} for client, loss in enumerate(losses) if loss == loss}
+    known = {
+        str(client): {"loss": loss, "examples": len(part.labels)}
+        for client, (loss, part) in enumerate(zip(losses, validation, strict=True))
+        if loss == loss
+    }
     column: dict[str, Any] = {"clients": known}
     if robust:
         column[TRIMMED_ACCURACY] = None

@@ -1,6 +1,7 @@
 """Figures of the clients' evaluations, for the whole split and for each client. Pure."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -135,8 +136,8 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
 
     Every client's loss is compared with its own after the last validated round, since clients
     differ more than rounds do. A round must be better by more than the standard error of the mean
-    difference over the clients, which of one client is 0. The mean is trimmed where an evaluation
-    has a trimmed mean.
+    difference over the clients. The mean is trimmed where an evaluation has a trimmed mean. One
+    client has no such error; see `_last_as_good`.
 
     Args:
         events: events of a run.
@@ -145,10 +146,15 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
     Returns:
         The round, or None if no client has validated the model.
     """
-    validations = list(_validations(events, newcomers, "loss"))
+    known = list(events)
+    validations = list(_validations(known, newcomers, "loss"))
     if not validations:
         return None
     last, latest, _ = max(validations, key=lambda validation: validation[0])
+    if len({client for _, losses, _ in validations for client in losses}) == 1:
+        (client,) = latest
+        of_one = {number: losses[client] for number, losses, _ in validations}
+        return _last_as_good(of_one, _training_losses(known), _examples(known, client))
     best, least = last, 0.0
     for number, losses, is_trimmed in validations:
         differences = [losses[client] - latest[client] for client in losses if client in latest]
@@ -157,6 +163,41 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
             if mean + error < least:
                 best, least = number, mean + error
     return best
+
+
+def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], examples: int) -> int:
+    """Return the last round whose loss is not above the lowest one by more than its error.
+
+    A mean over n examples errs by their spread over √n. The changes of single examples are taken
+    to be spread by as much as their mean changes, which the training loss shows.
+
+    Args:
+        losses: mean loss of one client on validation, by round.
+        training: mean loss on its training examples, by round.
+        examples: number n of the validation examples.
+    """
+    lowest = min(losses, key=lambda number: (losses[number], -number))
+
+    def error(number: int) -> float:
+        if not {number, lowest} <= training.keys():
+            return 0.0
+        return abs(training[number] - training[lowest]) / math.sqrt(max(1, examples))
+
+    return max(n for n in losses if n >= lowest and losses[n] - losses[lowest] <= error(n))
+
+
+def _training_losses(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the training loss of every round, that of the first one for the start too."""
+    rounds = {e["round"]: e["loss"] for e in events if e["event"] == "round"}
+    known = {number: loss for number, loss in rounds.items() if loss is not None}
+    return {0: known[1], **known} if 1 in known else known
+
+
+def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
+    """Return the number of validation examples of a client."""
+    columns = (event["columns"][GLOBAL] for event in events if is_global_validation(event))
+    known = (column["clients"].get(client) for column in columns)
+    return max((one["examples"] for one in known if one), default=0)
 
 
 def _validations(

@@ -77,7 +77,7 @@ def losses_by_round(losses: dict[int, list[float]], trimmed: bool = False) -> li
         event = validation(number, **{"global": [number / 100] * len(values)})
         column = event["columns"]["global"]
         for client, loss in enumerate(values):
-            column["clients"][str(client)]["loss"] = loss
+            column["clients"][str(client)] |= {"loss": loss, "examples": 16}
         events.append(event)
         if trimmed:
             column["trimmed_client_accuracy"] = 0.5
@@ -89,6 +89,15 @@ def test_the_lowest_loss_decides_where_it_is_asked_for() -> None:
     assert find_lowest_loss(one, []) == 10
     assert find_best_round(one, []) == 30
     assert find_lowest_loss([], []) is None
+
+
+def test_of_one_client_the_last_round_that_may_be_as_good_counts() -> None:
+    """The error of 16 examples is a quarter of what the training loss has changed by."""
+    events = losses_by_round({0: [0.60], 1: [0.64], 2: [0.66], 3: [0.70]})
+    assert find_lowest_loss(events, []) == 0
+    for number, loss in ((1, 0.9), (2, 0.6), (3, 0.58), (4, None)):
+        events.append({"event": "round", "round": number, "loss": loss})
+    assert find_lowest_loss(events, []) == 2
 
 
 def test_a_loss_must_be_lower_by_more_than_the_clients_differ_in_it() -> None:
