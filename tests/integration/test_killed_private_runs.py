@@ -16,6 +16,7 @@ from flwr.app import Message, MessageType
 from test_local_privacy import ROOT, private
 
 from client.protocol.privacy_budget import Charge, ChargeLog
+from server.rounds.masking_exchange import MASKING_MESSAGE
 from server.rounds.releases import RELEASES_FILE, ReleaseLog, read_releases
 from shared.config import RunConfig
 from shared.frames.vector_report import NoisedVectorReport
@@ -27,7 +28,9 @@ from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
 CLIENTS, ROUNDS = 2, 3
-STEPS: dict[str, tuple[type, str, int]] = {
+OF_ROUNDS = MessageType.TRAIN, MASKING_MESSAGE
+Steps = dict[str, tuple[type, str, int]]
+STEPS: Steps = {
     "frame": (InProcessGrid, "_deliver", CLIENTS),
     "charge": (ChargeLog, "add", CLIENTS),
     "release": (ReleaseLog, "add", 1),
@@ -58,15 +61,15 @@ def private_run(settings: Settings) -> RunConfig:
     return private(settings, "distributed", **own, data__epsilon_limit=1e6)
 
 
-def die_at(moment: str) -> None:
-    """Have this process get kill -9 before or after a call of a step."""
+def die_at(moment: str, steps: Steps = STEPS) -> None:
+    """Have this process get kill -9 before or after a call of a step, of frames those of rounds."""
     when, step, number = moment.split()
-    kind, name, _ = STEPS[step]
+    kind, name, _ = steps[step]
     plain, calls = getattr(kind, name), itertools.count(1)
 
     def dies(*arguments: Any, **options: Any) -> Any:
         _, first, *_ = arguments
-        is_other = isinstance(first, Message) and first.metadata.message_type != MessageType.TRAIN
+        is_other = isinstance(first, Message) and first.metadata.message_type not in OF_ROUNDS
         is_it = not is_other and next(calls) == int(number)
         if is_it and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
