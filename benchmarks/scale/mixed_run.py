@@ -1,7 +1,7 @@
 """One run of boards, a laptop and phones: real processes over TLS with device keys, on loopback.
 
-    python -m benchmarks.scale.mixed_run [--rounds 30] [--private-rounds 5] [--kill-gateway]
-        [--folder DIR]
+    python -m benchmarks.scale.mixed_run [--rounds 30] [--private-rounds 5] [--layers top:1]
+        [--kill-gateway] [--folder DIR]
 
 Two resident trainers as a Jetson runs them, one of them with an NF4 base model, a laptop's client,
 and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. The model is the
@@ -48,7 +48,6 @@ from shared.tasks.embedded import MESSAGES_PER_WRITER
 from shared.tasks.messages import messages, writers
 
 SETTINGS: dict[str, Scalar] = {
-    "adapter.layers": "top:1",
     "steps": 2,
     "queries": 16,
     "batch": 32,
@@ -108,7 +107,7 @@ def write_messages(folder: Path, seed: int) -> dict[str, Path]:
     return folders
 
 
-def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path) -> None:
+def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path, layers: str) -> None:
     """Programs, rows and keys, by the commands that an operator gives."""
     (folder / "phones").mkdir(exist_ok=True)
     known = {key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()}
@@ -117,7 +116,8 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path) -> None:
             continue
         program, public = f"{name}.pte", folder / "phones" / f"{name}.pem"
         kind = ("--model", MODEL, "--task", TASK, "--quantization", quantization)
-        samara(folder, "phone", "export", *SHAPE, *kind, "--out", program)
+        adapter = ("--set", f"adapter.layers={layers}")
+        samara(folder, "phone", "export", *SHAPE, *kind, *adapter, "--out", program)
         rows = ("--data", str(data[name]), "--program", program, "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
@@ -268,6 +268,7 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
 def main(
     rounds: Annotated[int, typer.Option(min=3)] = 30,
     private_rounds: Annotated[int, typer.Option(min=0)] = 0,
+    layers: Annotated[str, typer.Option(help="adapter.layers of everybody.")] = "readout",
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway")] = False,
     seed: int = 0,
     folder: Annotated[Path | None, typer.Option(help="Folder that stays.")] = None,
@@ -276,13 +277,13 @@ def main(
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
     names = [*BOARDS, *PHONES, GATEWAY]
     settings = SETTINGS | {"rounds": rounds, "cohort.available": len(names) - 1, "seed": seed}
-    settings["personal.rounds"] = private_rounds
+    settings |= {"personal.rounds": private_rounds, "adapter.layers": layers}
     if kill_gateway:  # no answer comes from phones behind it
         settings["cohort.timeout"] = 120.0
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="w") as place:
         folder = Path(place).absolute()
         data = write_messages(folder, seed)
-        prepare_phones(folder, data, folder / "run")
+        prepare_phones(folder, data, folder / "run", layers)
         keys = ClientKeys(folder / "run" / KEYS_FOLDER)
         if not keys.find_by_name(GATEWAY):
             keys.create(GATEWAY, gateway=True)

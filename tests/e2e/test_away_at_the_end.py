@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "adapter.layers": "top:1",
-    "rounds": 8,
+    "rounds": 5,
     **ONE_SMALL_STEP,
     "cohort.available": 2,
     "cohort.timeout": 60,  # after which a server that is started again goes on with one client

@@ -17,19 +17,23 @@ from phones import (
     use_torch_as_runtime,
 )
 
+from client.personal.personalizer import Personalizer
+from client.personal.runtime_learner import runtime_personalizer
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.export import prepare_model
 from devices.phone.manifest import Manifest, manifest_file
 from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.phone_learner import PhoneLearner
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_program import load_program
 from devices.phone.tokenization import examples_as_jsonl, write_examples
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError, DeviceError
 from shared.frames.instructions import Split
-from shared.replay import STATE_BITS
+from shared.replay import STATE_BITS, to_float32
+from shared.runs import run_id_of
 
 LONG_WORDS = """
 name = "moods"
@@ -87,10 +91,11 @@ def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
 
 @pytest.mark.parametrize("kind", ["words", "choice"])
 @pytest.mark.parametrize("layers", ["readout", "top:1"])
-def test_a_phone_scores_and_trains_as_an_ordinary_client(
+def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
     made: Callable[..., RunConfig], tmp_path: Path, kind: str, layers: str
 ) -> None:
-    runtime, data, phone, _ = pair_of(made(kind, layers), tmp_path)
+    private = {"personal.rounds": 2, "personal.learning-rate": 0.1, "out": str(tmp_path / "board")}
+    runtime, data, phone, config = pair_of(made(kind, layers, **private), tmp_path)
     assert phone.layout.hash == runtime.layout.hash
     values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
     state = (values * 2.0**STATE_BITS).astype(np.int64)
@@ -106,6 +111,16 @@ def test_a_phone_scores_and_trains_as_an_ordinary_client(
     expected = take_local_steps(runtime, data, instruction, state)
     assert_same_report(phone.train(instruction, state, 0), expected)
     assert_same_evaluation(phone, runtime, data, state)
+    run_id = run_id_of(config, runtime.layout, runtime.model_id)
+    board, found = (
+        personalizer.recorded_private_state(state)
+        for personalizer in (
+            runtime_personalizer(runtime, data, config, run_id),
+            Personalizer(PhoneLearner(phone, 0), config.terms, run_id, tmp_path / "phone", 1000),
+        )
+    )
+    difference = np.linalg.norm(to_float32(found - board)) / np.linalg.norm(to_float32(board))
+    assert difference < 2e-3
 
 
 @pytest.mark.parametrize("layers", ["readout", "top:1"])
