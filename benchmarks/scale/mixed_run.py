@@ -37,7 +37,7 @@ from client.protocol.session_store import decode_session
 from client.training.model_runtime import load_run
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.reference_client.readout_program import load_program
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -205,7 +205,8 @@ def ended(live: LiveRun) -> dict[str, int]:
 
 
 def _is_of(process: psutil.Process, folder: Path) -> bool:
-    return str(folder) in " ".join(process.info["cmdline"] or [])
+    named = str(folder) in " ".join(process.info["cmdline"] or [])
+    return named and process.pid != os.getpid()  # --folder names it here too
 
 
 def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
@@ -247,7 +248,7 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
         program = live.folder / f"{name}.pte"
         of = ("--program", str(program), "--model", MODEL, "--task", TASK)
         samara(live.folder, "phone", "rows", *of, "--data", str(data), "--out", str(rows))
-        loaded = PhoneProgram(program)
+        loaded = load_program(program)
         phone = PhoneTrainer(loaded, read_examples(rows, loaded.manifest))
         found[name] = [
             Confusion(phone.figures("", state, Split.TEST).counts).accuracy
