@@ -158,6 +158,7 @@ def _supervise(
     checked, keys_stamp = time.monotonic(), 0
     renewal_checked = checked
     clock_offset = time.time() - time.monotonic()
+    has_result = False
     while True:
         time.sleep(_POLL_SECONDS)
         display.refresh()
@@ -181,6 +182,9 @@ def _supervise(
         if keys and keys.modification_stamp() != keys_stamp:
             keys_stamp = keys.modification_stamp()
             sync_keys(superlink, keys, display)
+        if has_result:  # of a ServerApp that was given up; the one since then waits for nobody
+            return ""
+        has_result = (superlink.folder.parent / RESULT_FILE).exists()
         has_server_app = superlink.has_server_app()
         try:
             status, details = superlink.run_status(run)

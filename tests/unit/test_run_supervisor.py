@@ -284,6 +284,23 @@ def test_a_run_with_a_result_is_not_started_again_whatever_flower_says(
     assert superlink.calls == ["start", "start run"]
 
 
+def test_a_server_app_that_waits_beside_the_result_of_an_earlier_one_is_ended(
+    serve: Serve, tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = SuperLink(iter(5 * [("running", "")]), iter([]))
+    monkeypatch.setattr(superlink, "folder", tmp_path / "flower")
+
+    def finishes_beside_it() -> bool:
+        if clock.seconds > 5:
+            (tmp_path / "result.json").touch()
+        return True
+
+    monkeypatch.setattr(superlink, "has_server_app", finishes_beside_it)
+    assert serve(superlink, Display())
+    assert superlink.calls == ["start", "start run"]
+    assert superlink.missing_process()
+
+
 def test_a_server_does_not_wait_for_ever_for_clients_that_do_not_ask(
     serve: Serve, clock: Time
 ) -> None:
