@@ -20,7 +20,8 @@ RECORD = "samara"
 """The key of the one record in a Flower message, which holds ``frame`` and, to a client, also
 ``snapshot`` and ``tail``; beside a report there may be `COST`."""
 SHARES = "shares"
-"""The key in that record of sealed shares, a frame, beside a train instruction with masks."""
+"""The key in that record of sealed shares, a frame, beside a train instruction with masks; to a
+gateway a list with one entry per phone."""
 COST = "cost"
 """The key in that record of a round cost, a frame, which servers of earlier versions ignore."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"

@@ -28,7 +28,7 @@ class Echo:
     def __init__(self, device: int, hold: threading.Event | None = None) -> None:
         self.device, self.hold, self.asked = device, hold, 0
 
-    def hello(self) -> bytes:
+    def hello(self, *_: Any) -> bytes:
         return Refusal(bytes(8), self.device, 0, 0).encode()
 
     def train(self, instruction: bytes, catch_up: Any, *_: Any) -> bytes:

@@ -22,12 +22,12 @@ def known_noise(count: int, sigma: int) -> Any:
 
 def add_known_noise(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Have clients and server in this process add known noise."""
-    from client.protocol import protocol_client
+    from client.protocol import private_report
     from server.rounds import private_aggregator
     from shared.frames.vector_report import hide_report
 
     monkeypatch.setattr(
-        protocol_client,
+        private_report,
         "hide_report",
         lambda report, clip, sigma, has_indicator: hide_report(
             report, clip, sigma, known_noise, has_indicator

@@ -25,11 +25,13 @@ class ToyPhone:
         self.answered = 0
         self._client, self._clients = client, clients
 
-    def hello(self) -> bytes:
+    def hello(self, settings: bytes = b"") -> bytes:
         """Return its hello."""
         return hello_of(self._client, self.session, self._clients)
 
-    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"") -> bytes:
+    def train(
+        self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"", shares: bytes = b""
+    ) -> bytes:
         """Return its report, or a refusal."""
         return self._answer(TrainInstruction, instruction, catch_up)
 

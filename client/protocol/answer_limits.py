@@ -26,11 +26,14 @@ class AnswerLimits:
         least_batch: fewest examples that a step may use, ``data.least-batch``.
         scalars_per_example: most projected gradients in a round, per example of its smallest batch,
             ``data.scalars-per-example``; 0 for no limit.
+        epsilon_limit: largest ε of all reports with noise together, ``data.epsilon-limit``; 0 for
+            none.
     """
 
     scalar_limit: float = 0.0
     least_batch: int = 1
     scalars_per_example: float = 0.0
+    epsilon_limit: float = 0.0
 
     def check_step(self, instruction: TrainInstruction, examples: int, sent: int) -> None:
         """Raise an error if an instruction asks too much about too few examples.

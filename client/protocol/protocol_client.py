@@ -30,6 +30,7 @@ from client.protocol.generations import Generations
 from client.protocol.masking_client import MaskingClient
 from client.protocol.pass_counts import PassCounts
 from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from client.protocol.private_report import make_private, refuse_evaluation, without_examples
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
@@ -39,32 +40,18 @@ from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.errors import (
-    DataError,
-    EvaluationLimitError,
-    FrameError,
-    HiddenRefusalError,
-    MaskingError,
-    RefusalCode,
-    SamaraError,
-)
+from shared.errors import DataError, FrameError, MaskingError, SamaraError
 from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, MaskedReport, hide_report
+from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_folder, run_id_of
 from shared.tasks.rows import data_fingerprint
 
 log = logging.getLogger("samara.client")
-
-_TELLING = {
-    *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),
-    *(RefusalCode.TRAINING, RefusalCode.SCALARS, RefusalCode.BATCH, RefusalCode.EVALUATION),
-}
-"""The refusals whose reason may tell of a client's examples; others are of files and messages."""
 
 
 class ProtocolClient(ClientHandler):
@@ -114,7 +101,9 @@ class ProtocolClient(ClientHandler):
             return generations.of_examples(split, data.in_split(split), hash_)
 
         own, budget, size = config.data, None, runtime.layout.size
-        limits = AnswerLimits(own.scalar_limit, own.least_batch, own.scalars_per_example)
+        limits = AnswerLimits(
+            own.scalar_limit, own.least_batch, own.scalars_per_example, own.epsilon_limit
+        )
         if counts:
             budget = ScalarBudget(counts, generations_of, size, limits.scalar_limit)
 
@@ -122,8 +111,8 @@ class ProtocolClient(ClientHandler):
             return smallest_batch(instruction, data.labels(Split.TRAIN), runtime.label_count)
 
         terms = config.terms.privacy
-        self._mechanism = terms.mechanism if terms else None
-        privacy = PrivacyBudget(charges, self._mechanism, own.epsilon_limit) if charges else None
+        mechanism = terms.mechanism if terms else None
+        privacy = PrivacyBudget(charges, mechanism, limits.epsilon_limit) if charges else None
         guard = AnswerGuard(limits, smallest, budget, answered, privacy)
         super().__init__(data.client, sessions, guard, answer_log, size, signed_runs)
         self._runtime, self._data = runtime, data
@@ -186,8 +175,8 @@ class ProtocolClient(ClientHandler):
             error: the reason.
             personal: whether the instruction is to compare personal models.
         """
-        if self._config.privacy.is_on and error.refusal_code in _TELLING:
-            error = HiddenRefusalError(str(error))
+        if self._config.privacy.is_on:
+            error = without_examples(error)
         return super().refuse(instruction, error, personal)
 
     def receive_blob(self, part: bytes) -> bytes:
@@ -299,14 +288,9 @@ class ProtocolClient(ClientHandler):
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
             self._record_passes(instruction.run_id)
-            if self._mechanism is None:
+            if terms.privacy is None:
                 return report
-            clip, sigma = self._config.privacy.clip, self._mechanism.client_sigma
-            adaptive = self._config.privacy.adaptive_clip
-            if adaptive != (instruction.joint_clip > 0):
-                raise FrameError("the instruction's clip is not as the run's settings say")
-            joint_clip = instruction.joint_clip if adaptive else clip
-            hidden = hide_report(report, joint_clip, sigma, has_indicator=adaptive)
+            hidden = make_private(report, instruction, terms.privacy)
             return self._masking.mask(hidden) if self._masking else hidden
 
         return self._report_once(frame, self._session_at, train)
@@ -316,10 +300,7 @@ class ProtocolClient(ClientHandler):
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
             if self._hides_examples:
-                raise EvaluationLimitError(
-                    f"round {instruction.round}: the server asks for an evaluation, and the run's "
-                    "differential privacy does not cover any"
-                )
+                refuse_evaluation(instruction)
             session, split = self._session_at(instruction), instruction.split
             state = session.state
             if not data.in_split(Split.TRAIN) and (personal or terms.method == "readout"):

@@ -27,8 +27,16 @@ _MOST_DIFFERENCES = 5
 
 @dataclass(frozen=True)
 class _SignedRun:
-    """The terms of a signed run, and the ids under which a client takes part in it."""
+    """The terms of a signed run, and the ids under which a client takes part in it.
 
+    Attributes:
+        settings: its settings, sorted JSON.
+        terms: its terms.
+        run_id: its id, 8 bytes.
+        federations: the ids.
+    """
+
+    settings: bytes
     terms: RunTerms
     run_id: bytes
     federations: frozenset[bytes]
@@ -58,7 +66,16 @@ class SignedRuns:
         for scenario in scenarios:
             terms, run_id = scenario.terms, scenario.run_id(layout_hash, model_id)
             federations = frozenset(terms.federations(run_id))
-            self._runs.append(_SignedRun(terms, run_id, federations))
+            self._runs.append(_SignedRun(scenario.identity, terms, run_id, federations))
+
+    @property
+    def has_privacy(self) -> bool:
+        """Return whether there is a run with differential privacy among them."""
+        return any(run.terms.privacy for run in self._runs)
+
+    def settings_of(self, run_id: bytes) -> bytes:
+        """Return the settings of a run, sorted JSON; nothing if it is none of them."""
+        return next((run.settings for run in self._runs if run_id in run.federations), b"")
 
     def check(self, frame: bytes, personal: bool = False) -> None:
         """Raise an error unless an instruction is one to which a signed scenario leads.

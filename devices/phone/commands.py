@@ -198,6 +198,9 @@ def up(
     scalars_per_example: Annotated[
         float, typer.Option(min=0, help="Most scalars a round, per example of a step; 0: no limit.")
     ] = 0.0,
+    epsilon_limit: Annotated[
+        float, typer.Option(min=0, help="Largest ε of all reports together; 0: no limit.")
+    ] = 0.0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="personal.when or personal.retrain, in place of the run's."),
@@ -217,7 +220,7 @@ def up(
 
     folder, owners = client_folder(name, home), _read_owners_settings(settings or [])
     _configure_logging()
-    limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
+    limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example, epsilon_limit)
     if joined := read_joined_gateway(folder):
         program, key = program or joined.program, key or joined.key
         if not gateway:

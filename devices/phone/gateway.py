@@ -55,7 +55,7 @@ class SignedAnswer:
 
     Attributes:
         public_key: public key of the phone, PEM.
-        frame: hello, report, evaluation or refusal.
+        frame: hello, report, evaluation, masking frame or refusal.
         signature: signature over instruction and frame.
     """
 
@@ -69,6 +69,7 @@ class _PhoneRequest:
     """A request to some phones, with their answers so far; times are monotonic seconds."""
 
     task: Task
+    shares: Mapping[int, bytes]
     start: float
     end: float
     answers: Mapping[int, asyncio.Future[SignedAnswer]]
@@ -137,15 +138,20 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             phone.ended.set()
 
     async def ask(
-        self, task: Task, seconds: float, clients: Collection[int] | None = None
+        self,
+        task: Task,
+        seconds: float,
+        clients: Collection[int] | None = None,
+        shares: Mapping[int, bytes] | None = None,
     ) -> Mapping[int, SignedAnswer]:
         """Send a task to phones, and wait until all have answered or the time is over.
 
         Args:
-            task: the task; number and seconds are set for each phone.
+            task: the task; number, seconds and shares are set for each phone.
             seconds: time limit.
             clients: client indices of the phones; by default all that are attached. A phone that is
                 not attached is waited for up to `RECONNECT_SECONDS`.
+            shares: sealed shares by client index, where a train instruction has masks.
 
         Returns:
             The answers by client index.
@@ -155,7 +161,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         chosen = self.attached_phones if clients is None else sorted(clients)
         answers: dict[int, asyncio.Future[SignedAnswer]]
         answers = {client: loop.create_future() for client in chosen}
-        request = _PhoneRequest(task, now, now + seconds, answers)
+        request = _PhoneRequest(task, shares or {}, now, now + seconds, answers)
         self._requests.append(request)
         try:
             for client in chosen:
@@ -302,7 +308,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 if remaining <= 0 or not request.awaits_answer_of(client):
                     continue
                 number += 1
-                task = Task(number=number, seconds=remaining)
+                shares = request.shares.get(client, b"")
+                task = Task(number=number, seconds=remaining, shares=shares)
                 task.MergeFrom(request.task)
                 await context.write(ToPhone(task=task))
                 await asyncio.wait((incoming, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -24,17 +24,19 @@ from shared.wire import (
     BLOB_ACTION,
     CLIENTS,
     FRAMES,
+    MASKING_ACTION,
     PERSONAL_ACTION,
     PUBLIC_KEYS,
     RECORD,
     REFUSED_ACTION,
+    SHARES,
     SIGNATURES,
 )
 
 log = logging.getLogger("samara.gateway")
 
 HELLO_SECONDS = 20.0
-_OF_A_RUN = TaskKind.TRAIN, TaskKind.EVALUATE
+_OF_A_RUN = TaskKind.HELLO, TaskKind.TRAIN, TaskKind.EVALUATE, TaskKind.MASK
 """Tasks that come with the settings of their run."""
 MARGIN_SECONDS = 5.0
 """Seconds before a message expires that are left for the reply to reach the server."""
@@ -59,7 +61,8 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         config = RunConfig.of(context.run_config, "run config")
         check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
         frame, catch_up = unpack_message(message)
-        devices = message.content.config_records[RECORD].get(CLIENTS)
+        record = message.content.config_records[RECORD]
+        devices = record.get(CLIENTS)
         chosen = _numbers(devices) if isinstance(devices, list) else None
         task = Task(
             kind=kind,
@@ -69,7 +72,8 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
             settings=identity_bytes(config) if kind in _OF_A_RUN else b"",
             personal=personal,
         )
-        question = gateway.ask(task, seconds, chosen)
+        shares = dict(zip(chosen or (), _frames(record.get(SHARES)), strict=False))
+        question = gateway.ask(task, seconds, chosen, shares)
         answers = asyncio.run_coroutine_threadsafe(question, loop).result()
         return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
 
@@ -82,6 +86,11 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     def receive_blob(message: Message, context: Context) -> Message:
         """Pass a part of a file that the run needs on to the named phones."""
         return ask(TaskKind.BLOB, message, context, _left(message))
+
+    @app.query(MASKING_ACTION)
+    def mask(message: Message, context: Context) -> Message:
+        """Pass a frame of secure aggregation on to the named phones."""
+        return ask(TaskKind.MASK, message, context, _left(message))
 
     @app.query(REFUSED_ACTION)
     def hear_refusal(message: Message, context: Context) -> Message:
@@ -116,6 +125,10 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
 
 def _numbers(phones: object) -> list[int]:
     return [int(phone) for phone in phones] if isinstance(phones, list) else []
+
+
+def _frames(parts: object) -> list[bytes]:
+    return [bytes(part) for part in parts] if isinstance(parts, list) else []
 
 
 def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:

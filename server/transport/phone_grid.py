@@ -36,7 +36,7 @@ from shared.client_index import client_index_of_key
 from shared.errors import SamaraError
 from shared.flower_compat import ErrorCode, set_message_id
 from shared.ledger.catch_up import CatchUp
-from shared.wire import CLIENTS, FRAMES, RECORD
+from shared.wire import CLIENTS, FRAMES, RECORD, SHARES
 
 log = logging.getLogger("samara.server")
 
@@ -213,14 +213,17 @@ class PhoneGrid(DelegatingGrid):
     def _relay(self, gateway: int, frame: bytes, messages: Sequence[Message]) -> None:
         """Send messages with the same frame to phones of a gateway as one message.
 
-        It carries the longest catch-up of them, which contains what the other phones lack.
+        It carries the longest catch-up of them, which contains what the other phones lack, and the
+        sealed shares for each phone.
         """
         records = [message.content.config_records[RECORD] for message in messages]
         longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
         phones = [self._phones[message.metadata.dst_node_id].number for message in messages]
-        first = messages[0].metadata
+        first, content = messages[0].metadata, ConfigRecord({**longest, CLIENTS: phones})
+        if SHARES in longest:
+            content[SHARES] = [record[SHARES] for record in records]  # type: ignore[assignment]
         whole = Message(
-            RecordDict({RECORD: ConfigRecord({**longest, CLIENTS: phones})}),
+            RecordDict({RECORD: content}),
             gateway,
             first.message_type,
             ttl=first.ttl,

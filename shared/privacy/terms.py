@@ -38,6 +38,7 @@ class PrivacyTerms:
         delta: δ of the whole run.
         is_masked: whether clients mask their reports, so that the server sees sums alone.
         bucket: fewest clients of a bucket when it is drawn; 0 if a round has one sum.
+        minimum: fewest clients of a round, where their number counts; otherwise 1.
     """
 
     mechanism: Mechanism
@@ -47,6 +48,7 @@ class PrivacyTerms:
     delta: float
     is_masked: bool = False
     bucket: int = 0
+    minimum: int = 1
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], rounds: int, scalars: int) -> Self | None:
@@ -73,19 +75,20 @@ class PrivacyTerms:
             raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
         is_adaptive = read_flag(own, "privacy.adaptive-clip")
         bucket = read_whole(own, "privacy.bucket", 0)
-        minimum = read_whole(own, "cohort.minimum", 1) if mode == "distributed" else 1
+        is_masked = read_flag(own, "privacy.secure-aggregation")
+        counts = is_masked or mode == "distributed"
+        minimum = read_whole(own, "cohort.minimum", 1) if counts else 1
         mechanism = make_mechanism(
             mode,
             multiplier,
             (epsilon, delta),
             rounds,
             read_number(own, "privacy.honest-share"),
-            fewest_in_a_sum(bucket, minimum),
+            fewest_in_a_sum(bucket, minimum if mode == "distributed" else 1),
             numbers_of(scalars, is_adaptive),
         )
-        is_masked = read_flag(own, "privacy.secure-aggregation")
         clip = read_number(own, "privacy.clip")
-        return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked, bucket)
+        return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked, bucket, minimum)
 
     @property
     def epsilon(self) -> float:

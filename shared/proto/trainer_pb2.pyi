@@ -14,11 +14,13 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVALUATE: _ClassVar[TaskKind]
     BLOB: _ClassVar[TaskKind]
     REFUSED: _ClassVar[TaskKind]
+    MASK: _ClassVar[TaskKind]
 HELLO: TaskKind
 TRAIN: TaskKind
 EVALUATE: TaskKind
 BLOB: TaskKind
 REFUSED: TaskKind
+MASK: TaskKind
 
 class CatchUpRequest(_message.Message):
     __slots__ = ("instruction", "settings", "snapshot", "tail")
@@ -278,7 +280,7 @@ class Proof(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds", "settings", "personal")
+    __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds", "settings", "personal", "shares")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +289,7 @@ class Task(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     PERSONAL_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: TaskKind
     instruction: bytes
@@ -295,7 +298,8 @@ class Task(_message.Message):
     seconds: float
     settings: bytes
     personal: bool
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ..., settings: _Optional[bytes] = ..., personal: bool = ...) -> None: ...
+    shares: bytes
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ..., settings: _Optional[bytes] = ..., personal: bool = ..., shares: _Optional[bytes] = ...) -> None: ...
 
 class TaskResult(_message.Message):
     __slots__ = ("number", "frame", "signature")

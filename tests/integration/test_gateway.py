@@ -70,7 +70,7 @@ class Fetching(Echo):
         super().__init__(device)
         self.blob, self.store = blob, store
 
-    def hello(self) -> bytes:
+    def hello(self, *_: Any) -> bytes:
         if self.store.find(self.blob):
             layout = layout_of(20).to_json()
             return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
@@ -112,7 +112,7 @@ class Other(Echo):
         super().__init__(device)
         self.size, self.told = size, SimpleQueue[bytes]()
 
-    def hello(self) -> bytes:
+    def hello(self, *_: Any) -> bytes:
         layout = layout_of(self.size).to_json()
         return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
 
@@ -263,10 +263,12 @@ class Told(Echo):
         self.told: list[tuple[bytes, bool]] = []
 
     def train(self, instruction: bytes, catch_up: Any, *rest: Any) -> bytes:
-        self.told.append((rest[0], len(rest) > 1 and rest[1]))
+        self.told.append((rest[0], False))
         return super().train(instruction, catch_up)
 
-    evaluate = train
+    def evaluate(self, instruction: bytes, catch_up: Any, *rest: Any) -> bytes:
+        self.told.append((rest[0], rest[1]))
+        return super().train(instruction, catch_up)
 
 
 def test_phones_are_told_the_settings_that_the_run_id_is_a_hash_of(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
@@ -32,7 +33,7 @@ class Phone(Echo):
         super().__init__(client_index_of_key(key.public))
         self.told = SimpleQueue[bytes]()
 
-    def hello(self) -> bytes:
+    def hello(self, *_: Any) -> bytes:
         layout = layout_of(20).to_json()
         return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
 

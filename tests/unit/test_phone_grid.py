@@ -30,7 +30,7 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import SigningKey, answer_bytes
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SHARES, SIGNATURES, Kind, kind_of
 from simulations.engine import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
@@ -159,6 +159,23 @@ def test_the_phones_of_a_gateway_get_the_longest_catch_up(
 ) -> None:
     train(grid, phones_of(grid), [b"short", b"much longer"])
     assert gateway.calls[0]["tail"] == b"much longer"
+
+
+def test_every_phone_of_a_gateway_gets_its_own_sealed_shares_in_one_message(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    phones = phones_of(grid)
+    messages = [
+        make_message(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0) for node in phones
+    ]
+    for message, client in zip(messages, phones.values(), strict=True):
+        message.content.config_records[RECORD][SHARES] = client.to_bytes(4, "little")
+    replies = list(grid.send_and_receive(messages, timeout=20.0))
+    assert not any(reply.has_error() for reply in replies)
+    [call] = gateway.calls
+    shares = [client.to_bytes(4, "little") for client in call[CLIENTS]]
+    assert list(call[SHARES]) == shares
+    assert len(shares) == 2
 
 
 def test_the_phones_of_two_clusters_each_get_their_instruction_and_their_answers_count(

@@ -139,9 +139,11 @@ def _reply(message: ToPhone, phone: PhoneWorker, key: SigningKey) -> tuple[FromP
 def _frame(task: Task, phone: PhoneWorker) -> bytes:
     catch_up = CatchUp(task.snapshot, task.tail)
     if task.kind == TaskKind.HELLO:
-        return phone.hello()
+        return phone.hello(task.settings)
     if task.kind == TaskKind.TRAIN:
-        return phone.train(task.instruction, catch_up, task.settings)
+        return phone.train(task.instruction, catch_up, task.settings, task.shares)
+    if task.kind == TaskKind.MASK:
+        return phone.mask(task.instruction, task.settings)
     if task.kind == TaskKind.REFUSED:
         return phone.hear_refusal(task.instruction)
     if task.kind == TaskKind.BLOB:

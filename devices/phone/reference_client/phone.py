@@ -19,12 +19,16 @@ from client.protocol.client_handler import (
     catch_up_session,
     decode_instruction,
 )
+from client.protocol.masking_client import Signer
+from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from client.protocol.private_report import make_private, refuse_evaluation, without_examples
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.protocol.signed_runs import SignedRuns
 from devices.phone.reference_client.phone_learner import PhoneLearner
+from devices.phone.reference_client.phone_masks import PhoneMasks
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.run_settings import RunSettings
 from shared.errors import FrameError, SamaraError
@@ -32,7 +36,9 @@ from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.frames.report import Report
+from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.ledger.catch_up import CatchUp
+from shared.privacy.terms import PrivacyTerms
 from shared.run_terms import RunTerms
 
 log = logging.getLogger("samara.phone")
@@ -51,6 +57,7 @@ class Phone(ClientHandler):
             scenarios; made if it does not exist.
         limits: limits that the phone's owner set.
         owners: settings of a run that the owner has decided otherwise, by dotted key.
+        signer: the phone's own key; without it, it takes part in no secure aggregation.
 
     Raises:
         ScenarioError: if the signed scenarios are damaged.
@@ -63,25 +70,54 @@ class Phone(ClientHandler):
         home: Path,
         limits: AnswerLimits | None = None,
         owners: Mapping[str, Any] | None = None,
+        signer: Signer | None = None,
     ) -> None:
-        self._folder, limits = SessionFolder(home), limits or AnswerLimits()
-        size, limit = trainer.layout.size, limits.scalar_limit
-        budget = ScalarBudget(ScalarCounts(home), trainer.generations_of, size, limit)
-        answered = AnsweredRuns(self._folder.folder_of)
-        guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
-        signed_runs = _signed_runs(ScenarioFolder(home), trainer, answered)
-        super().__init__(client, self._folder, guard, AnswerLog(home), size, signed_runs)
+        self._folder, self._limits = SessionFolder(home), limits or AnswerLimits()
+        size, limit = trainer.layout.size, self._limits.scalar_limit
+        self._budget = ScalarBudget(ScalarCounts(home), trainer.generations_of, size, limit)
+        self._answered, self._charges = AnsweredRuns(self._folder.folder_of), ChargeLog(home)
         self._trainer, self._learner = trainer, PhoneLearner(trainer, client)
+        self._privacy: PrivacyTerms | None = None  # of the run whose message is answered
+        signed_runs = _signed_runs(ScenarioFolder(home), trainer, self._answered)
+        guard = self._guard_under(None)
+        super().__init__(client, self._folder, guard, AnswerLog(home), size, signed_runs)
         self._settings = RunSettings(home, trainer.layout.hash, trainer.model_id, owners)
+        self._masks = PhoneMasks(client, signer)
 
-    def hello(self) -> bytes:
+    def hello(self, settings: bytes = b"") -> bytes:
         """Return the hello with which this phone introduces itself; its round is always 0.
 
-        The server learns the session's round from a refusal of its first instruction.
-        """
-        return self._trainer.hello(self._client, 0).encode()
+        The server learns the session's round from a refusal of its first instruction. With
+        differential privacy it does not learn how many examples there are.
 
-    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"") -> bytes:
+        Args:
+            settings: as in `train`.
+        """
+
+        def introduce() -> bytes:
+            is_private = bool(settings and self._settings.read_terms(settings).privacy)
+            is_private |= bool(self._signed_runs and self._signed_runs.has_privacy)
+            return self._trainer.hello(self._client, 0, hides_examples=is_private).encode()
+
+        return self._reply_or_refuse(b"", introduce)
+
+    def mask(self, frame: bytes, settings: bytes = b"") -> bytes:
+        """Return the answer to a masking frame; see `PhoneMasks.answer`.
+
+        Args:
+            frame: masking frame.
+            settings: as in `train`.
+        """
+
+        def answer() -> bytes:
+            privacy = self._settings.read_terms(settings).privacy if settings else None
+            return self._masks.answer(frame, settings, privacy)
+
+        return self._reply_or_refuse(b"", answer)
+
+    def train(
+        self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"", shares: bytes = b""
+    ) -> bytes:
         """Catch up, train, and report; a repeated instruction gets the stored report.
 
         Args:
@@ -89,9 +125,10 @@ class Phone(ClientHandler):
             catch_up: rounds that the phone may have missed.
             settings: settings that are part of the run id, sorted JSON; empty from gateways that
                 do not send them.
+            shares: sealed shares for this phone, a frame; empty without secure aggregation.
         """
         return self._reply_or_refuse(
-            instruction, lambda: self._train(instruction, catch_up, settings)
+            instruction, lambda: self._train(instruction, catch_up, settings, shares)
         )
 
     def evaluate(
@@ -114,6 +151,18 @@ class Phone(ClientHandler):
             lambda: self._evaluate(instruction, catch_up, settings, personal),
             personal,
         )
+
+    def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
+        """Log an error, and return a refusal; with privacy a constant one if it is about examples.
+
+        Args:
+            instruction: the refused frame; empty for a hello.
+            error: the reason.
+            personal: whether the instruction is to compare personal models.
+        """
+        if self._privacy:
+            error = without_examples(error)
+        return super().refuse(instruction, error, personal)
 
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: all that the adapter needs is in the phone's program."""
@@ -142,29 +191,43 @@ class Phone(ClientHandler):
             personalizer.note(session.position.round, session.state, session.digest)
             personalizer.take()
 
-    def _train(self, frame: bytes, catch_up: CatchUp, settings: bytes) -> bytes:
-        terms = self._terms(frame, settings)
+    def _train(self, frame: bytes, catch_up: CatchUp, settings: bytes, shares: bytes) -> bytes:
+        run_id = decode_instruction(frame).run_id
+        settings = self._settings_of(run_id, settings)
+        terms = self._enter(run_id, settings)
+        if shares:
+            self._masks.answer(shares, settings, self._privacy)
+        masking = self._masks.client_under(settings, self._privacy)
 
         def start_session(instruction: TrainInstruction) -> Session:
             return self._session_at(instruction, catch_up, terms)
 
-        def train(instruction: TrainInstruction, session: Session) -> Report:
+        def train(
+            instruction: TrainInstruction, session: Session
+        ) -> Report | AnyVectorReport | MaskedReport:
             state = session.state
             if terms:
                 private = intercept_for_training(self._learner, terms, state)
                 state = composition(terms, self._trainer.layout).model(state, private)
-            return self._trainer.train(instruction, state, self._client)
+            report = self._trainer.train(instruction, state, self._client)
+            if self._privacy is None:
+                return report
+            hidden = make_private(report, instruction, self._privacy)
+            return masking.mask(hidden) if masking else hidden
 
         return self._report_once(frame, start_session, train)
 
     def _evaluate(self, frame: bytes, catch_up: CatchUp, settings: bytes, personal: bool) -> bytes:
-        terms, learner = self._terms(frame, settings), self._learner
+        run_id, learner = decode_instruction(frame).run_id, self._learner
+        terms = self._enter(run_id, self._settings_of(run_id, settings))
         if personal and terms is None:
             raise FrameError(
                 "personal models are to be compared, and the run's settings are missing"
             )
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
+            if self._privacy:
+                refuse_evaluation(instruction)
             session, split = self._session_at(instruction, catch_up, terms), instruction.split
             state = session.state
             if terms is None:
@@ -178,9 +241,31 @@ class Phone(ClientHandler):
 
         return self._evaluate_once(frame, personal, evaluate)
 
-    def _terms(self, frame: bytes, settings: bytes) -> RunTerms | None:
-        """Return the terms of an instruction's run; None if its settings did not come with it."""
-        return self._settings.take(decode_instruction(frame).run_id, settings) if settings else None
+    def _settings_of(self, run_id: bytes, settings: bytes) -> bytes:
+        """Return the settings that came with an instruction, or that are known of its run.
+
+        So nobody between server and phone takes a run's privacy away by leaving them out.
+        """
+        signed = self._signed_runs.settings_of(run_id) if self._signed_runs else b""
+        return settings or signed or self._settings.find(run_id)
+
+    def _enter(self, run_id: bytes, settings: bytes) -> RunTerms | None:
+        """Answer under the privacy of a run from now on; return its terms, None without settings.
+
+        Raises:
+            ConfigError, ScenarioError, TrainerError: those of `RunSettings.take`.
+        """
+        self._privacy = None
+        terms = self._settings.take(run_id, settings) if settings else None
+        self._privacy = terms.privacy if terms else None
+        self._guard = self._guard_under(self._privacy)
+        return terms
+
+    def _guard_under(self, privacy: PrivacyTerms | None) -> AnswerGuard:
+        mechanism = privacy.mechanism if privacy else None
+        charged = PrivacyBudget(self._charges, mechanism, self._limits.epsilon_limit)
+        smallest = self._trainer.smallest_batch
+        return AnswerGuard(self._limits, smallest, self._budget, self._answered, charged)
 
     def _session_at(
         self, instruction: Instruction, catch_up: CatchUp, terms: RunTerms | None

@@ -9,6 +9,7 @@ from typing import Any
 
 from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
 from client.protocol.idle_work import InterruptionError
+from client.protocol.privacy_budget import ChargeLog, describe_charges
 from client.protocol.scenario_folder import describe_scenarios, take_scenario
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
@@ -89,8 +90,10 @@ def _up(
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     examples = read_examples(rows_file, program.manifest)
     warn_of_few_examples(len(examples[Split.TRAIN]), limits.least_batch)
+    if (charges := ChargeLog(home).read()) or limits.epsilon_limit:
+        log.info("%s", describe_charges(charges, limits.epsilon_limit))
     trainer = PhoneTrainer(program, examples)
-    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits, owners))
+    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits, owners, key))
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -58,12 +58,19 @@ class PhoneTrainer:
         self._start = program.manifest.start_values()
         self.backend = ProgramBackend(program)
 
-    def hello(self, client: int, round_number: int) -> Hello:
-        """Return the hello with which this phone introduces itself."""
+    def hello(self, client: int, round_number: int, hides_examples: bool = False) -> Hello:
+        """Return the hello with which this phone introduces itself.
+
+        Args:
+            client: client index.
+            round_number: last round in the phone's state.
+            hides_examples: whether it says nothing of its examples, not even how many there are.
+        """
         manifest = self._program.manifest
-        facts = {
+        counts = {split.name.lower(): len(own.labels) for split, own in self._examples.items()}
+        facts: dict[str, object] = {} if hides_examples else {SPLIT_EXAMPLES: counts}
+        facts |= {
             "clients": 0,
-            SPLIT_EXAMPLES: {s.name.lower(): len(e.labels) for s, e in self._examples.items()},
             "quantization": manifest.quantization,
             "device": f"phone program, {manifest.delegate}",
             "platform": platform.platform(),
@@ -72,7 +79,7 @@ class PhoneTrainer:
         }
         return Hello(
             client,
-            len(self._examples[Split.TRAIN]),
+            0 if hides_examples else len(self._examples[Split.TRAIN]),
             round_number,
             self.model_id,
             manifest.layout,

@@ -47,13 +47,17 @@ class PhoneWorker:
         self._idle.close()
         self._worker.shutdown(cancel_futures=True)
 
-    def hello(self) -> bytes:
-        """Return the hello of the phone."""
-        return self._phone.hello()
+    def hello(self, settings: bytes) -> bytes:
+        """Return the hello of the phone; see `Phone.hello`."""
+        return self._phone.hello(settings)
 
-    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes) -> bytes:
+    def mask(self, frame: bytes, settings: bytes) -> bytes:
+        """Return the answer to a masking frame; see `Phone.mask`."""
+        return self._work(self._phone.mask, frame, settings)
+
+    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes, shares: bytes) -> bytes:
         """Return the reply to a train instruction; see `Phone.train`."""
-        return self._work(self._phone.train, instruction, catch_up, settings)
+        return self._work(self._phone.train, instruction, catch_up, settings, shares)
 
     def evaluate(
         self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool

@@ -60,6 +60,20 @@ class RunSettings:
             raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
         return terms
 
+    def find(self, run_id: bytes) -> bytes:
+        """Return the settings that came with an earlier instruction of a run; nothing if none did.
+
+        Raises:
+            TrainerError: if they cannot be read.
+        """
+        file = self._sessions.folder_of(run_id) / SETTINGS_FILE
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise TrainerError(f"{file}: cannot be read: {error.strerror}") from error
+
     def latest(self) -> tuple[bytes, RunTerms] | None:
         """Return id and terms of the run whose session was written last; None without any."""
         sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
@@ -72,10 +86,19 @@ class RunSettings:
         except (OSError, SamaraError):  # those of a later instruction are read again
             return None
 
-    def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
+    def read_terms(self, settings: bytes) -> RunTerms:
+        """Return the terms in settings that no run id is known for yet.
+
+        Raises:
+            ConfigError: if they are too long.
+            ScenarioError: if they lack what a run asks of a client.
+        """
         if len(settings) > MAX_SETTINGS_BYTES:
             raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
-        terms = RunTerms.decode(settings, self._owners)
+        return RunTerms.decode(settings, self._owners)
+
+    def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
+        terms = self.read_terms(settings)
         named = hash_identity(settings, self._layout_hash, self._model_id)
         if run_id not in terms.federations(named):
             raise ConfigError(

@@ -1,0 +1,63 @@
+"""A phone's part in secure aggregation, between the tasks of its gateway."""
+
+from client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
+from shared.errors import MaskingError
+from shared.privacy.terms import PrivacyTerms
+
+
+class PhoneMasks:
+    """The masks of a phone, in memory alone: a phone that is started again has left the round.
+
+    Masking frames name no run, and the gateway brings the settings. So masks that were agreed on
+    under some settings are forgotten under others, and what the run id is a hash of decides how
+    many clients a sum must be of.
+
+    Args:
+        client: client index.
+        signer: the phone's own key; without it, it takes part in no secure aggregation.
+    """
+
+    def __init__(self, client: int, signer: Signer | None) -> None:
+        self._client, self._signer = client, signer
+        self._settings, self._memory = b"", MaskingMemory()
+        self._asked = self._answered = b""
+
+    def client_under(self, settings: bytes, privacy: PrivacyTerms | None) -> MaskingClient | None:
+        """Return the part in the runs with some settings; None if reports have no masks there.
+
+        Args:
+            settings: settings that are part of the run id, sorted JSON.
+            privacy: the differential privacy that they ask for.
+
+        Raises:
+            MaskingError: if reports have masks there, and this phone makes none.
+        """
+        if privacy is None or not privacy.is_masked:
+            return None
+        if self._signer is None:
+            raise MaskingError(
+                "the run asks for masked reports, and a phone masks no reports without its key"
+            )
+        if settings != self._settings:
+            self._settings, self._memory = settings, MaskingMemory()
+            self._asked = self._answered = b""
+        minimum, bucket = privacy.minimum, privacy.bucket
+        return MaskingClient(self._client, self._signer, self._memory, minimum, bucket)
+
+    def answer(self, frame: bytes, settings: bytes, privacy: PrivacyTerms | None) -> bytes:
+        """Return the answer to a masking frame; nothing to sealed shares, which are kept.
+
+        A gateway gives a phone that reattaches its task again: it gets the same answer.
+
+        Raises:
+            MaskingError: if it asks for what this phone does not do.
+            FrameError: if it is no sound frame.
+        """
+        masking = self.client_under(settings, privacy)
+        if masking is None:
+            raise MaskingError("this phone masks no reports in this run")
+        if frame != self._asked:
+            self._asked, self._answered = b"", b""
+            answer = masking.answer(frame)
+            self._asked, self._answered = frame, answer
+        return self._answered
