@@ -117,7 +117,8 @@ def _faults(data: RawData, roles: Roles) -> Iterator[str]:
         answers[_key(row, roles)].add(str(row.get(roles.label)))
     if doubled := sum(count - 1 for count in repeats.values()):
         torn = sum(len(found) > 1 for found in answers.values())
-        line = f"doubles: {doubled:,} rows repeat the text of another"
+        repeat = "row repeats" if doubled == 1 else "rows repeat"
+        line = f"doubles: {doubled:,} {repeat} the text of another"
         yield line + (f", and {torn:,} texts have different labels" if torn else "")
     trained = set(keys["train"])
     for split in ("validation", "test"):
