@@ -1,27 +1,21 @@
 """The supervisor of a live run, with a SuperLink that follows a script."""
 
 import json
-import math
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
+from superlinks import Display, Serve, SuperLink, Time, server_of, set_clock
 
 from server import app as server_app
-from server.live import run_supervisor as module
-from server.live.farewell import describe_names
 from server.live.keys import ClientKeys
 from server.live.server_log import limit_log
 from server.live.superlink import RUN_ERROR
-from server.live.superlink_process import Node
-from server.live.told_clients import TOLD_FILE, ToldClients
 from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -29,114 +23,14 @@ from shared.events import EventFollower, append_event
 from simulations.engine import InProcessGrid
 
 
-class Time:
-    """A clock that advances by sleeping, and whose time of day can be set."""
-
-    def __init__(self) -> None:
-        self.seconds, self.set_by = 0.0, 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def time(self) -> float:
-        return 1e9 + self.seconds + self.set_by
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
-class SuperLink:
-    """A SuperLink whose run has the statuses of a script; records the calls."""
-
-    address, folder, log_file = "nowhere", Path("nowhere/flower"), Path("superlink.log")
-
-    def __init__(self, statuses: Iterator[tuple[str, str]], starts: Iterator[bool]) -> None:
-        self._statuses, self._starts = statuses, starts
-        self.calls: list[str] = []
-        self.nodes: dict[int, Node] = {}
-        self._is_up = False
-        self.certificate = self.loaded_certificate = 1
-
-    def start(self) -> None:
-        self.calls.append("start")
-        self.loaded_certificate = self.certificate
-        self._is_up = True
-
-    def missing_process(self) -> str:
-        return "" if self._is_up else "Flower's SuperLink"
-
-    def has_server_app(self) -> bool:
-        return True
-
-    def has_new_certificate(self) -> bool:
-        return self.certificate != self.loaded_certificate
-
-    def stop(self) -> None:
-        self._is_up = False
-
-    def reset(self) -> None:
-        self.calls.append("reset")
-        self._is_up = False
-
-    def start_run(self, config: RunConfig, bundle: bytes) -> int:
-        self.calls.append("start run")
-        if not next(self._starts, True):
-            raise SamaraError("it does not answer")
-        return 1
-
-    def run_status(self, run: int) -> tuple[str, str]:
-        return next(self._statuses)
-
-    def list_nodes(self) -> list[Node]:
-        return list(self.nodes.values())
-
-    def register(self, public_key: bytes, name: str) -> None:
-        self.nodes[len(self.nodes)] = Node(len(self.nodes), public_key, name, False, False)
-
-    def unregister(self, node: int) -> None:
-        del self.nodes[node]
-
-
-class Display:
-    """A display that keeps its lines."""
-
-    def __init__(self, has_result: bool = True) -> None:
-        self.lines: list[str] = []
-        self.finished = has_result
-
-    def show(self, text: str, style: str = "") -> None:
-        self.lines.append(text)
-
-    def refresh(self) -> None:
-        pass
-
-    def has_result(self) -> bool:
-        return self.finished
-
-
-Serve = Callable[..., bool]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    time = Time()
-    monkeypatch.setattr(module, "time", time)
-    monkeypatch.setattr(module, "build_bundle", lambda: b"")
-    return time
+    return set_clock(monkeypatch)
 
 
 @pytest.fixture
 def serve(tmp_path: Path, clock: Time) -> Serve:
-    def serve(
-        superlink: Any,
-        display: Any,
-        keys: ClientKeys | None = None,
-        renew_certificate: Callable[[], object] | None = None,
-    ) -> bool:
-        config = RunConfig.of({"out": str(tmp_path)}, "test")
-        return module.serve_run(config, superlink, keys, display, renew_certificate)
-
-    return serve
+    return server_of(tmp_path)
 
 
 def test_a_log_is_begun_anew_when_it_is_long(
@@ -155,119 +49,6 @@ def test_a_log_is_begun_anew_when_it_is_long(
     assert numbers == list(range(1000))
     kept = (tmp_path / "log.jsonl.1").read_bytes()
     assert json.loads(kept.splitlines()[-1])["number"] > 900
-
-
-def nodes_of(keys: ClientKeys, online: Sequence[bool], were: bool = True) -> dict[int, Node]:
-    """Nodes of new clients, named by their numbers."""
-    for number in range(len(online)):
-        keys.create(f"client-{number}")
-    return {
-        number: Node(number, key.public_key.encode(), key.name, now, were)
-        for number, (key, now) in enumerate(zip(keys.read_all(), online, strict=True))
-    }
-
-
-def hearing_at(
-    superlink: SuperLink, clock: Time, run: Path, moments: Sequence[float]
-) -> Callable[[], list[Node]]:
-    """Return `list_nodes` of a SuperLink whose nodes hear of the end at some times."""
-
-    def list_nodes() -> list[Node]:
-        told = ToldClients(run / TOLD_FILE)
-        for node, moment in zip(superlink.nodes.values(), moments, strict=False):
-            if clock.seconds >= moment:
-                told.add(node.public_key)
-        return list(superlink.nodes.values())
-
-    return list_nodes
-
-
-def test_a_run_without_keys_that_has_ended_waits_for_nobody(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "result.json").touch()
-    superlink, display = SuperLink(iter([]), iter([])), Display()
-    assert serve(superlink, display)
-    assert superlink.calls == []
-    assert display.lines == ["the run has ended before; for another one give another --run"]
-
-
-def test_connected_clients_are_told_of_the_end_and_the_others_are_named(
-    serve: Serve, clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = ClientKeys(tmp_path / "keys")
-    superlink, display = SuperLink(iter([("finished", "")]), iter([])), Display()
-    superlink.nodes = nodes_of(keys, (True, True, False))
-    told = ToldClients(tmp_path / TOLD_FILE)
-    told.add(superlink.nodes[0].public_key)
-    wait = clock.sleep
-
-    def sleep(seconds: float) -> None:
-        wait(seconds)
-        if clock.seconds > 6:
-            told.add(superlink.nodes[1].public_key)
-
-    monkeypatch.setattr(clock, "sleep", sleep)
-    assert serve(superlink, display, keys)
-    assert display.lines[-2:] == [
-        "the run is finished; telling 2 connected clients",
-        "away when the run ended: client-2; the same command serves until they have heard of it",
-    ]
-    assert 6 < clock.seconds < 10
-
-
-def test_a_finished_run_is_served_until_the_clients_that_took_part_have_heard(
-    serve: Serve, clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "result.json").touch()
-    keys = ClientKeys(tmp_path / "keys")
-    superlink, display = SuperLink(iter([]), iter([])), Display()
-    superlink.nodes = nodes_of(keys, 4 * (False,))
-    superlink.nodes[2] = replace(superlink.nodes[2], was_connected=False)
-    keys.revoke("client-3")
-    moments = (3000.0, 5000.0, math.inf, math.inf)
-    hearing = hearing_at(superlink, clock, tmp_path, moments)
-    failures = iter([False, False, False, True])
-
-    def list_nodes() -> list[Node]:
-        if next(failures, False):
-            raise SamaraError("Flower's SuperLink: it does not answer")
-        return hearing()
-
-    monkeypatch.setattr(superlink, "list_nodes", list_nodes)
-    renewals = list[float]()
-    assert serve(superlink, display, keys, lambda: renewals.append(clock.seconds))
-    assert superlink.calls == ["start", "start"]  # the second one since it did not answer
-    assert [line for line in display.lines if "may join" not in line and "listen" not in line] == [
-        "the run has ended before; for another one give another --run",
-        "client-3 is refused from now on",
-        "waiting until client-0, client-1 have heard that it is finished, or for Ctrl-C",
-        "client-0: heard that the run is finished",
-        "client-1: heard that the run is finished",
-        "every client that took part has heard that the run is finished",
-    ]
-    assert len(renewals) == 1
-    assert clock.seconds == pytest.approx(5000, abs=5)
-    started = len(superlink.calls)
-    assert serve(superlink, display, keys)  # it knows who was told
-    assert len(superlink.calls) == started + 1
-    assert clock.seconds == pytest.approx(5000, abs=5)
-
-
-def test_ctrl_c_ends_the_wait_for_clients_of_a_finished_run(
-    serve: Serve, clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "result.json").touch()
-    keys = ClientKeys(tmp_path / "keys")
-    superlink, display = SuperLink(iter([]), iter([])), Display()
-    superlink.nodes = nodes_of(keys, [False])
-    monkeypatch.setattr(clock, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
-    assert serve(superlink, display, keys)
-    assert display.lines[-1] == "stopping"
-    assert superlink.missing_process()
-
-
-def test_many_names_are_cut() -> None:
-    assert describe_names(["a", "b"]) == "a, b"
-    assert describe_names([str(n) for n in range(1005)]) == "0, 1, 2, 3, 4 and 1,000 more"
 
 
 def test_a_run_with_a_result_is_not_started_again_whatever_flower_says(
@@ -299,15 +80,6 @@ def test_a_server_app_that_waits_beside_the_result_of_an_earlier_one_is_ended(
     assert serve(superlink, Display())
     assert superlink.calls == ["start", "start run"]
     assert superlink.missing_process()
-
-
-def test_a_server_does_not_wait_for_ever_for_clients_that_do_not_ask(
-    serve: Serve, clock: Time
-) -> None:
-    superlink = SuperLink(iter([("finished", "")]), iter([]))
-    superlink.nodes = {0: Node(0, b"", "asleep", True, True)}
-    assert serve(superlink, Display())
-    assert 15 <= clock.seconds < 30
 
 
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:

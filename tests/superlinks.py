@@ -1,0 +1,124 @@
+"""A SuperLink, a clock and a display that follow a script, for the supervisor of a live run."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.live import run_supervisor
+from server.live.keys import ClientKeys
+from server.live.superlink_process import Node
+from shared.config import RunConfig
+from shared.errors import SamaraError
+
+
+class Time:
+    """A clock that advances by sleeping, and whose time of day can be set."""
+
+    def __init__(self) -> None:
+        self.seconds, self.set_by = 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def time(self) -> float:
+        return 1e9 + self.seconds + self.set_by
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class SuperLink:
+    """A SuperLink whose run has the statuses of a script; records the calls."""
+
+    address, folder, log_file = "nowhere", Path("nowhere/flower"), Path("superlink.log")
+
+    def __init__(self, statuses: Iterator[tuple[str, str]], starts: Iterator[bool]) -> None:
+        self._statuses, self._starts = statuses, starts
+        self.calls: list[str] = []
+        self.nodes: dict[int, Node] = {}
+        self._is_up = False
+        self.certificate = self.loaded_certificate = 1
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self.loaded_certificate = self.certificate
+        self._is_up = True
+
+    def missing_process(self) -> str:
+        return "" if self._is_up else "Flower's SuperLink"
+
+    def has_server_app(self) -> bool:
+        return True
+
+    def has_new_certificate(self) -> bool:
+        return self.certificate != self.loaded_certificate
+
+    def stop(self) -> None:
+        self._is_up = False
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+        self._is_up = False
+
+    def start_run(self, config: RunConfig, bundle: bytes) -> int:
+        self.calls.append("start run")
+        if not next(self._starts, True):
+            raise SamaraError("it does not answer")
+        return 1
+
+    def run_status(self, run: int) -> tuple[str, str]:
+        return next(self._statuses)
+
+    def list_nodes(self) -> list[Node]:
+        return list(self.nodes.values())
+
+    def register(self, public_key: bytes, name: str) -> None:
+        self.nodes[len(self.nodes)] = Node(len(self.nodes), public_key, name, False, False)
+
+    def unregister(self, node: int) -> None:
+        del self.nodes[node]
+
+
+class Display:
+    """A display that keeps its lines."""
+
+    def __init__(self, has_result: bool = True) -> None:
+        self.lines: list[str] = []
+        self.finished = has_result
+
+    def show(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def refresh(self) -> None:
+        pass
+
+    def has_result(self) -> bool:
+        return self.finished
+
+
+Serve = Callable[..., bool]
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Return a clock that the supervisor has from now on; it ships no code."""
+    clock = Time()
+    monkeypatch.setattr(run_supervisor, "time", clock)
+    monkeypatch.setattr(run_supervisor, "build_bundle", lambda: b"")
+    return clock
+
+
+def server_of(run: Path) -> Serve:
+    """Return the function that serves a run in a folder."""
+
+    def serve(
+        superlink: Any,
+        display: Any,
+        keys: ClientKeys | None = None,
+        renew_certificate: Callable[[], object] | None = None,
+    ) -> bool:
+        config = RunConfig.of({"out": str(run)}, "test")
+        return run_supervisor.serve_run(config, superlink, keys, display, renew_certificate)
+
+    return serve
