@@ -18,7 +18,7 @@ from test_masked_federation import masked
 from test_resident import START_SECONDS, device_settings
 
 from client.app import TRAINER
-from client.protocol import protocol_client
+from client.protocol import private_report
 from client.protocol.masking_client import MaskingClient
 from client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
 from client.protocol.remote_trainer import RemoteTrainer
@@ -101,7 +101,7 @@ def record_vectors(place: Path) -> None:
             written.write(json.dumps(line) + "\n")
         return hidden
 
-    protocol_client.hide_report = hide  # type: ignore[attr-defined]
+    private_report.hide_report = hide  # type: ignore[attr-defined]
 
 
 def vectors_of(place: Path, client: int) -> dict[str, list[int]]:
@@ -130,7 +130,7 @@ def run_client(settings: Settings, place: Path, client: int, moment: str) -> Non
 def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose path leaves room for sockets; vectors of clients are in files there."""
     folder = tmp_path_factory.mktemp("s")
-    monkeypatch.setattr(protocol_client, "hide_report", hide_report)
+    monkeypatch.setattr(private_report, "hide_report", hide_report)
     record_vectors(folder)
     for client in CLIENTS:
         create_key(folder / f"{client}.key")
