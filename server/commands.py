@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from server import key_commands
+from server.live.server_port import DEFAULT_PORT
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(key_commands.app, name="keys")
@@ -31,7 +32,7 @@ def up(
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65_535)] = DEFAULT_PORT,
     certificate: Annotated[
         Path | None, typer.Option("--cert", help="Certificate, PEM; by default the run makes one.")
     ] = None,

@@ -180,12 +180,16 @@ def invite(
 
     from server.live.certificates import server_address
     from server.live.invitations import invite_client, phone_welcome
+    from server.live.run_supervisor import FLOWER_FOLDER
+    from server.live.server_port import read_port
     from shared.addresses import parse_address
     from shared.certificates import CERTIFICATES_FOLDER
     from shared.errors import ConfigError
 
     if authority is None:
-        authority, address = server_address(run / CERTIFICATES_FOLDER, address)
+        authority, address = server_address(
+            run / CERTIFICATES_FOLDER, read_port(run / FLOWER_FOLDER), address
+        )
     else:
         parse_address(address, "--address")
     phone = None

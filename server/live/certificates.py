@@ -7,9 +7,6 @@ from shared.addresses import parse_address
 from shared.certificates import TlsFiles, certificate_names, tls_files
 from shared.errors import SamaraError
 
-DEFAULT_PORT = 8000
-"""Port of a server unless it is given another."""
-
 
 def check_certificates(certificate: Path, key: Path | None, authority: Path | None) -> TlsFiles:
     """Return the operator's certificate, its key and its authority, after checking them.
@@ -37,12 +34,13 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
     return tls
 
 
-def server_address(folder: Path, address: str = "") -> tuple[Path, str]:
+def server_address(folder: Path, port: int, address: str = "") -> tuple[Path, str]:
     """Return a server's authority, and the address by which its clients reach it.
 
     Args:
         folder: folder of the certificates that Samara made for the server.
-        address: host:port; empty for the name that the server was given.
+        port: port that the server listens on.
+        address: host:port; empty for the name that the server was given, and `port`.
 
     Raises:
         SamaraError: if there is no certificate yet, it is not for this address, or it has several
@@ -62,7 +60,7 @@ def server_address(folder: Path, address: str = "") -> tuple[Path, str]:
                 f"the server has the names {', '.join(given)}; say which with --address HOST:PORT"
             )
         host = given[0] if given else socket.gethostname()
-        address = f"[{host}]:{DEFAULT_PORT}" if ":" in host else f"{host}:{DEFAULT_PORT}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     host, _ = parse_address(address, "--address")
     if host not in names:
         raise SamaraError(

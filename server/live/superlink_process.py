@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from server.live.keys import KEYS_VARIABLE
+from server.live.server_port import note_port
 from server.live.superlink import (
     FILTER_PATH,
     LIVE_VARIABLE,
@@ -107,6 +108,7 @@ class SuperLinkProcess:
         make_private_folder(self.folder)
         self.stop()
         self._check_port()
+        note_port(self.folder, self._port)
         write_secret(self._secret_file, secrets.token_hex(32).encode())
         for file in self.folder.glob(f"{self._database.name}*"):
             file.chmod(0o600)  # of an earlier version

@@ -11,6 +11,8 @@ from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import samara
+from server.live.run_supervisor import FLOWER_FOLDER
+from server.live.server_port import read_port
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,7 @@ def test_a_client_that_joined_by_one_line_takes_part(
         live.start_server()
         live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
         live.wait(lambda: "listening on" in live.said(), "the server")
+        assert address == f"127.0.0.1:{read_port(live.run / FLOWER_FOLDER)}"
         asked = ["invite", "kitchen", "--run", str(live.run), "--address", address]
         line = samara(folder, "server", *asked, "--scenario", str(signed)).splitlines()[0]
         home = ["--home", str(live.home("kitchen"))]

@@ -28,6 +28,8 @@ from server.commands import app as server_commands
 from server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
 from server.live.join_filter import MAX_REQUESTS, JoinFilter
 from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.run_supervisor import FLOWER_FOLDER
+from server.live.server_port import note_port
 from server.live.superlink import AccessFilter
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
@@ -398,6 +400,18 @@ def test_invitations_that_cannot_be_made(run: Path, tmp_path: Path) -> None:
     make_certificates(run / CERTIFICATES_FOLDER, ["a.example", "b.example"])
     assert "a.example, b.example; say which" in message("kitchen", *on)
     assert not (run / INVITATIONS_FOLDER).exists()
+
+
+def test_an_invitation_names_the_port_of_its_server(run: Path) -> None:
+    def line() -> str:
+        shown = CliRunner().invoke(server_commands, ["invite", "kitchen", "--run", str(run)])
+        assert shown.exit_code == 0
+        return shown.stdout
+
+    assert f"samara client join {socket.gethostname()}:8000 " in line()
+    (run / FLOWER_FOLDER).mkdir()
+    note_port(run / FLOWER_FOLDER, 8123)
+    assert f"samara client join {socket.gethostname()}:8123 " in line()
 
 
 def test_a_client_that_runs_is_not_joined_beside_it(
