@@ -1,4 +1,4 @@
-"""The commands `samara device`: profiles, estimates, calibration, a board's wheelhouse."""
+"""The commands `samara device`: profiles, estimates, calibration, what is held to a device."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from click.core import ParameterSource
 
 from devices.jetson.commands import wheelhouse
+from devices.run_command import run
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
@@ -385,4 +386,5 @@ def calibrate(
     )
 
 
+app.command()(run)
 app.command()(wheelhouse)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 from devices.hardware.profile import LinkProfile
 from shared.errors import DeviceError
@@ -28,15 +29,38 @@ class ShapedLink:
         namespace: name of the namespace.
         address: address at which programs in the namespace reach this machine.
         has_netem: whether latency, jitter and loss are applied; otherwise only rates.
+        interface: name of this machine's end of the link.
     """
 
     namespace: str
     address: str
     has_netem: bool
+    interface: str
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs a command in the namespace."""
         return ["ip", "netns", "exec", self.namespace, *command]
+
+    def cut(self) -> None:
+        """Unplug the link."""
+        _run("ip", "link", "set", self.interface, "down")
+
+    def mend(self) -> None:
+        """Plug the link in again."""
+        _run("ip", "link", "set", self.interface, "up")
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes that the namespace has sent and received, Ethernet headers included."""
+        counters = Path("/sys/class/net") / self.interface / "statistics"
+        up, down = (int((counters / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+        return up, down
+
+
+def slow_link(link: LinkProfile, factor: float) -> LinkProfile:
+    """Return a link on which everything takes so many times as long."""
+    changes = {"down": link.down / factor, "up": link.up / factor}
+    longer = {"latency": link.latency * factor, "jitter": link.jitter * factor}
+    return link.model_copy(update=changes | longer)
 
 
 def check_shaping() -> None:
@@ -77,9 +101,10 @@ def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
         _run(*inside, "ip", "address", "add", f"{inside_address}/30", "dev", inner)
         _run(*inside, "ip", "link", "set", inner, "up")
         _run(*inside, "ip", "link", "set", "lo", "up")
+        _run(*inside, "ip", "route", "add", "default", "via", outside)
         has_netem = _shape_interface((), outer, link.down, link)
         _shape_interface(inside, inner, link.up, link)
-        yield ShapedLink(name, outside, has_netem)
+        yield ShapedLink(name, outside, has_netem, outer)
 
 
 def _make_namespace(name: str, undo: ExitStack) -> None:

@@ -26,12 +26,45 @@ import psutil
 
 from shared.errors import DeviceError
 
-_GROUPS = Path("/sys/fs/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+GROUP_NAME = "samara-{owner}-{number}"
+"""The name of a control group, with the process id of who made it."""
 _NUMBERS = count()
 _WATCH_SECONDS = 0.02
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 
 log = logging.getLogger(__name__)
+
+
+def enter_group(group: Path, command: Sequence[str]) -> list[str]:
+    """Return the command of a shell that enters a control group and becomes the command."""
+    return ["/bin/sh", "-c", _ENTER, str(group / "cgroup.procs"), *command]
+
+
+def processes_of(group: Path) -> list[int]:
+    """Return the ids of the processes in a control group and in those inside it."""
+    files = [group, *(path for path in group.glob("*/") if path.is_dir())]
+    return [int(pid) for file in files for pid in (file / "cgroup.procs").read_text().split()]
+
+
+def remove_group(group: Path) -> None:
+    """End the processes that are left in a control group, and remove it."""
+    # The kernel empties a group a moment after its processes are gone.
+    for wait in (0.01, 0.1, 1.0, 5.0, None):
+        try:
+            for pid in processes_of(group):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for inner in group.glob("*/"):
+                inner.rmdir()
+            group.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            if wait is None:
+                raise
+            time.sleep(wait)
 
 
 @dataclass(frozen=True)
@@ -93,6 +126,10 @@ class MemoryLimit(ABC):
     def killed(self, status: int) -> bool:
         """Return whether the limit ended a process with this exit status."""
 
+    def kills(self) -> int:
+        """Return how many processes the kernel has killed at the limit; 0 if it does not say."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Remove the limit."""
@@ -108,7 +145,8 @@ class _CgroupLimit(MemoryLimit):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
         self._peak = 0
-        self.folder = self.parent() / f"samara-{os.getpid()}-{next(_NUMBERS)}"
+        name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
+        self.folder = self.entrance = self.parent() / name
         self.folder.mkdir()
         try:
             (self.folder / self.limit_file).write_text(str(limit_bytes))
@@ -127,7 +165,7 @@ class _CgroupLimit(MemoryLimit):
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command of a shell that enters the group and becomes the command."""
-        return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *command]
+        return enter_group(self.entrance, command)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
         """Sample anonymous memory; the kernel's own peak also counts cached files."""
@@ -141,7 +179,11 @@ class _CgroupLimit(MemoryLimit):
 
     def killed(self, status: int) -> bool:
         """Return whether the process failed and the kernel killed a process of the group."""
-        return status != 0 and self._numbers(self.kills_file).get("oom_kill", 0) > 0
+        return status != 0 and self.kills() > 0
+
+    def kills(self) -> int:
+        """Return how many processes of the group the kernel has killed."""
+        return self._numbers(self.kills_file).get("oom_kill", 0)
 
     def _numbers(self, file: str) -> dict[str, int]:
         lines = (self.folder / file).read_text().splitlines()
@@ -149,21 +191,10 @@ class _CgroupLimit(MemoryLimit):
 
     def close(self) -> None:
         """End the processes that are left in the group, and remove it."""
-        for pid in (self.folder / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        # The kernel empties a group a moment after its processes are gone.
-        for wait in (0.01, 0.1, 1.0, 5.0, None):
-            try:
-                self.folder.rmdir()
-                return
-            except OSError:
-                if wait is None:
-                    raise
-                time.sleep(wait)
+        remove_group(self.folder)
 
 
-def _current_cgroup(controllers: str) -> str:
+def current_group(controllers: str) -> str:
     """Return the path of this process's group in a hierarchy, from /proc/self/cgroup."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -182,7 +213,7 @@ class CgroupV1Limit(_CgroupLimit):
 
     def parent(self) -> Path:
         """Return this process's folder in the memory hierarchy."""
-        return _GROUPS / "memory" / _current_cgroup("memory")
+        return GROUPS / "memory" / current_group("memory")
 
     def forbid_swap(self) -> None:
         """Apply the same limit to memory and swap together, if the kernel accounts for swap."""
@@ -191,17 +222,28 @@ class CgroupV1Limit(_CgroupLimit):
 
 
 class CgroupV2Limit(_CgroupLimit):
-    """A limit by cgroup v2, whose parent group must delegate the memory controller."""
+    """A limit by cgroup v2, whose parent group must delegate the memory controller.
+
+    Processes are in a group inside it, as those must be whose controllers are passed on.
+    """
 
     name = "cgroup v2"
     limit_file = "memory.max"
     kills_file = "memory.events"
     anonymous = "anon"
 
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        for controller in ("+cpu", "+io"):
+            with suppress(OSError):  # not delegated to this user
+                (self.folder / "cgroup.subtree_control").write_text(controller)
+        self.entrance = self.folder / "processes"
+        self.entrance.mkdir()
+
     def parent(self) -> Path:
         """Return this process's folder in the unified hierarchy."""
-        root = _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "unified"
-        return root / _current_cgroup("")
+        root = GROUPS if (GROUPS / "cgroup.controllers").exists() else GROUPS / "unified"
+        return root / current_group("")
 
     def forbid_swap(self) -> None:
         """Forbid swap, if the kernel accounts for it."""

@@ -60,6 +60,7 @@ ELSEWHERE = {
     ("server", "invite"): "for a live server: tests/e2e/test_joined_client.py",
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
     ("device", "calibrate"): "minutes of measuring: tests/integration/test_calibrate.py",
+    ("device", "run"): "takes root: tests/integration/test_device_run.py",
     ("device", "wheelhouse"): "downloads from package indexes: tests/e2e/test_wheelhouse.py",
     ("simulate", "SCENARIO"): "a scenario of the reader's own",
     ("simulate", "mixed-200"): "minutes of 200 devices: tests/integration/test_fleet.py",

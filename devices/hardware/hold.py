@@ -1,0 +1,181 @@
+"""Any command held to a device on this machine: its memory, its processor's speed, its link.
+
+What a device is held to is planned by pure functions and printed in plain words, also what this
+machine does not permit.
+"""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from types import FrameType
+
+import numpy as np
+
+from devices.hardware.cpu_limit import LEAST_CORES, limit_cpu
+from devices.hardware.leftovers import caretaker
+from devices.hardware.link_shaping import shape_link, slow_link
+from devices.hardware.memory_limit import PollingLimit, memory_limit
+from devices.hardware.profile import DeviceProfile, LinkProfile
+from shared.errors import DeviceError
+from shared.machine import cores
+
+_WIDTH, _TRIALS = 1_024, 5
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The limits of a command that is held to a device.
+
+    Attributes:
+        device: name of the device profile.
+        limit_bytes: limit of the memory.
+        cores: number of this machine's cores that are as fast as the device.
+        link: link, already slowed down; None leaves the command this machine's network.
+        dilation: seconds on this machine that stand for a second of the device.
+    """
+
+    device: str
+    limit_bytes: int
+    cores: float
+    link: LinkProfile | None
+    dilation: float = 1.0
+
+
+def machine_rate() -> float:
+    """Measure the fp32 operations/s of this machine's matrix products, on all cores."""
+    matrix = np.ones((_WIDTH, _WIDTH), np.float32)
+    matrix @ matrix
+    best = min(_timed(lambda: matrix @ matrix) for _ in range(_TRIALS))
+    return 2 * _WIDTH**3 / best
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun
+
+
+def plan_hold(
+    device: DeviceProfile,
+    link: LinkProfile | None,
+    dilation: float,
+    rate: float,
+    machine_cores: int,
+) -> Hold:
+    """Return what a command is held to.
+
+    Args:
+        device: device profile.
+        link: link profile; None leaves the command this machine's network.
+        dilation: seconds on this machine that stand for a second of the device, from 1 on.
+        rate: fp32 operations/s of this machine on all cores.
+        machine_cores: number of its cores.
+
+    Raises:
+        DeviceError: if the device is faster than this machine even so.
+    """
+    relative = device.compute.fp32 * device.timing.rate_share / rate
+    if relative > dilation:
+        raise DeviceError(
+            f"{device.name} is {relative:.1f} times as fast as this machine at matrix products; "
+            f"--dilation {relative * 1.005:.1f} or more lets a second of the device take as many "
+            "seconds here"
+        )
+    share = max(LEAST_CORES, machine_cores * relative / dilation)
+    slowed = None if link is None else slow_link(link, dilation)
+    return Hold(device.name, device.usable_bytes, share, slowed, dilation)
+
+
+def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run a command to its end and return its exit status; a signal's number is negative.
+
+    SIGTERM is passed on to the command; a terminal's Ctrl-C reaches it by itself.
+
+    Args:
+        hold: what it is held to.
+        command: the command.
+        say: called with a line for each thing that it is held to, and what became of it.
+
+    Raises:
+        DeviceError: if the command cannot be started, or links cannot be shaped here.
+    """
+    with ExitStack() as undo:
+        keeper = undo.enter_context(caretaker())
+        memory = undo.enter_context(memory_limit(hold.limit_bytes))
+        say(f"memory: {hold.limit_bytes / 2**20:,.0f} MiB of {hold.device}, by {memory.name}")
+        wrapped = list(command)
+        if hold.link is not None:
+            place = undo.enter_context(shape_link(hold.link))
+            wrapped = place.command(wrapped)
+            say(describe_link(hold.link, place.address, place.has_netem))
+        try:
+            processor = limit_cpu(memory, hold.cores)
+        except OSError as error:
+            say(f"processor: not held, this machine permits no limit of it ({error.strerror})")
+        else:
+            undo.callback(processor.close)
+            wrapped = processor.command(wrapped)
+            slower = f", {hold.dilation:g} s for a second of it" if hold.dilation > 1 else ""
+            say(
+                f"processor: {hold.cores:.2f} of {cores()} cores, as fast as {hold.device}"
+                f"{slower}, by {processor.name}"
+            )
+        try:
+            process = subprocess.Popen(memory.command(wrapped), text=True)
+        except OSError as error:
+            raise DeviceError(f"{command[0]}: cannot be started: {error.strerror}") from error
+        if isinstance(memory, PollingLimit):
+            keeper.watch(process.pid)
+        watcher = threading.Thread(target=memory.watch, args=(process,), daemon=True)
+        watcher.start()
+        try:
+            with _signals_passed_on(process):
+                status = process.wait()
+        finally:
+            process.kill()
+        watcher.join()
+        if memory.killed(status) or memory.kills():
+            say(f"killed by the memory limit of {hold.limit_bytes / 2**20:,.0f} MiB")
+        say(f"peak memory: {memory.peak_bytes() / 2**20:,.0f} MiB")
+        return status
+
+
+def describe_link(link: LinkProfile, address: str, has_netem: bool) -> str:
+    """Return a line about a shaped link.
+
+    Args:
+        link: link, slowed down already.
+        address: address of this machine on it.
+        has_netem: whether latency, jitter and loss are applied.
+    """
+    rates = f"{link.down * 8e-6:g} Mbit/s down, {link.up * 8e-6:g} up"
+    rest = (
+        f"{link.latency * 1e3:g} ms, {link.loss:.1%} lost"
+        if has_netem
+        else "without latency and loss: this kernel has no netem"
+    )
+    return f"link: {link.name}, {rates}, {rest}; this machine is {address}"
+
+
+@contextmanager
+def _signals_passed_on(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """Pass SIGTERM on to a process for the duration of a block, and leave it Ctrl-C."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def status_of(status: int) -> int:
+    """Return an exit status as a shell does, 128 and the number of a signal."""
+    return status if status >= 0 else 128 + abs(status)

@@ -1,0 +1,141 @@
+"""Groups, namespaces and disks that hold processes to a device, and their removal in every case.
+
+Everything is named after the process that made it. It is removed at the end of its block, or by a
+`caretaker` when that process is killed, or at the latest when the next one begins.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+import devices
+from devices.hardware.memory_limit import GROUPS, current_group, remove_group
+
+_NAME = re.compile(r"samara-(\d+)-\d+")
+_HIERARCHIES = ("memory", "cpu", "blkio")
+_FINISHED = "finished"
+
+
+def find_groups() -> dict[Path, int]:
+    """Return the control groups that processes of this command have made, with their owners."""
+    parents = {GROUPS / "unified", GROUPS}
+    for controllers in _HIERARCHIES:
+        with suppress(OSError):
+            parents.add(GROUPS / controllers / current_group(controllers))
+    with suppress(OSError):
+        parents |= {root / current_group("") for root in (GROUPS, GROUPS / "unified")}
+    return {
+        path: int(found[1])
+        for parent in parents
+        for path in parent.glob("samara-*-*")
+        if (found := _NAME.fullmatch(path.name))
+    }
+
+
+def find_namespaces() -> dict[str, int]:
+    """Return the network namespaces of shaped links, with their owners."""
+    folder = Path("/run/netns")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return {name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
+
+
+def find_disks() -> dict[Path, int]:
+    """Return the mounted disks in files, by their folder, with their owners."""
+    found = {}
+    for line in Path("/proc/mounts").read_text().splitlines():
+        device, folder = line.split()[:2]
+        backing = Path("/sys/block") / Path(device).name / "loop" / "backing_file"
+        if device.startswith("/dev/loop") and backing.exists():
+            image = Path(backing.read_text().strip()).stem
+            if owner := _NAME.fullmatch(image):
+                found[Path(folder.replace("\\040", " "))] = int(owner[1])
+    return found
+
+
+def remove_leftovers(owner: int | None = None) -> None:
+    """Remove what a process has made, or by default what processes have made that are gone."""
+
+    def is_left(of: int) -> bool:
+        return of == owner if owner is not None else not psutil.pid_exists(of)
+
+    for group, of in find_groups().items():
+        if is_left(of):
+            with suppress(OSError):
+                remove_group(group)
+    for namespace, of in find_namespaces().items():
+        if is_left(of):  # its link goes with it
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+    for folder, of in find_disks().items():
+        if is_left(of):
+            subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+class Caretaker:
+    """A process that outlives this one if this one is killed, and then tidies up.
+
+    Args:
+        process: the running caretaker.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def watch(self, process: int) -> None:
+        """Have a process and its children ended if this process is killed."""
+        self._tell(str(process))
+
+    def release(self) -> None:
+        """End the caretaker, since everything has been removed."""
+        self._tell(_FINISHED)
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+
+@contextmanager
+def caretaker() -> Iterator[Caretaker]:
+    """Remove what is left of killed processes, and have this one's removed if it is killed."""
+    remove_leftovers()
+    here = str(Path(str(devices.__file__)).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "devices.hardware.leftovers", str(os.getpid())],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    made = Caretaker(process)
+    try:
+        yield made
+    finally:
+        made.release()
+
+
+def main() -> None:
+    """Wait for the end of the process whose id is the argument; then tidy up unless it has."""
+    watched = set[int]()
+    for line in map(str.strip, sys.stdin):
+        if line == _FINISHED:
+            return
+        watched.add(int(line))
+    for watch in watched:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(watch)
+            for member in [*process.children(recursive=True), process]:
+                member.kill()
+    remove_leftovers(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

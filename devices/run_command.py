@@ -1,0 +1,34 @@
+"""The command `samara device run`: any command on this machine, held to a device profile."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="Command and its arguments, behind --.")],
+    device: Annotated[str, typer.Option("--as", help="Profile: a name from device list, or file.")],
+    link: Annotated[
+        str, typer.Option(help="Link profile; by default the command has this machine's network.")
+    ] = "",
+    dilation: Annotated[
+        float, typer.Option(min=1, help="Seconds here for a second of a faster device.")
+    ] = 1.0,
+    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
+) -> None:
+    """Run a command with the memory, the speed and the link of a device.
+
+    Memory and speed are held by control groups, a link by a network namespace, which takes root.
+
+    Example: samara device run --as orin-nano-8gb --dilation 20 -- python train.py
+    """
+    from devices.hardware.hold import machine_rate, plan_hold, run_held, status_of
+    from devices.hardware.profile import load_device, load_link
+    from shared.machine import cores
+
+    profile = load_device(device)
+    profile = profile.with_power_mode(power) if power else profile
+    way = load_link(link) if link else None
+    hold = plan_hold(profile, way, dilation, machine_rate(), cores())
+    raise typer.Exit(status_of(run_held(hold, command, lambda line: print(line, file=sys.stderr))))
