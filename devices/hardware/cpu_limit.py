@@ -11,15 +11,14 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from devices.hardware.memory_limit import (
+from devices.hardware.control_groups import (
     GROUP_NAME,
     GROUPS,
-    CgroupV2Limit,
-    MemoryLimit,
     current_group,
     enter_group,
     remove_group,
 )
+from devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 PERIOD_MICROSECONDS = 50_000
 """Time in which the kernel grants the share; a smaller one switches more often."""

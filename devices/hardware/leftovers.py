@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 import devices
-from devices.hardware.memory_limit import GROUPS, current_group, remove_group
+from devices.hardware.control_groups import GROUPS, current_group, remove_group
 
 _NAME = re.compile(r"samara-(\d+)-\d+")
 _HIERARCHIES = ("memory", "cpu", "blkio")
