@@ -208,23 +208,34 @@ def table(rows: Iterable[Row]) -> str:
         factor = chosen_factor(group)
         own = [row for row in group if row["factor"] == factor]
         figures = {key: [row[key] for row in own] for key in ("accuracy", "loss")}
-        spread = float(np.std(figures["accuracy"], ddof=1)) if len(own) > 1 else np.nan
         lines.append(
             f"| {name} | {clients:,} | {method} | {'none' if epsilon is None else epsilon} | "
             f"{len(own)} | {np.mean([row['zero_shot'] for row in own]):.1%} | "
-            f"{np.mean(figures['accuracy']):.1%} ± {100 * spread:.1f} | "
+            f"{mean_and_spread(figures['accuracy'])} | "
             f"{np.mean(figures['loss']):.3f}, {own[0]['zero_shot_loss']:.3f} | {factor or ''} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def mean_and_spread(shares: Sequence[float]) -> str:
+    """Return the mean of some shares, and their standard deviation if there are several, in %."""
+    spread = float(np.std(shares, ddof=1)) if len(shares) > 1 else np.nan
+    return f"{np.mean(shares):.1%} ± {100 * spread:.1f}"
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options for data, model and the folder of what was measured."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="folder of the source data, for sst2")
     parser.add_argument("--model", help="sentence encoder, for sst2")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--sets", type=listed, default=["sst2", "messages"])
     parser.add_argument("--clients", type=listed, default=["8", "64", "1000"])
     parser.add_argument("--epsilons", type=listed, default=["none", "8", "2", "0.5"])

@@ -11,7 +11,6 @@ times the sensitivity, which is none to speak of, or that of ε = 8.
 FOLDER/hostile.jsonl has a line per run; the same command continues, and prints the table.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -23,7 +22,15 @@ import numpy as np
 
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.rows import Row, Rows
-from benchmarks.privacy.accuracy import ROUNDS, SCALARS, examples_of, judge, texts_of
+from benchmarks.privacy.accuracy import (
+    ROUNDS,
+    SCALARS,
+    examples_of,
+    judge,
+    make_parser,
+    mean_and_spread,
+    texts_of,
+)
 from benchmarks.privacy.federation import Federation, make_config, public_norms, vector_reports
 from benchmarks.privacy.texts import SplitTexts, joined
 from server.rounds.validator import ValidatedReplies
@@ -95,12 +102,10 @@ def table(rows: Iterable[Row]) -> str:
         "|---" * 9 + "|",
     ]
     for (name, clients, epsilon, bucket, hostile), own in groups.items():
-        accuracy = [row["accuracy"] for row in own]
-        spread = float(np.std(accuracy, ddof=1)) if len(own) > 1 else np.nan
         lines.append(
             f"| {name} | {clients:,} | {'none' if epsilon is None else epsilon} | {bucket or '–'} "
             f"| {hostile} | {len(own)} | {np.mean([row['zero_shot'] for row in own]):.1%} | "
-            f"{np.mean(accuracy):.1%} ± {100 * spread:.1f} | "
+            f"{mean_and_spread([row['accuracy'] for row in own])} | "
             f"{np.mean([row['loss'] for row in own]):.3f} |"
         )
     return "\n".join(lines) + "\n"
@@ -108,12 +113,7 @@ def table(rows: Iterable[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, help="folder of the source data, for sst2")
-    parser.add_argument("--model", help="sentence encoder, for sst2")
+    parser = make_parser(__doc__)
     parser.add_argument("--sets", type=listed, default=["sst2"])
     parser.add_argument("--clients", type=listed, default=["60"])
     parser.add_argument("--hostile", type=listed, default=["0", "1", "3"])

@@ -5,11 +5,13 @@ program.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_log import AnswerLog
+from client.protocol.private_report import without_examples
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
 from shared.errors import SamaraError
@@ -94,7 +96,7 @@ def make_refusal(instruction: bytes, client: int, last_round: int, error: Samara
     return Refusal.of_error(token_of(instruction), client, last_round, error).encode()
 
 
-class ClientHandler:
+class ClientHandler(ABC):
     """A client that replies to every frame with a frame; to one that it cannot obey, a refusal.
 
     Args:
@@ -119,7 +121,17 @@ class ClientHandler:
         self._answer_log, self._trained, self._signed_runs = answer_log, trained, signed_runs
 
     def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
-        """Log an error, and return a refusal with its code and the last round in the session."""
+        """Log an error, and return a refusal with its code and the last round in the session.
+
+        With differential privacy it is a constant one if it is about examples.
+
+        Args:
+            instruction: the refused frame; empty for a hello.
+            error: the reason.
+            personal: whether the instruction is to compare personal models.
+        """
+        if self._is_private:
+            error = without_examples(error)
         last_round = self._session_round(instruction)
         refusal = make_refusal(instruction, self._client, last_round, error)
         if self._answer_log and instruction:
@@ -128,6 +140,11 @@ class ClientHandler:
             except SamaraError as problem:  # a refusal holds nothing of the examples
                 log.warning("%s", problem)
         return refusal
+
+    @property
+    @abstractmethod
+    def _is_private(self) -> bool:
+        """Whether the run that is answered has differential privacy."""
 
     def _reply_or_refuse(
         self, instruction: bytes, reply: Callable[[], bytes], personal: bool = False

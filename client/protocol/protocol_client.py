@@ -30,7 +30,7 @@ from client.protocol.generations import Generations
 from client.protocol.masking_client import MaskingClient
 from client.protocol.pass_counts import PassCounts
 from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
-from client.protocol.private_report import make_private, refuse_evaluation, without_examples
+from client.protocol.private_report import make_private, refuse_evaluation
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
@@ -167,18 +167,6 @@ class ProtocolClient(ClientHandler):
             instruction, lambda: self._evaluate(instruction, personal), personal
         )
 
-    def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
-        """Log an error, and return a refusal; with privacy a constant one if it is about examples.
-
-        Args:
-            instruction: the refused frame; empty for a hello.
-            error: the reason.
-            personal: whether the instruction is to compare personal models.
-        """
-        if self._config.privacy.is_on:
-            error = without_examples(error)
-        return super().refuse(instruction, error, personal)
-
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: this client was loaded with all files that its run needs.
 
@@ -228,13 +216,17 @@ class ProtocolClient(ClientHandler):
         return b""
 
     @property
+    def _is_private(self) -> bool:
+        return self._config.privacy.is_on
+
+    @property
     def _hides_examples(self) -> bool:
         """Return whether nothing but noised sums may tell of this client's examples.
 
         Simulated clients evaluate for measurements; a live client never does with privacy.
         """
         is_measured = self._config.privacy.allows_evaluation and bool(self._data.client_count)
-        return self._config.privacy.is_on and not is_measured
+        return self._is_private and not is_measured
 
     @property
     def _run_id(self) -> bytes:

@@ -20,7 +20,7 @@ from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import exclusive_lock
-from devices.live.tls_contexts import unverified_context
+from devices.live.tls_contexts import invited_context, unverified_context
 from shared.addresses import parse_address
 from shared.errors import ConfigError, DeviceError, InvitationError
 from shared.files import make_private_folder, write_durably
@@ -207,21 +207,9 @@ def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> 
     signing = SigningKey(key)
     signature = signing.sign(join_proof(code.secret))
     request = JoinRequest(code.secret, signing.public, signature)
-    status, _ = _request(address, trusting(authority), "POST", JOIN_PATH, request.encode())
+    status, _ = _request(address, invited_context(authority), "POST", JOIN_PATH, request.encode())
     if status != 200:
         raise InvitationError(_reason(status, key))
-
-
-def trusting(authority: str) -> ssl.SSLContext:
-    """Return a TLS context that verifies a server by the authority of an invitation.
-
-    Raises:
-        InvitationError: if that is no certificate.
-    """
-    try:
-        return ssl.create_default_context(cadata=authority)
-    except (ssl.SSLError, ValueError) as error:
-        raise InvitationError("the invitation holds no certificate; ask for another one") from error
 
 
 def _request(

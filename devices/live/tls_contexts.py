@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from shared.errors import DeviceError
+from shared.errors import DeviceError, InvitationError
 
 
 def verifying_context(authority: Path | None) -> ssl.SSLContext:
@@ -21,6 +21,18 @@ def verifying_context(authority: Path | None) -> ssl.SSLContext:
         raise DeviceError(
             f"{authority}: not a certificate (PEM) that can be read: {error}"
         ) from error
+
+
+def invited_context(authority: str) -> ssl.SSLContext:
+    """Return a context that connects to servers by the authority of an invitation.
+
+    Raises:
+        InvitationError: if that is no certificate.
+    """
+    try:
+        return ssl.create_default_context(cadata=authority)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvitationError("the invitation holds no certificate; ask for another one") from error
 
 
 def unverified_context() -> ssl.SSLContext:

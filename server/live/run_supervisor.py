@@ -79,10 +79,10 @@ def serve_run(
         if keys is None:  # who was away cannot be told from a stranger
             return True
     with _lock_folder(folder), _stop_on_signals():
-        pause = 1.0
+        upkeep, pause = _Upkeep(superlink, display, renew_certificate), 1.0
         try:
             if is_finished and keys:
-                _serve_until_told(superlink, folder, keys, display, renew_certificate)
+                _serve_until_told(superlink, folder, keys, display, upkeep)
                 return True
             bundle = build_bundle()
             _start(superlink, keys, display)
@@ -96,7 +96,7 @@ def serve_run(
                 except SamaraError as error:  # the machine may be busy, or a port not free yet
                     problem, has_failed = f"the run did not start: {error}", True
                 else:
-                    problem = _supervise(superlink, run, keys, display, renew_certificate)
+                    problem = _supervise(superlink, run, keys, display, upkeep)
                     has_failed = problem.startswith(_FAILED)
                 if not problem or (folder / RESULT_FILE).exists():
                     _tell_clients(superlink, folder, keys, display)
@@ -144,7 +144,7 @@ def _supervise(
     run: int,
     keys: ClientKeys | None,
     display: RunDisplay,
-    renew_certificate: Callable[[], object] | None,
+    upkeep: "_Upkeep",
 ) -> str:
     """Watch a run until it is finished or has to be started again.
 
@@ -156,7 +156,6 @@ def _supervise(
     """
     # keys may have changed since they were registered, so that the first check registers them
     checked, keys_stamp = time.monotonic(), 0
-    renewal_checked = checked
     clock_offset = time.time() - time.monotonic()
     has_result = False
     while True:
@@ -169,13 +168,9 @@ def _supervise(
         if time.monotonic() < checked + _CHECK_SECONDS:
             continue
         checked = time.monotonic()
-        limit_log(superlink.log_file)
-        limit_log(superlink.folder.parent / LOG_FILE)
+        upkeep.do()
         if missing := superlink.missing_process():
             return f"{missing} ended"
-        if renew_certificate and checked > renewal_checked + _RENEWAL_SECONDS:
-            renewal_checked = checked
-            _try_renewal(renew_certificate, display)
         if superlink.has_new_certificate():
             superlink.stop()
             return "the server's certificate was renewed"
@@ -235,10 +230,10 @@ def _serve_until_told(
     run: Path,
     keys: ClientKeys,
     display: RunDisplay,
-    renew_certificate: Callable[[], object] | None,
+    upkeep: "_Upkeep",
 ) -> None:
     """Serve a finished run until the clients that took part have heard that it is finished."""
-    renewal_checked, waited_for = time.monotonic(), list[str]()
+    waited_for = list[str]()
     while True:
         if superlink.missing_process() or superlink.has_new_certificate():
             _start(superlink, keys, display)
@@ -256,19 +251,44 @@ def _serve_until_told(
         except SamaraError:  # Flower's processes are started again
             superlink.stop()
         display.refresh()
-        limit_log(superlink.log_file)
-        if renew_certificate and time.monotonic() > renewal_checked + _RENEWAL_SECONDS:
-            renewal_checked = time.monotonic()
-            _try_renewal(renew_certificate, display)
+        upkeep.do()
         time.sleep(_CHECK_SECONDS)
 
 
-def _try_renewal(renew_certificate: Callable[[], object], display: RunDisplay) -> None:
-    """Renew the server's certificate if it will end soon; the run goes on if that fails."""
-    try:
-        renew_certificate()
-    except (SamaraError, OSError) as error:
-        display.show(f"the server's certificate cannot be renewed: {error}", "yellow")
+class _Upkeep:
+    """What a server that is up for months needs: logs that end, and a certificate that does not.
+
+    Args:
+        superlink: Flower's SuperLink.
+        display: shows what fails.
+        renew_certificate: as in `serve_run`.
+    """
+
+    def __init__(
+        self,
+        superlink: SuperLinkProcess,
+        display: RunDisplay,
+        renew_certificate: Callable[[], object] | None,
+    ) -> None:
+        self._logs = superlink.log_file, superlink.folder.parent / LOG_FILE
+        self._display, self._renew_certificate = display, renew_certificate
+        self._renewal_checked = time.monotonic()
+
+    def do(self) -> None:
+        """Limit the logs, and every hour renew the certificate if it will end soon.
+
+        The run goes on if it cannot be renewed.
+        """
+        for log in self._logs:
+            limit_log(log)
+        if (now := time.monotonic()) <= self._renewal_checked + _RENEWAL_SECONDS:
+            return
+        self._renewal_checked = now
+        try:
+            if self._renew_certificate:
+                self._renew_certificate()
+        except (SamaraError, OSError) as error:
+            self._display.show(f"the server's certificate cannot be renewed: {error}", "yellow")
 
 
 def _events_size(folder: Path) -> int:

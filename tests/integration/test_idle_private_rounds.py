@@ -206,19 +206,25 @@ def test_private_rounds_that_wait_are_taken_though_the_client_is_in_another_run_
     assert [each.global_round for each in taken] == [1, 2, 3]
 
 
-def test_private_rounds_that_cannot_be_taken_wait_and_keep_nobody_from_others(
-    waiting: ResidentTrainer, short: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    home = short / "h"
-    (left,) = [folder.parents[1] for folder in home.glob("runs/*/clients/7")]
-    description = json.loads((left / RUN_FILE).read_text())
-    other_model = JoinedRuns(home).write(
+def move_to_other_model(home: Path, run: Path) -> bytes:
+    """Move what a client has of a run to a run with another base model; returns its id."""
+    description = json.loads((run / RUN_FILE).read_text())
+    other = JoinedRuns(home).write(
         RunConfig.of(description["settings"], "test"),
         Layout.from_json(description["layout"]),
         bytes(32),
     )
     for name in ("session", "clients"):
-        (left / name).rename(home / "runs" / other_model.hex() / name)
+        (run / name).rename(home / "runs" / other.hex() / name)
+    return other
+
+
+def test_private_rounds_that_cannot_be_taken_wait_and_keep_nobody_from_others(
+    waiting: ResidentTrainer, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = short / "h"
+    (left,) = [folder.parents[1] for folder in home.glob("runs/*/clients/7")]
+    other_model = move_to_other_model(home, left)
     for _ in range(2):
         assert waiting.take_private_rounds() == b""
     assert caplog.text.count(f"run {other_model.hex()} wait") == 1
@@ -401,14 +407,7 @@ def test_a_trainer_killed_before_the_evaluation_of_private_rounds_evaluates_at_i
 
     os.utime(run / VALIDATION_FILE, (0, 0))  # as after other private rounds
     assert find_unevaluated_runs(home) == [bytes.fromhex(run.name)]
-    description = json.loads((run / RUN_FILE).read_text())
-    other_model = JoinedRuns(home).write(
-        RunConfig.of(description["settings"], "test"),
-        Layout.from_json(description["layout"]),
-        bytes(32),
-    )
-    for name in ("session", "clients"):
-        (run / name).rename(home / "runs" / other_model.hex() / name)
+    other_model = move_to_other_model(home, run)
     assert find_unevaluated_runs(home) == [other_model]
     note_validation(started, other_model)  # another base model: there is nothing to load
     assert not (home / "runs" / other_model.hex() / VALIDATION_FILE).exists()

@@ -111,6 +111,22 @@ def test_a_renewed_certificate_is_served_while_the_run_goes_on(serve: Serve, clo
     assert "the server's certificate was renewed; starting again" in display.lines
 
 
+def test_a_certificate_is_renewed_however_often_the_run_is_started_again(
+    serve: Serve, clock: Time
+) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        for _ in range(3):
+            clock.seconds += 1500
+            yield "finished", ""
+        display.finished = True
+        yield "finished", ""
+
+    superlink, display, renewals = SuperLink(statuses(), iter([])), Display(False), list[float]()
+    assert serve(superlink, display, renew_certificate=lambda: renewals.append(clock.seconds))
+    assert superlink.calls == ["start", *4 * ["start run"]]
+    assert len(renewals) == 1
+
+
 def test_a_certificate_that_cannot_be_renewed_is_shown(serve: Serve, clock: Time) -> None:
     def statuses() -> Iterator[tuple[str, str]]:
         clock.seconds += 3600

@@ -18,10 +18,10 @@ from devices.live.join import (
     locked_folder,
     read_joined_address,
     register,
-    trusting,
     write_joined_address,
 )
 from devices.live.keys import OWN_KEY_FILE, create_key
+from devices.live.tls_contexts import invited_context
 from devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
 from shared.addresses import parse_address
 from shared.blob_store import blob_hash
@@ -146,7 +146,7 @@ def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tup
         InvitationError: if it does not come, or is too large.
     """
     host, port = parse_address(source.address)
-    context = trusting(source.authority)
+    context = invited_context(source.authority)
     connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
     try:
         headers = {"range": f"bytes={start}-"} if start else {}

@@ -21,7 +21,7 @@ from client.protocol.client_handler import (
 )
 from client.protocol.masking_client import Signer
 from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
-from client.protocol.private_report import make_private, refuse_evaluation, without_examples
+from client.protocol.private_report import make_private, refuse_evaluation
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session import Session
@@ -152,18 +152,6 @@ class Phone(ClientHandler):
             personal,
         )
 
-    def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
-        """Log an error, and return a refusal; with privacy a constant one if it is about examples.
-
-        Args:
-            instruction: the refused frame; empty for a hello.
-            error: the reason.
-            personal: whether the instruction is to compare personal models.
-        """
-        if self._privacy:
-            error = without_examples(error)
-        return super().refuse(instruction, error, personal)
-
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: all that the adapter needs is in the phone's program."""
         return self.refuse(part, FrameError("a blob part was sent to a phone that lacks no blob"))
@@ -190,6 +178,10 @@ class Phone(ClientHandler):
             personalizer = self._personalizer(*latest)
             personalizer.note(session.position.round, session.state, session.digest)
             personalizer.take()
+
+    @property
+    def _is_private(self) -> bool:
+        return self._privacy is not None
 
     def _train(self, frame: bytes, catch_up: CatchUp, settings: bytes, shares: bytes) -> bytes:
         run_id = decode_instruction(frame).run_id
