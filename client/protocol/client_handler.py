@@ -144,7 +144,7 @@ class ClientHandler(ABC):
     @property
     @abstractmethod
     def _is_private(self) -> bool:
-        """Whether the run that is answered has differential privacy."""
+        """Return whether the run that is answered has differential privacy."""
 
     def _reply_or_refuse(
         self, instruction: bytes, reply: Callable[[], bytes], personal: bool = False

@@ -256,7 +256,7 @@ def _serve_until_told(
 
 
 class _Upkeep:
-    """What a server that is up for months needs: logs that end, and a certificate that does not.
+    """Keeps a server up for months: limits its logs, and renews its certificate.
 
     Args:
         superlink: Flower's SuperLink.
