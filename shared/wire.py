@@ -26,6 +26,13 @@ COST = "cost"
 """The key in that record of a round cost, a frame, which servers of earlier versions ignore."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
 """The keys of a gateway's record that hold a list with one entry per phone."""
+KNOWN, ATTACHED, SESSION = "known", "attached", "session"
+"""The keys in a request for the hellos of a gateway's phones and boards of those, by number, whose
+hello the server has, and in the reply of those that are still attached, and of random bytes of the
+gateway's process."""
+IN_PARTS, PENDING = "in-parts", "pending"
+"""The keys in a message to a gateway of whether the reply may lack answers that are to come, and in
+the reply of the phones and boards, by number, that may yet answer."""
 BLOB_ACTION = "blob"
 """The action of query messages that bring a part of a blob."""
 MASKING_ACTION = "masking"

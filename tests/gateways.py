@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_stream import attach
 from devices.live.keys import create_key
 from devices.phone.gateway import Gateway
 from devices.phone.gateway_server import start_gateway
-from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.certificates import TlsFiles
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal

@@ -33,9 +33,9 @@ from benchmarks.faults.toy_clients import Device
 from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
 from client.protocol.device_settings import CLIENT_INDEX
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_stream import attach
 from devices.live.keys import read_client_index
-from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.errors import DeviceError
 from shared.settings import Scalar

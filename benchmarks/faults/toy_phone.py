@@ -9,7 +9,7 @@ from shared.ledger.catch_up import CatchUp
 
 
 class ToyPhone:
-    """A phone as `devices.phone.reference_client.attachment.attach` wants one.
+    """A phone as `devices.live.gateway_stream.attach` wants one.
 
     Args:
         client: client index.
@@ -45,7 +45,7 @@ class ToyPhone:
         """Return its evaluation of the global model, whatever is asked, or a refusal."""
         return self._answer(EvaluateInstruction, instruction, catch_up)
 
-    def receive_blob(self, part: bytes) -> bytes:
+    def receive_blob(self, part: bytes, *_: bytes) -> bytes:
         """Refuse a part of a file."""
         error = FrameError("a toy phone lacks no blob")
         return Refusal.of_error(token_of(part), self._client, 0, error).encode()

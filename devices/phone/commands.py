@@ -212,7 +212,7 @@ def up(
     """
     from client.protocol.answer_limits import AnswerLimits
     from devices.live.client_folder import client_folder
-    from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+    from devices.live.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.joining import read_joined_gateway
     from devices.phone.reference_client.phone_process import up as run
     from shared.addresses import parse_address

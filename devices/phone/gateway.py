@@ -1,34 +1,33 @@
-"""The gateway: phones attach to it, and it passes requests on to them.
+"""The gateway: phones and boards attach to it, and it passes requests on to them.
 
 One event loop holds all streams. A phone sends a message only in reply to one. A stream on which a
 message is out of turn, too long or of a key that is not admitted is ended; others are unaffected.
 A phone that disconnects during a request gets it again if it reattaches in time. When the run is
-finished every stream ends with a status that says so, also one that is opened then.
+finished every stream ends with a status that says so, also one that is opened then. All of this is
+the same for boards.
 """
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 
-from devices.phone.gateway_protocol import FINISHED, PROTOCOL
+from devices.live.gateway_protocol import FINISHED, PROTOCOL
+from devices.phone.gateway_admission import Admission, RejectionError
+from devices.phone.gateway_requests import RECONNECT_SECONDS, GatewayRequest, SignedAnswer
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer
-from shared.rate_limit import RateLimit, network_of
+from shared.rate_limit import RateLimit
 from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
-from shared.wire import kind_of
+from shared.wire import Kind, kind_of
 
-log = logging.getLogger("samara.gateway")
-
-NONCE_BYTES = 32
+NONCE_BYTES, SESSION_BYTES = 32, 8
 MAX_ANSWER_BYTES = 2 * 2**20
 """Largest message from a phone, in bytes."""
 MAX_STREAMS = 4096
@@ -36,64 +35,32 @@ MAX_UNAUTHENTICATED = 64
 """Most streams that have not proved a key yet."""
 PROOF_SECONDS = 10.0
 """Seconds from the challenge to its proof."""
-RECONNECT_SECONDS = 60.0
-"""Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
-MAX_ASKED = 4
-"""Most new keys that the server is asked for at once."""
-NEW_KEYS_PER_MINUTE = 6
-"""Most new keys of one network address that the server is asked for in a minute."""
-WARNING_SECONDS = 60.0
-"""Least time between two log lines about a server that cannot be asked."""
+LINGER_SECONDS = 0.25
+"""Time after the first of some answers in which others may come to be passed on with it."""
 _POLL_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Most attachments of one key in a minute."""
 
 
-@dataclass(frozen=True)
-class SignedAnswer:
-    """A phone's answer to a request, with its key and signature.
+@dataclass(eq=False)
+class _AttachedPhone:
+    """An attached phone or board, with the requests it has yet to answer.
 
     Attributes:
-        public_key: public key of the phone, PEM.
-        frame: hello, report, evaluation, masking frame or refusal.
-        signature: signature over instruction and frame.
+        public_key: its public key, PEM.
+        is_board: whether it is a board.
+        config: run config that it was sent last, if it is a board.
+        is_introduced: whether it has answered with a hello on this stream.
+        requests: the requests that it has yet to answer.
+        ended: set when its stream is to end.
     """
 
     public_key: bytes
-    frame: bytes
-    signature: bytes
-
-
-@dataclass(eq=False)
-class _PhoneRequest:
-    """A request to some phones, with their answers so far; times are monotonic seconds."""
-
-    task: Task
-    shares: Mapping[int, bytes]
-    start: float
-    end: float
-    answers: Mapping[int, asyncio.Future[SignedAnswer]]
-
-    def awaits_answer_of(self, client: int) -> bool:
-        """Return whether this client's answer is requested and missing."""
-        return client in self.answers and not self.answers[client].done()
-
-
-@dataclass(eq=False)
-class _AttachedPhone:
-    """An attached phone, with the requests it has yet to answer."""
-
-    public_key: bytes
-    requests: asyncio.Queue[_PhoneRequest] = field(default_factory=asyncio.Queue)
+    is_board: bool
+    config: bytes = b""
+    is_introduced: bool = False
+    requests: asyncio.Queue[GatewayRequest] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class _RejectionError(Exception):
-    """The error that ends a phone's stream, with the status code and reason for the phone."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 class Gateway(GatewayServicer):  # type: ignore[misc]
@@ -105,6 +72,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             its own; None admits no others.
 
     Attributes:
+        session: random bytes, by which the server knows that this is another process.
         refused: number of rejected streams by reason.
         told: client indices of the phones that were told that the run is finished.
     """
@@ -114,15 +82,15 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         admitted: Callable[[bytes], bool],
         registered: Callable[[bytes], bool] | None = None,
     ) -> None:
-        self._admitted, self._registered = admitted, registered
-        self._asked, self._warned_at = 0, -WARNING_SECONDS
+        self._admission = Admission(admitted, registered)
         self._phones: dict[int, _AttachedPhone] = {}
-        self._requests: list[_PhoneRequest] = []
+        self._requests: list[GatewayRequest] = []
+        self._in_parts: list[GatewayRequest] = []  # those of them whose answers are taken in parts
         self._attachments = RateLimit(ATTACHMENTS_PER_MINUTE)
-        self._new_keys = RateLimit(NEW_KEYS_PER_MINUTE)
         self._detached_at: dict[int, float] = {}
         self._unauthenticated = 0
         self._is_finished = False
+        self.session = secrets.token_bytes(SESSION_BYTES)
         self.refused: dict[str, int] = {}
         self.told: set[int] = set()
 
@@ -137,12 +105,22 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         for phone in self._phones.values():
             phone.ended.set()
 
+    def clients_of(self, with_phones: bool) -> list[int]:
+        """Return the client indices of the attached boards, with those of phones or without."""
+        return [c for c in self.attached_phones if with_phones or self._phones[c].is_board]
+
+    def introduced(self, clients: Collection[int]) -> list[int]:
+        """Return those of the clients that have answered with a hello since they attached."""
+        phones = {client: self._phones.get(client) for client in clients}
+        return sorted(c for c, phone in phones.items() if phone and phone.is_introduced)
+
     async def ask(
         self,
         task: Task,
         seconds: float,
         clients: Collection[int] | None = None,
         shares: Mapping[int, bytes] | None = None,
+        config: bytes = b"",
     ) -> Mapping[int, SignedAnswer]:
         """Send a task to phones, and wait until all have answered or the time is over.
 
@@ -152,128 +130,142 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             clients: client indices of the phones; by default all that are attached. A phone that is
                 not attached is waited for up to `RECONNECT_SECONDS`.
             shares: sealed shares by client index, where a train instruction has masks.
+            config: run config, sorted JSON, which boards get as settings.
 
         Returns:
             The answers by client index.
         """
-        loop = asyncio.get_running_loop()
         now = time.monotonic()
         chosen = self.attached_phones if clients is None else sorted(clients)
-        answers: dict[int, asyncio.Future[SignedAnswer]]
-        answers = {client: loop.create_future() for client in chosen}
-        request = _PhoneRequest(task, shares or {}, now, now + seconds, answers)
+        request = GatewayRequest(task, config, now, now + seconds)
         self._requests.append(request)
         try:
-            for client in chosen:
-                if phone := self._phones.get(client):
-                    phone.requests.put_nowait(request)
-            while pending := self._pending_answers(request):
-                await asyncio.wait(pending, timeout=_POLL_SECONDS)
+            self._put(request, request.add_clients(chosen, shares or {}))
+            while pending := request.pending(chosen, self._is_expected):
+                await asyncio.wait(pending.values(), timeout=_POLL_SECONDS)
         finally:
             self._requests.remove(request)
-            for answer in answers.values():
-                answer.cancel()  # no effect on answers that are done
-        return {
-            client: answer.result() for client, answer in answers.items() if not answer.cancelled()
-        }
+            answers = request.take_answers(chosen)
+            request.close()
+        return answers
 
-    def _pending_answers(self, request: _PhoneRequest) -> list[asyncio.Future[SignedAnswer]]:
-        """Return the missing answers that may still arrive."""
+    async def ask_for_part(
+        self,
+        task: Task,
+        seconds: float,
+        clients: Collection[int],
+        shares: Mapping[int, bytes] | None = None,
+        config: bytes = b"",
+    ) -> tuple[Mapping[int, SignedAnswer], list[int]]:
+        """Send a task to phones, and wait until some have answered or the time is over.
+
+        Who asks the same again goes on with the request that is open, so that a slow phone delays
+        nobody else's answer.
+
+        Args:
+            task: as in `ask`.
+            seconds: as in `ask`.
+            clients: as in `ask`, but named.
+            shares: as in `ask`.
+            config: as in `ask`.
+
+        Returns:
+            The answers by client index, which are not kept, and the clients that may yet answer.
+        """
         now = time.monotonic()
-        if now >= request.end:
-            return []
-        return [
-            answer
-            for client, answer in request.answers.items()
-            if not answer.done()
-            and (
-                client in self._phones
-                or now < max(self._detached_at.get(client, 0.0), request.start) + RECONNECT_SECONDS
-            )
-        ]
+        request = GatewayRequest(task, config, now, now + seconds)
+        self._close_old_requests(now)
+        if same := [other for other in self._in_parts if other.key == request.key]:
+            request = same[0]
+            request.end = max(request.end, now + seconds)
+        else:
+            self._requests.append(request)
+            self._in_parts.append(request)
+        self._put(request, request.add_clients(sorted(clients), shares or {}))
+        while pending := request.pending(clients, self._is_expected):
+            tasks, first = pending.values(), asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(tasks, timeout=_POLL_SECONDS, return_when=first)
+            if done:
+                await asyncio.wait(tasks, timeout=LINGER_SECONDS)
+                break
+        answers = request.take_answers(clients)
+        return answers, sorted(request.pending(clients, self._is_expected))
+
+    def _close_old_requests(self, now: float) -> None:
+        """Forget requests in parts that are answered, or whose time is over."""
+        for request in [r for r in self._in_parts if not r.answers or now >= r.end]:
+            self._in_parts.remove(request)
+            self._requests.remove(request)
+            request.close()
+
+    def _put(self, request: GatewayRequest, clients: Iterable[int]) -> None:
+        for client in clients:
+            if phone := self._phones.get(client):
+                phone.requests.put_nowait(request)
+
+    def _is_expected(self, client: int, asked: float) -> bool:
+        """Return whether a client is attached, or may be again in time."""
+        left = max(self._detached_at.get(client, 0.0), asked)
+        return client in self._phones or time.monotonic() < left + RECONNECT_SECONDS
 
     async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802
         """Serve one phone's stream; see trainer.proto."""
         try:
-            public_key = await self._authenticate(context)
+            public_key, is_board = await self._authenticate(context)
             if not self._is_finished:
-                await self._serve_phone(public_key, context)
+                await self._serve_phone(_AttachedPhone(public_key, is_board), context)
             if self._is_finished:
                 self.told.add(client_index_of_key(public_key))
                 await context.abort(FINISHED, "the run is finished")
-        except _RejectionError as rejection:
+        except RejectionError as rejection:
             self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
             await context.abort(rejection.code, rejection.reason)
 
-    async def _authenticate(self, context: Any) -> bytes:
-        """Return the public key whose private half the stream's opener has proved to hold."""
+    async def _authenticate(self, context: Any) -> tuple[bytes, bool]:
+        """Return the public key whose private half the stream's opener has proved to hold.
+
+        Also whether it says that it is a board, which matters to nobody but itself.
+        """
         if self._unauthenticated >= MAX_UNAUTHENTICATED:
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many streams without a proof; try again later",
             )
         self._unauthenticated += 1
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            challenge = Challenge(version=PROTOCOL, nonce=nonce)
+            challenge = Challenge(version=PROTOCOL, nonce=nonce, takes_boards=True)
             async with asyncio.timeout(PROOF_SECONDS):
                 await context.write(ToPhone(challenge=challenge))
                 message = await context.read()
         except TimeoutError:
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"no proof of the key within {PROOF_SECONDS:g} s"
             ) from None
         finally:
             self._unauthenticated -= 1
         if message is grpc.aio.EOF or message.WhichOneof("content") != "proof":
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "the first message must be a proof of the key"
             )
         try:
             public_key = normalize_public_key(message.proof.public_key)
         except DeviceError as error:
-            raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+            raise RejectionError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
         if not is_signed_by(public_key, message.proof.signature, proof_bytes(nonce)):
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.UNAUTHENTICATED, "the proof is not signed with this key"
             )
-        await self._check_admitted(public_key, context.peer())
+        await self._admission.check(public_key, context.peer())
         if not self._attachments.admits(str(client_index_of_key(public_key))):
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many attachments in a minute; try again later",
             )
-        return public_key
+        return public_key, message.proof.is_board
 
-    async def _check_admitted(self, public_key: bytes, peer: str) -> None:
-        if self._admitted(public_key):
-            return
-        denied = grpc.StatusCode.PERMISSION_DENIED
-        if self._registered is None:
-            raise _RejectionError(
-                denied, "this key is not admitted; add it to the gateway's --phones"
-            )
-        later = grpc.StatusCode.RESOURCE_EXHAUSTED
-        if self._asked >= MAX_ASKED:
-            raise _RejectionError(later, "too many new keys at once; try again later")
-        if not self._new_keys.admits(network_of(_host_of(peer))):
-            raise _RejectionError(later, "too many new keys of this address; try again in a minute")
-        self._asked += 1
-        try:
-            if not await asyncio.to_thread(self._registered, public_key):
-                raise _RejectionError(denied, "this key is not registered at the server")
-        except DeviceError as error:
-            if (now := time.monotonic()) >= self._warned_at + WARNING_SECONDS:
-                self._warned_at = now
-                log.warning("new phones are not admitted at present: %s", error)
-            raise _RejectionError(
-                later, "the server cannot be asked for this key; try again later"
-            ) from error
-        finally:
-            self._asked -= 1
-
-    async def _serve_phone(self, public_key: bytes, context: Any) -> None:
-        client, phone = client_index_of_key(public_key), _AttachedPhone(public_key)
+    async def _serve_phone(self, phone: _AttachedPhone, context: Any) -> None:
+        client = client_index_of_key(phone.public_key)
         if before := self._phones.get(client):
             before.ended.set()
         self._phones[client] = phone
@@ -308,9 +300,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 if remaining <= 0 or not request.awaits_answer_of(client):
                     continue
                 number += 1
-                shares = request.shares.get(client, b"")
-                task = Task(number=number, seconds=remaining, shares=shares)
-                task.MergeFrom(request.task)
+                task = _task_for(phone, request, client)
+                task.number, task.seconds = number, remaining
                 await context.write(ToPhone(task=task))
                 await asyncio.wait((incoming, ended), return_when=asyncio.FIRST_COMPLETED)
                 if not incoming.done() or incoming.result() is grpc.aio.EOF:
@@ -318,6 +309,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 answer = _check_answer(
                     incoming.result(), number, phone.public_key, task.instruction
                 )
+                phone.is_introduced |= kind_of(answer.frame) is Kind.HELLO
                 if request.awaits_answer_of(client):
                     request.answers[client].set_result(answer)
                 incoming = asyncio.ensure_future(context.read())
@@ -330,32 +322,37 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
     ) -> bool:
         """Return whether the phone is silent, and nothing else ends its stream."""
         if incoming.done() and incoming.result() is not grpc.aio.EOF:
-            raise _RejectionError(
+            raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
             )
         return not (incoming.done() or ended.done())
 
 
-def _host_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+def _task_for(phone: _AttachedPhone, request: GatewayRequest, client: int) -> Task:
+    """Return the task of a request as a phone or board gets it, and note what it has been sent."""
+    task = Task(shares=request.shares.get(client, b""))
+    task.MergeFrom(request.task)
+    if phone.is_board and request.config:
+        task.settings = b"" if request.config == phone.config else request.config
+        phone.config = request.config
+    return task
 
 
 def _check_answer(message: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:
     """Return the answer in a phone's message, if it answers the task with a signed frame."""
     if message.WhichOneof("content") != "result" or message.result.number != number:
-        raise _RejectionError(
+        raise RejectionError(
             grpc.StatusCode.FAILED_PRECONDITION, "the message does not answer the task"
         )
     frame, signature = message.result.frame, message.result.signature
     try:
         kind_of(frame)
     except FrameError as error:
-        raise _RejectionError(
+        raise RejectionError(
             grpc.StatusCode.INVALID_ARGUMENT, "the answer is not a frame"
         ) from error
     if not is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
-        raise _RejectionError(
+        raise RejectionError(
             grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed with the phone's key"
         )
     return SignedAnswer(public_key, frame, signature)

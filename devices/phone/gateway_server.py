@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc
 
+from devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
-from devices.phone.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from shared.errors import DeviceError
 from shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
 

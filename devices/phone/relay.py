@@ -1,34 +1,43 @@
-"""The gateway's ClientApp: it passes a message on to phones and returns their answers in one reply.
+"""The gateway's ClientApp: it passes a message on to phones and boards, and returns their answers.
 
-Frames pass unchanged. Beside each answer are the phone's key and signature, so that the server can
-check which phone sent it without trusting the gateway.
+Frames pass unchanged. Beside each answer are the key and signature of who gave it, so that the
+server can check that without trusting the gateway.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from math import inf
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import unpack_message
-from devices.phone.gateway import Gateway, SignedAnswer
+from devices.phone.gateway import Gateway
+from devices.phone.gateway_requests import SignedAnswer
 from shared.config import RunConfig
+from shared.errors import ConfigError
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.proto.trainer_pb2 import Task, TaskKind
 from shared.runs import identity_bytes
 from shared.wire import (
+    ATTACHED,
     BLOB_ACTION,
     CLIENTS,
     FRAMES,
+    IN_PARTS,
+    KNOWN,
     MASKING_ACTION,
+    PENDING,
     PERSONAL_ACTION,
     PUBLIC_KEYS,
     RECORD,
     REFUSED_ACTION,
+    SESSION,
     SHARES,
     SIGNATURES,
 )
@@ -40,16 +49,51 @@ _OF_A_RUN = TaskKind.HELLO, TaskKind.TRAIN, TaskKind.EVALUATE, TaskKind.MASK
 """Tasks that come with the settings of their run."""
 MARGIN_SECONDS = 5.0
 """Seconds before a message expires that are left for the reply to reach the server."""
+_Answer = TypeVar("_Answer")
 
 
 def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
-    """Return the ClientApp of a gateway.
+    """Return the ClientApp of a gateway; it may be called in several threads at once.
 
     Args:
-        gateway: gateway that the phones attach to.
+        gateway: gateway that the phones and boards attach to.
         loop: event loop of the gateway, which runs in another thread.
     """
     app = ClientApp()
+    left_out: set[str] = set()  # reasons for which phones are, each logged once
+
+    def wait(question: Coroutine[Any, Any, _Answer]) -> _Answer:
+        return asyncio.run_coroutine_threadsafe(question, loop).result()
+
+    def takes_phones(config: RunConfig) -> bool:
+        """Return whether phones can take part in a run.
+
+        Raises:
+            ConfigError: if they cannot, and no board is attached.
+        """
+        try:
+            check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
+        except ConfigError as error:
+            if not gateway.clients_of(with_phones=False):
+                raise
+            if str(error) not in left_out:
+                left_out.add(str(error))
+                log.warning("phones are left out: %s", error)
+            return False
+        return True
+
+    def make_task(
+        kind: TaskKind, message: Message, config: RunConfig, personal: bool = False
+    ) -> Task:
+        frame, catch_up = unpack_message(message)
+        return Task(
+            kind=kind,
+            instruction=frame,
+            snapshot=catch_up.snapshot,
+            tail=catch_up.tail,
+            settings=identity_bytes(config) if kind in _OF_A_RUN else b"",
+            personal=personal,
+        )
 
     def ask(
         kind: TaskKind,
@@ -58,29 +102,35 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         seconds: float,
         personal: bool = False,
     ) -> Message:
+        run_config = json.dumps(dict(context.run_config), sort_keys=True).encode()
         config = RunConfig.of(context.run_config, "run config")
-        check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
-        frame, catch_up = unpack_message(message)
+        with_phones = takes_phones(config)
+        task = make_task(kind, message, config, personal)
         record = message.content.config_records[RECORD]
-        devices = record.get(CLIENTS)
-        chosen = _numbers(devices) if isinstance(devices, list) else None
-        task = Task(
-            kind=kind,
-            instruction=frame,
-            snapshot=catch_up.snapshot,
-            tail=catch_up.tail,
-            settings=identity_bytes(config) if kind in _OF_A_RUN else b"",
-            personal=personal,
-        )
-        shares = dict(zip(chosen or (), _frames(record.get(SHARES)), strict=False))
-        question = gateway.ask(task, seconds, chosen, shares)
-        answers = asyncio.run_coroutine_threadsafe(question, loop).result()
-        return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
+        named = record.get(CLIENTS)
+        chosen = _numbers(named) if isinstance(named, list) else gateway.clients_of(with_phones)
+        shares = dict(zip(chosen, _frames(record.get(SHARES)), strict=False))
+        if kind == TaskKind.REFUSED:
+            run_config = b""
+        if not record.get(IN_PARTS):
+            question = gateway.ask(task, seconds, chosen, shares, run_config)
+            return _reply(message, wait(question))
+        answers, pending = wait(gateway.ask_for_part(task, seconds, chosen, shares, run_config))
+        return _reply(message, answers, {PENDING: pending})
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        """Request a hello from every attached phone."""
-        return ask(TaskKind.HELLO, message, context, HELLO_SECONDS)
+        """Request a hello from everybody who is attached and whose hello the server lacks."""
+        run_config = json.dumps(dict(context.run_config), sort_keys=True).encode()
+        config = RunConfig.of(context.run_config, "run config")
+        task = make_task(TaskKind.HELLO, message, config)
+        attached = gateway.clients_of(takes_phones(config))
+        known = message.content.config_records[RECORD].get(KNOWN)
+        staying = gateway.introduced(_numbers(known))
+        chosen = sorted(set(attached) - set(staying))
+        answers = wait(gateway.ask(task, HELLO_SECONDS, chosen, None, run_config))
+        staying = gateway.introduced(staying)
+        return _reply(message, answers, {ATTACHED: staying, SESSION: gateway.session})
 
     @app.query(BLOB_ACTION)
     def receive_blob(message: Message, context: Context) -> Message:
@@ -131,15 +181,19 @@ def _frames(parts: object) -> list[bytes]:
     return [bytes(part) for part in parts] if isinstance(parts, list) else []
 
 
-def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:
+def _reply(
+    message: Message, answers: Mapping[int, SignedAnswer], more: Mapping[str, Any] | None = None
+) -> Message:
     signed = [answers[device] for device in sorted(answers)]
-    return ConfigRecord(
+    record = ConfigRecord(
         {
             FRAMES: [answer.frame for answer in signed],
             PUBLIC_KEYS: [answer.public_key for answer in signed],
             SIGNATURES: [answer.signature for answer in signed],
+            **(more or {}),
         }
     )
+    return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
 def _left(message: Message) -> float:

@@ -1,9 +1,10 @@
-"""The answers of phones in a gateway's reply: whose they are, and which of them count."""
+"""Phones and boards behind gateways: where they are, whose answers these are, and which count."""
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from server.live.keys import ClientKeys
 from shared.client_index import client_index_of_key
@@ -13,6 +14,34 @@ from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 MAX_PHONES = 10_000
 """Most phones of one gateway."""
+
+
+@dataclass(frozen=True)
+class PhonePlace:
+    """Where a phone or board is attached.
+
+    Attributes:
+        gateway: Flower's id of the gateway's node.
+        public_key: PEM.
+        hello: frame, or a refusal that names a blob which it lacks; empty once a part of it
+            has been sent, until the gateway's next answer.
+        introduced: when the hello came, monotonic seconds.
+    """
+
+    gateway: int
+    public_key: bytes
+    hello: bytes
+    introduced: float
+
+    @property
+    def node(self) -> int:
+        """Its node id."""
+        return node_of_key(self.public_key)
+
+    @property
+    def number(self) -> int:
+        """The number by which its gateway knows it: a gateway sees keys, not rotations."""
+        return client_index_of_key(self.public_key)
 
 
 @dataclass(frozen=True)
@@ -62,3 +91,21 @@ def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) ->
         else:
             answers.signed[public_key] = frame
     return answers
+
+
+def read_numbers(reply: Message, name: str) -> list[int]:
+    """Return the numbers of phones that a gateway's reply has under a name; none if it has not."""
+    numbers = reply.content.config_records.get(RECORD, ConfigRecord()).get(name)
+    if not isinstance(numbers, list):
+        return []
+    return [number for number in numbers[:MAX_PHONES] if isinstance(number, int)]
+
+
+def node_of_key(public_key: bytes) -> int:
+    """Return the node id of the phone with this key, which is the same behind every gateway."""
+    return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
+
+
+def make_reply(frame: bytes, message: Message) -> Message:
+    """Return a reply with a frame, as if the phone were a node of Flower's."""
+    return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)

@@ -1,23 +1,21 @@
-"""A grid in which every phone behind a gateway is a node of its own.
+"""A grid in which every phone and board behind a gateway is a node of its own.
 
-A gateway is one Flower node that many phones attach to; it answers a hello with the hellos of all
-attached phones. Here every phone becomes a node with an id and a public key of its own, so that
-roster, cohorts and strategy need not know of gateways. The messages with one frame to the phones
-of one gateway are sent as one message, and its reply is split into one reply per phone. A phone's
-frame counts only with a valid signature under the phone's key over the instruction that it answers.
-Where a hello is requested, that is a nonce, so that a gateway cannot send an old hello of a phone
-that is not attached.
+A gateway is one Flower node that many phones attach to; it answers a hello with the hellos of those
+that have attached since, and the numbers of those that still are. Here every phone becomes a node
+with an id and a public key of its own, so that roster, cohorts and strategy need not know of
+gateways; `PhoneRelay` has the messages to them. A phone's frame counts only with a valid signature
+under the phone's key over the instruction that it answers. Where a hello is requested, that is a
+nonce, so that a gateway cannot send an old hello of a phone that has not attached.
 """
 
-import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from server.live.keys import ClientKeys
@@ -30,13 +28,14 @@ from server.transport.messages import (
     decode_foreign,
     make_message,
 )
-from server.transport.phone_answers import read_answers
+from server.transport.phone_answers import PhonePlace, make_reply, read_answers, read_numbers
+from server.transport.phone_relay import PhoneRelay
 from server.transport.refusal_notices import PhoneNotices
 from shared.client_index import client_index_of_key
 from shared.errors import SamaraError
-from shared.flower_compat import ErrorCode, set_message_id
+from shared.flower_compat import set_message_id
 from shared.ledger.catch_up import CatchUp
-from shared.wire import CLIENTS, FRAMES, RECORD, SHARES
+from shared.wire import ATTACHED, FRAMES, KNOWN, RECORD, SESSION, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -44,33 +43,9 @@ HELLO_SECONDS = 300.0
 """Time that a node has to answer a hello request before it is sent again."""
 REFRESH_SECONDS = 5.0
 """Time between two requests for the phones that are attached to a gateway."""
+HELLO_LIFE_SECONDS = 6 * 3600.0
+"""Time after which a phone that stays attached introduces itself again."""
 NONCE_BYTES = 32
-
-
-@dataclass(frozen=True)
-class _Phone:
-    """A phone that is attached to a gateway.
-
-    Attributes:
-        gateway: Flower's id of the gateway's node.
-        public_key: PEM.
-        hello: frame, or a refusal that names a blob which the phone lacks; empty once a part of it
-            has been sent, until the gateway's next answer.
-    """
-
-    gateway: int
-    public_key: bytes
-    hello: bytes
-
-    @property
-    def node(self) -> int:
-        """The phone's node id."""
-        return _node_of_key(self.public_key)
-
-    @property
-    def number(self) -> int:
-        """The number by which its gateway knows it: a gateway sees keys, not rotations."""
-        return client_index_of_key(self.public_key)
 
 
 @dataclass(frozen=True)
@@ -80,26 +55,13 @@ class _HelloRequest:
     Attributes:
         node: Flower's id of the node.
         nonce: random bytes that the phones of a gateway sign with their hellos.
+        known: numbers of those of its phones that need not answer, if it is a gateway.
         end: end of the time to answer, monotonic seconds.
     """
 
     node: int
     nonce: bytes
-    end: float
-
-
-@dataclass(frozen=True)
-class _RelayedMessage:
-    """A message to a gateway that stands for the messages to several of its phones.
-
-    Attributes:
-        frame: the instruction, the same for all of the phones.
-        messages: the messages to the phones, one each.
-        end: end of their time to live, monotonic seconds.
-    """
-
-    frame: bytes
-    messages: Sequence[Message]
+    known: frozenset[int]
     end: float
 
 
@@ -121,13 +83,13 @@ class PhoneGrid(DelegatingGrid):
         self._hellos: dict[int, Message | None] = {}
         # When the phones of each gateway are requested again, monotonic seconds.
         self._gateways: dict[int, float] = {}
-        self._phones: dict[int, _Phone] = {}
+        self._sessions: dict[int, bytes] = {}  # of each gateway's process
+        self._phones: dict[int, PhonePlace] = {}
+        self._refreshed = -REFRESH_SECONDS
         self._notices = PhoneNotices()
         # Hello requests to phones whose hello is out of date, by node.
         self._waiting_hellos: dict[int, Message] = {}
-        self._relayed: dict[str, _RelayedMessage] = {}
-        # Id of the relayed message by the id of a phone's message.
-        self._relayed_ids: dict[str, str] = {}
+        self._relay = PhoneRelay(grid, keys, self._warn)
         # Phones' replies that nobody has pulled, with the end of their time to live.
         self._replies: dict[str, tuple[Message, float]] = {}
 
@@ -140,10 +102,12 @@ class PhoneGrid(DelegatingGrid):
 
         Phones are nodes, gateways are not; other nodes are left out until they answer a hello.
         """
+        self._refreshed = time.monotonic()
         public_keys = self._flower_nodes()
         self._discard_old_entries(public_keys.keys())
         self._receive_hellos(public_keys)
         self._request_hellos(public_keys)
+        self._relay.advance(self._phones)
         direct = [node for node in sorted(public_keys) if node in self._hellos]
         phones = {phone.node: phone.public_key for phone in self._phones.values()}
         return {node: public_keys[node] for node in direct} | phones
@@ -157,7 +121,6 @@ class PhoneGrid(DelegatingGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids."""
         direct: dict[int, Message] = {}
-        relayed: dict[tuple[int, str, bytes], list[Message]] = {}
         ids: dict[int, str] = {}
         for index, message in enumerate(messages):
             node, message_type = message.metadata.dst_node_id, message.metadata.message_type
@@ -166,23 +129,21 @@ class PhoneGrid(DelegatingGrid):
             if phone and is_hello_request:
                 ids[index] = _assign_id(message)
                 if phone.hello:
-                    self._store_reply(_make_reply(phone.hello, message), _end_of(message))
+                    self._store_reply(make_reply(phone.hello, message), _end_of(message))
                 else:
                     self._waiting_hellos[node] = message
             elif phone:
                 ids[index] = _assign_id(message)
                 if message_type == BLOB_MESSAGE:
                     self._phones[node] = replace(phone, hello=b"")
-                key = phone.gateway, message_type, _frame_of(message)
-                relayed.setdefault(key, []).append(message)
+                self._relay.add(message)
             elif hello and is_hello_request:
                 ids[index] = _assign_id(message)
                 self._store_reply(Message(hello.content, reply_to=message), _end_of(message))
                 self._hellos[node] = None
             else:
                 direct[index] = message
-        for (gateway, _, frame), parts in relayed.items():
-            self._relay(gateway, frame, parts)
+        self._relay.advance(self._phones)
         direct_ids = self._grid.push_messages(list(direct.values())) if direct else []
         ids |= zip(direct, direct_ids, strict=True)
         return [ids[index] for index in sorted(ids)]
@@ -190,74 +151,32 @@ class PhoneGrid(DelegatingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have arrived, each once."""
         wanted = list(message_ids)
-        if self._waiting_hellos:
+        is_late = time.monotonic() >= self._refreshed + REFRESH_SECONDS
+        if self._waiting_hellos or (is_late and self._relay.message_ids):
             self.connected_nodes()  # asks the gateways, whose answers hold new hellos
         unsent = {message.metadata.message_id for message in self._waiting_hellos.values()}
-        local = self._relayed_ids.keys() | self._replies.keys() | unsent
-        to_phones = local.intersection(wanted)
-        to_pull = {self._relayed_ids[i] for i in to_phones if i in self._relayed_ids}
-        to_pull |= set(wanted) - to_phones
+        to_phones = (self._relay.message_ids | self._replies.keys() | unsent).intersection(wanted)
+        to_pull = self._relay.ids_to_pull(to_phones) | (set(wanted) - to_phones)
         replies = []
         for reply in self._grid.pull_messages(sorted(to_pull)) if to_pull else []:
-            relayed = self._relayed.pop(reply.metadata.reply_to_message_id, None)
-            if relayed is None:
+            if not self._relay.is_whole(reply.metadata.reply_to_message_id):
                 replies.append(reply)
-            else:
-                self._split_reply(reply, relayed)
+                continue
+            for of_phone, end in self._relay.split(reply):
+                self._store_reply(of_phone, end)
+        self._relay.advance(self._phones)  # goes on with replies that lacked answers
         return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
     def _store_reply(self, reply: Message, end: float) -> None:
         """Keep a reply until it is pulled, or until end (monotonic seconds)."""
         self._replies[reply.metadata.reply_to_message_id] = reply, end
 
-    def _relay(self, gateway: int, frame: bytes, messages: Sequence[Message]) -> None:
-        """Send messages with the same frame to phones of a gateway as one message.
-
-        It carries the longest catch-up of them, which contains what the other phones lack, and the
-        sealed shares for each phone.
-        """
-        records = [message.content.config_records[RECORD] for message in messages]
-        longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
-        phones = [self._phones[message.metadata.dst_node_id].number for message in messages]
-        first, content = messages[0].metadata, ConfigRecord({**longest, CLIENTS: phones})
-        if SHARES in longest:
-            content[SHARES] = [record[SHARES] for record in records]  # type: ignore[assignment]
-        whole = Message(
-            RecordDict({RECORD: content}),
-            gateway,
-            first.message_type,
-            ttl=first.ttl,
-            group_id=first.group_id,
-        )
-        (whole_id,) = self._grid.push_messages([whole])
-        self._relayed[whole_id] = _RelayedMessage(frame, messages, _end_of(whole))
-        self._relayed_ids |= {message.metadata.message_id: whole_id for message in messages}
-
-    def _split_reply(self, reply: Message, relayed: _RelayedMessage) -> None:
-        """Store a reply of each phone that a relayed message was for; an error if it has none."""
-        frames = {}
-        reason = "the phone did not answer"
-        if reply.has_error():
-            self._warn(reply.metadata.src_node_id, f"it failed: {reply.error.reason}")
-            reason = "its gateway failed"
-        else:
-            answers = read_answers(reply, relayed.frame, self._keys)
-            frames = {_node_of_key(key): frame for key, frame in answers.signed.items()}
-            self._warn(reply.metadata.src_node_id, answers.describe_dropped())
-        error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-        for message in relayed.messages:
-            self._relayed_ids.pop(message.metadata.message_id, None)
-            node = message.metadata.dst_node_id
-            if node in frames:
-                self._store_reply(_make_reply(frames[node], message), relayed.end)
-            else:
-                self._store_reply(Message(error, reply_to=message), relayed.end)
-
     def _discard_old_entries(self, connected: Set[int]) -> None:
         """Discard entries of nodes that are not connected, and what can no longer be answered."""
         now = time.monotonic()
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
+        self._sessions = {n: session for n, session in self._sessions.items() if n in connected}
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
         self._waiting_hellos = {n: m for n, m in self._waiting_hellos.items() if n in self._phones}
         self._logged = {n: text for n, text in self._logged.items() if n in connected}
@@ -268,8 +187,6 @@ class PhoneGrid(DelegatingGrid):
             if request.node in connected and now < request.end
         }
         self._replies = {i: (reply, end) for i, (reply, end) in self._replies.items() if now < end}
-        self._relayed = {i: relayed for i, relayed in self._relayed.items() if now < relayed.end}
-        self._relayed_ids = {i: r for i, r in self._relayed_ids.items() if r in self._relayed}
 
     def _request_hellos(self, public_keys: Mapping[int, bytes]) -> None:
         """Request hellos of new nodes, and of gateways whose phones are to be refreshed."""
@@ -281,16 +198,38 @@ class PhoneGrid(DelegatingGrid):
         if not nodes:
             return
         requests = [
-            _HelloRequest(node, secrets.token_bytes(NONCE_BYTES), now + HELLO_SECONDS)
+            _HelloRequest(
+                node, secrets.token_bytes(NONCE_BYTES), self._known_at(node), now + HELLO_SECONDS
+            )
             for node in nodes
         ]
         messages = [
             make_message(r.node, MessageType.QUERY, "hello", r.nonce, CatchUp(), HELLO_SECONDS)
             for r in requests
         ]
+        for request, message in zip(requests, messages, strict=True):
+            if request.known:
+                message.content.config_records[RECORD][KNOWN] = sorted(request.known)
         ids = self._grid.push_messages(messages)
         self._hello_requests |= {i: r for i, r in zip(ids, requests, strict=True) if i}
         self._receive_hellos(public_keys)
+
+    def _known_at(self, gateway: int) -> frozenset[int]:
+        """Return the numbers of a gateway's phones that need not introduce themselves again.
+
+        A gateway that says of such a phone that it is still attached may lie, which is no more than
+        keeping the phone's answers to itself.
+        """
+        long_ago = time.monotonic() - HELLO_LIFE_SECONDS
+        return frozenset(
+            phone.number
+            for phone in self._phones.values()
+            if phone.gateway == gateway
+            and phone.hello
+            and kind_of(phone.hello) is Kind.HELLO
+            and phone.introduced > long_ago
+            and not (self._keys and self._keys.refusal(phone.public_key))
+        )
 
     def _receive_hellos(self, public_keys: Mapping[int, bytes]) -> None:
         """Fetch the replies to hello requests, and tell gateways from other nodes by them."""
@@ -310,8 +249,17 @@ class PhoneGrid(DelegatingGrid):
 
     def _update_phones(self, request: _HelloRequest, reply: Message) -> None:
         """Replace the phones of a gateway by those in its reply to a hello request."""
-        gateway = request.node
-        self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway != gateway}
+        gateway, record = request.node, reply.content.config_records[RECORD]
+        staying = request.known.intersection(read_numbers(reply, ATTACHED))
+        self._phones = {
+            node: phone
+            for node, phone in self._phones.items()
+            if phone.gateway != gateway or phone.number in staying
+        }
+        if isinstance(session := record.get(SESSION), bytes):
+            if self._sessions.get(gateway, session) != session:
+                self._relay.lose(gateway)
+            self._sessions[gateway] = session
         answers = read_answers(reply, request.nonce, self._keys)
         for public_key, frame in answers.signed.items():
             try:
@@ -320,10 +268,10 @@ class PhoneGrid(DelegatingGrid):
                 answers.refused[client_index_of_key(public_key)] = error
                 answers.dropped[f"the hello of a phone is refused: {error}"] += 1
                 continue
-            phone = _Phone(gateway, public_key, frame)
+            phone = PhonePlace(gateway, public_key, frame, time.monotonic())
             self._phones[phone.node] = phone
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
-                reply_of_phone = _make_reply(frame, request_of_phone)
+                reply_of_phone = make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
         self._notices.send(self._grid, gateway, answers.refused)
         self._warn(gateway, answers.describe_dropped())
@@ -343,11 +291,6 @@ class PhoneGrid(DelegatingGrid):
             self._logged[gateway] = text
 
 
-def _node_of_key(public_key: bytes) -> int:
-    """Return the node id of the phone with this key, which is the same behind every gateway."""
-    return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
-
-
 def _assign_id(message: Message) -> str:
     """Give a message a new id and return it."""
     message_id = str(uuid4())
@@ -358,13 +301,3 @@ def _assign_id(message: Message) -> str:
 def _end_of(message: Message) -> float:
     """Return the end of a message's time to live, in monotonic seconds, if it is sent now."""
     return time.monotonic() + message.metadata.ttl
-
-
-def _frame_of(message: Message) -> bytes:
-    frame = message.content.config_records[RECORD]["frame"]
-    assert isinstance(frame, bytes), "make_message puts bytes there"
-    return frame
-
-
-def _make_reply(frame: bytes, message: Message) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)

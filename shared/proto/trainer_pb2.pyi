@@ -264,20 +264,24 @@ class FromPhone(_message.Message):
     def __init__(self, proof: _Optional[_Union[Proof, _Mapping]] = ..., result: _Optional[_Union[TaskResult, _Mapping]] = ...) -> None: ...
 
 class Challenge(_message.Message):
-    __slots__ = ("version", "nonce")
+    __slots__ = ("version", "nonce", "takes_boards")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_BOARDS_FIELD_NUMBER: _ClassVar[int]
     version: int
     nonce: bytes
-    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    takes_boards: bool
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ..., takes_boards: bool = ...) -> None: ...
 
 class Proof(_message.Message):
-    __slots__ = ("public_key", "signature")
+    __slots__ = ("public_key", "signature", "is_board")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    IS_BOARD_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     signature: bytes
-    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    is_board: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., is_board: bool = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds", "settings", "personal", "shares")

@@ -490,9 +490,9 @@ class PersonalModel(object):
 
 
 class GatewayStub(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
-    signed with the key that identifies it.
+    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
+    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
+    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
     """
 
     def __init__(self, channel):
@@ -509,9 +509,9 @@ class GatewayStub(object):
 
 
 class GatewayServicer(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
-    signed with the key that identifies it.
+    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
+    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
+    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
     """
 
     def Attach(self, request_iterator, context):
@@ -537,9 +537,9 @@ def add_GatewayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Gateway(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
-    stream and keeps it open; it sends a message only in reply to one (docs/reference/phones.md). Its results are
-    signed with the key that identifies it.
+    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
+    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
+    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
     """
 
     @staticmethod

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from live import QUIET, attempts, terminate
 
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_stream import attach
 from devices.live.keys import create_key
-from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.errors import DeviceError
 from shared.signing import SigningKey
 

@@ -12,10 +12,10 @@ from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_str
 from helpers import instruction_with, layout_of
 
 from client.protocol.blob_receiver import receive_part
+from devices.live.gateway_stream import answer_tasks
 from devices.phone import gateway as gateway_module
 from devices.phone import relay
 from devices.phone.gateway_server import start_gateway
-from devices.phone.reference_client.attachment import answer_tasks
 from server.transport.blob_sender import BlobSender
 from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster
@@ -77,7 +77,7 @@ class Fetching(Echo):
         numbers = int.from_bytes(self.blob[:4]), self.store.received_bytes(self.blob)
         return Refusal(bytes(8), self.device, 0, RefusalCode.MISSING_BLOB, numbers).encode()
 
-    def receive_blob(self, part: bytes) -> bytes:
+    def receive_blob(self, part: bytes, *_: Any) -> bytes:
         return receive_part(part, [self.blob], self.device, self.store)
 
 

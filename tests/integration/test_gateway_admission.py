@@ -15,14 +15,15 @@ import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
 from typer.testing import CliRunner
 
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_stream import attach
 from devices.phone import gateway as gateway_module
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
-from devices.phone.gateway import MAX_ANSWER_BYTES, NEW_KEYS_PER_MINUTE, Gateway, _host_of
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE, _host_of
 from devices.phone.gateway_process import GatewaySettings, _load_certificate, _renew_certificate
 from devices.phone.gateway_server import start_gateway
-from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared import rate_limit
 from shared.certificates import make_certificates, renew_certificate
 from shared.client_index import client_index_of_key

@@ -23,9 +23,9 @@ from client.protocol import private_report
 from client.protocol.privacy_budget import Charge, ChargeLog
 from client.protocol.resident_trainer import ResidentTrainer
 from client.training.model_runtime import load_run
+from devices.live import gateway_stream
+from devices.live.gateway_stream import attach
 from devices.phone import relay
-from devices.phone.reference_client import attachment
-from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
@@ -196,7 +196,7 @@ def field(
 ) -> Iterator[Field]:
     with pytest.MonkeyPatch.context() as patch:
         use_torch_as_runtime(patch)
-        patch.setattr(attachment, "FIRST_PAUSE", 0.01)
+        patch.setattr(gateway_stream, "FIRST_PAUSE", 0.01)
         own = {"model.path": str(model_folder("causal")), "data.path": str(data_file)}
         folder = tmp_path_factory.mktemp("field")
         yield Field(SMALL | own, folder, tmp_path_factory.mktemp("s"))

@@ -17,11 +17,11 @@ from live import serve_app
 from typer.testing import CliRunner
 
 from devices.live import join as board
+from devices.live.gateway_stream import attach
 from devices.live.join import JOINED_FILE
 from devices.live.keys import OWN_KEY_FILE
-from devices.phone import gateway as gateway_module
+from devices.phone import gateway_admission as gateway_module
 from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.joining import (
     AUTHORITY_FILE,
     PROGRAM_FILE,

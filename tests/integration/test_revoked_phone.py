@@ -12,8 +12,8 @@ import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
 from helpers import layout_of
 
+from devices.live.gateway_stream import attach
 from devices.phone import relay
-from devices.phone.reference_client.attachment import attach
 from server.live.keys import ClientKeys
 from server.transport import refusal_notices
 from server.transport.phone_grid import PhoneGrid

@@ -226,13 +226,13 @@ def test_messages_that_are_not_answered_in_time_are_discarded(
         for node in phones_of(grid)
     ]
     ids, now = list(grid.push_messages(messages)), time.monotonic()
-    assert len(phone_grid._relayed) == 1
-    assert set(phone_grid._relayed_ids) == set(ids)
+    assert len(phone_grid._relay._whole) == 1
+    assert phone_grid._relay.message_ids == set(ids)
     monkeypatch.setattr(
         "server.transport.phone_grid.time.monotonic", lambda: now + messages[0].metadata.ttl + 1
     )
     grid.connected_nodes()
-    assert phone_grid._relayed == phone_grid._relayed_ids == {}
+    assert phone_grid._relay._whole == phone_grid._relay._unanswered == {}
 
 
 def test_replies_that_are_not_pulled_in_time_are_discarded(

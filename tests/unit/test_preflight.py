@@ -18,6 +18,7 @@ from devices.hardware.profile import load_device, shipped_devices
 from devices.live import join, preflight
 from devices.live.check_result import CheckResult, Outcome
 from devices.live.client_folder import check_name
+from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
     check_bitsandbytes,
@@ -35,7 +36,6 @@ from devices.live.settings import (
     resolve_device_settings,
 )
 from devices.live.supernode import Reachability, watch_requests
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from samara.command import app
 from shared.addresses import parse_address
 from shared.config import RunConfig

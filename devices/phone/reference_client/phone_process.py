@@ -11,12 +11,12 @@ from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
 from client.protocol.idle_work import InterruptionError
 from client.protocol.privacy_budget import ChargeLog, describe_charges
 from client.protocol.scenario_folder import describe_scenarios, take_scenario
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_stream import attach
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.extra import require_executorch
-from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.joining import IN_USE, LOCK
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer

@@ -65,7 +65,7 @@ class PhoneWorker:
         """Return the reply to an evaluate instruction; see `Phone.evaluate`."""
         return self._work(self._phone.evaluate, instruction, catch_up, settings, personal)
 
-    def receive_blob(self, part: bytes) -> bytes:
+    def receive_blob(self, part: bytes, settings: bytes) -> bytes:
         """Return the refusal of a blob part."""
         return self._work(self._phone.receive_blob, part)
 

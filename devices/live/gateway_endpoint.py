@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from devices.live.certificate_errors import explain_certificate_error
+from devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from devices.live.tls_contexts import unverified_context, verifying_context
-from devices.phone.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
 from shared.addresses import parse_address
 
 OPTIONS = (

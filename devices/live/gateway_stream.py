@@ -1,0 +1,219 @@
+"""The stream to a gateway: prove the key, answer tasks, and open it again when it breaks.
+
+Phones and boards use it in the same way; what answers their tasks is given.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import grpc
+
+from devices.live.gateway_endpoint import GatewayEndpoint
+from devices.live.gateway_protocol import FINISHED, PROTOCOL
+from shared.errors import DeviceError, FrameError, RefusalCode, RejectedError
+from shared.frames.refusal import Refusal, describe_servers_refusal
+from shared.ledger.catch_up import CatchUp
+from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
+from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import SigningKey, answer_bytes, proof_bytes
+
+log = logging.getLogger("samara.device")
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+"""Seconds before a broken stream is opened again: doubled each time, plus up to half at random."""
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""Status codes after which another try at the same gateway would not help."""
+
+
+class TaskWorker(Protocol):
+    """What answers the tasks of a stream, each with a frame: a phone's worker, or a board.
+
+    ``settings`` are those of the run; a board is told them again only when they have changed.
+    """
+
+    def hello(self, settings: bytes) -> bytes: ...  # noqa: D102
+
+    def mask(self, frame: bytes, settings: bytes) -> bytes: ...  # noqa: D102
+
+    def train(  # noqa: D102
+        self, instruction: bytes, catch_up: CatchUp, settings: bytes, shares: bytes
+    ) -> bytes: ...
+
+    def evaluate(  # noqa: D102
+        self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool
+    ) -> bytes: ...
+
+    def receive_blob(self, part: bytes, settings: bytes) -> bytes: ...  # noqa: D102
+
+    def hear_refusal(self, refusal: bytes) -> bytes: ...  # noqa: D102
+
+
+def attach(
+    worker: TaskWorker,
+    key: SigningKey,
+    endpoint: GatewayEndpoint,
+    stop: threading.Event,
+    others: Sequence[GatewayEndpoint] = (),
+    longest_pause: float = LONGEST_PAUSE,
+    is_board: bool = False,
+    note: Callable[[str, str], None] = lambda address, problem: None,
+) -> bool:
+    """Stay attached until the run is finished or the stop event is set.
+
+    A broken stream is opened again, to the gateways in turn.
+
+    Args:
+        worker: what answers the tasks.
+        key: private key of the phone or board.
+        endpoint: the gateway that is tried first.
+        stop: event that ends the attachment after the task that is being answered.
+        others: the other gateways of the run.
+        longest_pause: most seconds before another try, but for the random part.
+        is_board: whether this is a board.
+        note: called with a gateway's address and why it does not answer, which is empty when it
+            does.
+
+    Returns:
+        Whether a gateway has said that the run is finished.
+
+    Raises:
+        DeviceError: if no gateway admits this key, or one speaks another protocol.
+        RejectedError: if the server says that this key was revoked.
+    """
+    endpoints, failures, rejections = [endpoint, *others], 0, 0
+    while not stop.is_set():
+        current = endpoints[failures % len(endpoints)]
+        try:
+            with current.channel() as channel:
+                stub = GatewayStub(channel)
+                proved = partial(note, current.address, "")
+                for _ in answer_tasks(worker, key, stub, is_board, proved):
+                    failures, rejections = endpoints.index(current), 0
+                    if stop.is_set():
+                        return False
+            problem = "the gateway ended the stream"
+            log.info("%s: %s", current.address, problem)
+        except grpc.RpcError as error:
+            if error.code() == FINISHED:
+                return True
+            if error.code() in _FINAL:
+                rejections += 1
+                rejected = f"{current.address}: the gateway rejects this key: {error.details()}"
+                if rejections >= len(endpoints):
+                    raise DeviceError(rejected) from error
+                log.warning("%s", rejected)
+            details = f"{error.code().name.lower()}: {error.details()}"
+            problem = current.diagnose() or details
+            log.warning("%s: %s", current.address, problem)
+        note(current.address, problem)
+        rounds = failures // len(endpoints)
+        pause = min(FIRST_PAUSE * 2.0**rounds, longest_pause) * random.uniform(1, 1.5)
+        failures += 1
+        stop.wait(pause)
+    return False
+
+
+def answer_tasks(
+    worker: TaskWorker,
+    key: SigningKey,
+    stub: Any,
+    is_board: bool = False,
+    proved: Callable[[], None] = lambda: None,
+) -> Iterator[int]:
+    """Open one stream: prove the key, then answer task after task.
+
+    Args:
+        worker: what answers the tasks.
+        key: private key of the phone or board.
+        stub: stub of the gateway's service.
+        is_board: whether this is a board.
+        proved: called when the proof of the key is queued.
+
+    Yields:
+        The number of each task after its answer is queued.
+
+    Raises:
+        DeviceError: if the gateway speaks another protocol, or takes no boards.
+        RejectedError: if the server says that this key was revoked.
+        grpc.RpcError: when the stream breaks.
+    """
+    outgoing: SimpleQueue[FromPhone | None] = SimpleQueue()
+    stream = stub.Attach(iter(outgoing.get, None))
+    is_revoked = False
+    try:
+        for message in stream:
+            if is_revoked:
+                break
+            if message.WhichOneof("content") == "challenge":
+                outgoing.put(_proof(message, key, is_board))
+                proved()
+                continue
+            outgoing.put(_result(message.task, worker, key))
+            if is_revoked := _says_revoked(message.task):
+                outgoing.put(None)  # the gateway reads the reply, and ends the stream
+            yield message.task.number
+    finally:
+        outgoing.put(None)
+        stream.cancel()
+    if is_revoked:
+        raise RejectedError(describe_servers_refusal(RefusalCode.REVOKED))
+
+
+def _says_revoked(task: Task) -> bool:
+    """Return whether a task is the server's notice that this key was revoked."""
+    if task.kind != TaskKind.REFUSED:
+        return False
+    try:
+        return Refusal.decode(task.instruction).code == RefusalCode.REVOKED
+    except FrameError:
+        return False
+
+
+def _proof(message: ToPhone, key: SigningKey, is_board: bool) -> FromPhone:
+    challenge = message.challenge
+    if challenge.version != PROTOCOL:
+        raise DeviceError(
+            f"the gateway has protocol {challenge.version}, this device {PROTOCOL}; "
+            "update the older of the two"
+        )
+    if is_board and not challenge.takes_boards:
+        raise DeviceError(
+            "the gateway's version takes phones only; update it, or use --wire flower"
+        )
+    log.info("connected to the gateway")
+    signature = key.sign(proof_bytes(challenge.nonce))
+    return FromPhone(proof=Proof(public_key=key.public, signature=signature, is_board=is_board))
+
+
+def _result(task: Task, worker: TaskWorker, key: SigningKey) -> FromPhone:
+    start = time.monotonic()
+    frame = _frame(task, worker)
+    if task.kind != TaskKind.HELLO:  # hellos may be requested often
+        log.info("answered: %s, %.2f s", TaskKind.Name(task.kind).lower(), time.monotonic() - start)
+    signature = key.sign(answer_bytes(task.instruction, frame))
+    return FromPhone(result=TaskResult(number=task.number, frame=frame, signature=signature))
+
+
+def _frame(task: Task, worker: TaskWorker) -> bytes:
+    catch_up = CatchUp(task.snapshot, task.tail)
+    if task.kind == TaskKind.HELLO:
+        return worker.hello(task.settings)
+    if task.kind == TaskKind.TRAIN:
+        return worker.train(task.instruction, catch_up, task.settings, task.shares)
+    if task.kind == TaskKind.MASK:
+        return worker.mask(task.instruction, task.settings)
+    if task.kind == TaskKind.REFUSED:
+        return worker.hear_refusal(task.instruction)
+    if task.kind == TaskKind.BLOB:
+        return worker.receive_blob(task.instruction, task.settings)
+    return worker.evaluate(task.instruction, catch_up, task.settings, task.personal)

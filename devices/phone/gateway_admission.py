@@ -1,0 +1,87 @@
+"""The admission of keys to a gateway, and the error that ends a stream."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import grpc
+
+from shared.errors import DeviceError
+from shared.rate_limit import RateLimit, network_of
+
+log = logging.getLogger("samara.gateway")
+
+MAX_ASKED = 4
+"""Most new keys that the server is asked for at once."""
+NEW_KEYS_PER_MINUTE = 6
+"""Most new keys of one network address that the server is asked for in a minute."""
+WARNING_SECONDS = 60.0
+"""Least time between two log lines about a server that cannot be asked."""
+
+
+class RejectionError(Exception):
+    """The error that ends a stream, with the status code and reason for the other end."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Admission:
+    """The rule by which keys may attach.
+
+    Args:
+        admitted: function that returns whether a public key (PEM) may attach.
+        registered: function that asks the server whether any other key may attach, in a thread of
+            its own; None admits no others.
+    """
+
+    def __init__(
+        self, admitted: Callable[[bytes], bool], registered: Callable[[bytes], bool] | None
+    ) -> None:
+        self._admitted, self._registered = admitted, registered
+        self._asked, self._warned_at = 0, -WARNING_SECONDS
+        self._new_keys = RateLimit(NEW_KEYS_PER_MINUTE)
+
+    async def check(self, public_key: bytes, peer: str) -> None:
+        """Check that a key may attach.
+
+        Args:
+            public_key: PEM; its holder has proved to have the private half.
+            peer: gRPC's name of the other end.
+
+        Raises:
+            RejectionError: if it may not, or nobody can tell at present.
+        """
+        if self._admitted(public_key):
+            return
+        denied = grpc.StatusCode.PERMISSION_DENIED
+        if self._registered is None:
+            raise RejectionError(
+                denied, "this key is not admitted; add it to the gateway's --phones"
+            )
+        later = grpc.StatusCode.RESOURCE_EXHAUSTED
+        if self._asked >= MAX_ASKED:
+            raise RejectionError(later, "too many new keys at once; try again later")
+        if not self._new_keys.admits(network_of(_host_of(peer))):
+            raise RejectionError(later, "too many new keys of this address; try again in a minute")
+        self._asked += 1
+        try:
+            if not await asyncio.to_thread(self._registered, public_key):
+                raise RejectionError(denied, "this key is not registered at the server")
+        except DeviceError as error:
+            if (now := time.monotonic()) >= self._warned_at + WARNING_SECONDS:
+                self._warned_at = now
+                log.warning("new phones are not admitted at present: %s", error)
+            raise RejectionError(
+                later, "the server cannot be asked for this key; try again later"
+            ) from error
+        finally:
+            self._asked -= 1
+
+
+def _host_of(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
