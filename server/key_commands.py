@@ -164,7 +164,7 @@ def invite(
         Path | None, typer.Option(help="Program for a phone, from `samara phone export`.")
     ] = None,
     gateway: Annotated[
-        str, typer.Option(help="Address at which the phone reaches its gateway, host:port.")
+        str, typer.Option(help="Address at which the device reaches its gateway, host:port.")
     ] = "",
     gateway_authority: Annotated[
         Path | None, typer.Option("--gateway-ca", help="Certificate that verifies the gateway's.")
@@ -172,14 +172,14 @@ def invite(
 ) -> None:
     """Print the one line with which a device joins a run; its private key never leaves it.
 
-    A phone, which has a gateway, also gets its program.
+    A phone, which has a gateway, also gets its program; a board with a gateway attaches to it.
 
     Example: samara server invite kitchen-orin --run runs/field --scenario field.signed
     """
     from datetime import UTC, datetime, timedelta
 
     from server.live.certificates import server_address
-    from server.live.invitations import invite_client, phone_welcome
+    from server.live.invitations import board_welcome, invite_client, phone_welcome
     from server.live.run_supervisor import FLOWER_FOLDER
     from server.live.server_port import read_port
     from shared.addresses import parse_address
@@ -192,14 +192,20 @@ def invite(
         )
     else:
         parse_address(address, "--address")
-    phone = None
-    if gateway and gateway_authority and program:
+    phone = board = None
+    if gateway and gateway_authority:
         parse_address(gateway, "--gateway")
-        phone = phone_welcome(run, gateway, gateway_authority, program)
+        if program:
+            phone = phone_welcome(run, gateway, gateway_authority, program)
+        else:
+            board = board_welcome(gateway, gateway_authority)
     elif gateway or gateway_authority or program:
-        raise ConfigError("a phone is invited with all of --program, --gateway and --gateway-ca")
+        raise ConfigError(
+            "a phone is invited with all of --program, --gateway and --gateway-ca, a board that "
+            "attaches to a gateway with the last two"
+        )
     end = datetime.now(UTC) + timedelta(hours=hours)
-    code = invite_client(run, name, authority, scenario, end, phone)
+    code = invite_client(run, name, authority, scenario, end, phone, board)
     command = f"phone join {address} {code}" if phone else f"client join {address} {code}"
     line = f"samara {command} --name {name}"
     print(line)

@@ -5,12 +5,16 @@ Flower may change them in any release. Each has beside it the version that it wa
 when it is first asked for, so that a client's process loads no server parts of Flower.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Message, MessageType
+
+from shared.polling import LEAST_PAUSE, pause_before_asking
 
 if TYPE_CHECKING:
     from flwr.cli.build import build_fab_from_files as build_fab_from_files
@@ -95,6 +99,7 @@ if TYPE_CHECKING:
     from flwr.supernode.start_client_internal import (
         _pull_and_store_message as _pull_and_store_message,
     )
+    from flwr.supernode.start_client_internal import _push_messages as _push_messages
 
 
 class FlowerPart(NamedTuple):
@@ -152,6 +157,7 @@ PARTS = {
     "TaskType": FlowerPart("flwr.supercore.constant", "1.41.0"),
     "UnregisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "_pull_and_store_message": FlowerPart(_START_CLIENT, "1.41.0"),
+    "_push_messages": FlowerPart(_START_CLIENT, "1.41.0"),
     "build_fab_from_files": FlowerPart("flwr.cli.build", "1.41.0"),
     "fab_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
     "flower_superlink": FlowerPart("flwr.superlink.cli", "1.41.0"),
@@ -230,3 +236,66 @@ def end_tasks_of_lost_messages() -> None:
         return pull_and_store(**given)
 
     internal._pull_and_store_message = pull_and_store_or_end
+
+
+class _GivenReplies:
+    """A SuperNode's state whose replies to be sent are given."""
+
+    def __init__(self, state: Any, replies: Sequence[Message]) -> None:
+        self._state, self._replies = state, replies
+
+    def get_messages_legacy(self, **_: Any) -> Sequence[Message]:
+        return self._replies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def pass_on_many_messages_at_once(longest_pause: float) -> None:
+    """Have the SuperNode of this process take the next message before the last one is answered.
+
+    Flower's own loop answers one message after the other, and asks for one every 3 s. Here it asks
+    the more often the less time has passed since one came that requests no hello, or a reply was
+    sent.
+
+    Args:
+        longest_pause: most seconds before the server is asked again.
+    """
+    internal: Any = import_module(_START_CLIENT)
+    pull, push = internal._pull_and_store_message, internal._push_messages
+    taken: list[Message] = []
+    active = time.monotonic()
+
+    def pull_or_notice_replies(**given: Any) -> int:
+        nonlocal active
+        state, receive = given["state"], given["receive"]
+
+        def noting() -> Any:
+            nonlocal active
+            if (received := receive()) and received[0].metadata.message_type != MessageType.QUERY:
+                active = time.monotonic()
+            return received
+
+        given["receive"] = noting
+        while True:
+            if (run_id := pull(**given)) is not None:
+                return int(run_id)
+            begun = time.monotonic()
+            end = begun + pause_before_asking(begun - active, longest_pause)
+            while (now := time.monotonic()) < end:
+                if replies := state.get_messages_legacy(is_reply=True):
+                    taken.extend(replies)
+                    active = now
+                    return 0  # any number: the loop then sends what there is
+                time.sleep(min(LEAST_PAUSE / 2, end - now))
+
+    def push_what_there_is(state: Any, **given: Any) -> None:
+        replies = [*taken, *state.get_messages_legacy(is_reply=True)]
+        taken.clear()
+        if replies:
+            push(state=_GivenReplies(state, replies), **given)
+
+    # the pause in which Flower waits for the parts of a reply
+    internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LEAST_PAUSE / 2)))
+    internal._pull_and_store_message = pull_or_notice_replies
+    internal._push_messages = push_what_there_is

@@ -96,6 +96,19 @@ class PhoneWelcome:
 
 
 @dataclass(frozen=True)
+class GatewayWelcome:
+    """The gateway that a board is to trust.
+
+    Attributes:
+        gateway: address of the gateway, host:port.
+        gateway_authority: certificate that verifies the gateway's, PEM.
+    """
+
+    gateway: str
+    gateway_authority: str
+
+
+@dataclass(frozen=True)
 class Welcome:
     """The authority and the scenario that a device is to trust.
 
@@ -103,16 +116,19 @@ class Welcome:
         authority: certificate that verifies the server's, PEM.
         scenario: file of the operator's signed scenario; empty if there is none.
         phone: what a phone is to trust beside; None if the device is none.
+        board: gateway that a board attaches to; None if it is to connect to the server.
     """
 
     authority: str
     scenario: str = ""
     phone: PhoneWelcome | None = None
+    board: GatewayWelcome | None = None
 
     def encode(self) -> bytes:
         """Return the bytes that the server sends and the code has the hash of."""
         texts = {"authority": self.authority, "scenario": self.scenario}
-        return _sorted_json(texts | (asdict(self.phone) if self.phone else {}))
+        way = self.phone or self.board
+        return _sorted_json(texts | (asdict(way) if way else {}))
 
     @property
     def digest(self) -> bytes:
@@ -135,13 +151,16 @@ class Welcome:
                 "what answers is not the server of this invitation, or somebody is between; "
                 "nothing was sent to it. Check the address; on a network of others try another"
             )
-        texts = _read_object(data, _WELCOME, _WELCOME | _OF_A_PHONE)
-        phone = {key: texts[key] for key in texts.keys() & _OF_A_PHONE}
-        return cls(texts["authority"], texts["scenario"], PhoneWelcome(**phone) if phone else None)
+        texts = _read_object(data, _WELCOME, _WELCOME | _OF_A_BOARD, _WELCOME | _OF_A_PHONE)
+        way = {key: texts[key] for key in texts.keys() - _WELCOME}
+        phone = PhoneWelcome(**way) if way.keys() == _OF_A_PHONE else None
+        board = GatewayWelcome(**way) if way.keys() == _OF_A_BOARD else None
+        return cls(texts["authority"], texts["scenario"], phone, board)
 
 
 _WELCOME = {"authority", "scenario"}
 _OF_A_PHONE = {each.name for each in fields(PhoneWelcome)}
+_OF_A_BOARD = {each.name for each in fields(GatewayWelcome)}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A row is an example under one perturbation. Rows of evaluations are not counted,
 backward passes. The first pass of a readout counts even if a cache from an earlier run had it.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,9 +30,9 @@ class PassClock:
         """Return the time of the clock."""
         return self._clock.now()
 
-    def wait(self, max_seconds: float) -> None:
+    def wait(self, max_seconds: float, waited: float = math.inf) -> None:
         """Wait as the clock does."""
-        self._clock.wait(max_seconds)
+        self._clock.wait(max_seconds, waited)
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that can be reached by the clock."""

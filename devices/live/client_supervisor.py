@@ -1,52 +1,42 @@
-"""The supervisor of a live client: it runs the trainer, Flower's SuperNode and the executor."""
+"""The supervisor of a live client: it runs the trainer and the wire to the server."""
 
-import json
 import logging
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.jetson.nvpmodel import in_power_mode
 from devices.live.board_checks import explain_crash
 from devices.live.client_folder import UP_LOCK, check_not_moved, client_folder
 from devices.live.dashboard import dashboard
+from devices.live.flower_wire import FlowerWire
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import (
     UNUSABLE_INPUT,
     SupervisedProcess,
-    check_not_revoked,
     child_environment,
-    describe_exit,
     exclusive_lock,
-    is_run_finished,
     module_command,
 )
 from devices.live.server_contact import note_end
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
+from devices.live.stream_wire import StreamWire
 from shared.errors import DeviceError, TrainerError
-from shared.files import make_private_folder, write_secret
-
-if TYPE_CHECKING:
-    from devices.live.executor import Executor
+from shared.files import make_private_folder
 
 log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
-_EXECUTOR_SECONDS = 5.0
 AFTER_THE_RUN = ("on-data", "always")
 """Values of personal.when by which a device has work when the run is finished."""
 
@@ -144,22 +134,31 @@ def _run_preflight(folder: Path) -> None:
         raise DeviceError("a check of the preflight failed; follow its remedy above")
 
 
+class Wire(Protocol):
+    """What brings the server's messages to a client, and takes its answers."""
+
+    @property
+    def is_alive(self) -> bool: ...  # noqa: D102
+
+    def start(self) -> None: ...  # noqa: D102
+
+    def is_finished(self) -> bool: ...  # noqa: D102
+
+    def restart_if_due(self) -> str: ...  # noqa: D102
+
+    def stop(self) -> None: ...  # noqa: D102
+
+
 class _ClientSupervisor:
-    """The supervised processes of a client, and the thread that answers its messages."""
+    """The supervised trainer of a client, and the wire that brings its messages."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._stop = settings, threading.Event()
-        self._secret = settings.folder / "executor.secret"
-        self._runtime = ""
         parent = str(os.getpid())
         self._trainer = SupervisedProcess(
             "the trainer",
             lambda: module_command("trainer_process", settings.folder, parent),
             child_environment(),
-        )
-        command = self._supernode_command
-        self._supernode = SupervisedProcess(
-            "the SuperNode", command, child_environment(), explain=describe_exit
         )
 
     def serve(self) -> bool:
@@ -170,24 +169,20 @@ class _ClientSupervisor:
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        write_secret(self._secret, secrets.token_hex(32).encode())
-        run = partial(self._executor().run, lambda: self._runtime, self._stop)
-        executor = threading.Thread(target=run, name="executor", daemon=True)
-        children, is_finished = [self._trainer, self._supernode], False
+        by_stream = self._settings.wire == "stream"
+        wire: Wire = (StreamWire if by_stream else FlowerWire)(self._settings)
+        is_finished = False
         try:
             self._await_trainer()
             if not self._stop.is_set():
-                self._supernode.start()
-                executor.start()
+                wire.start()
                 notify_service_manager(READY)
             while not self._stop.wait(_POLL_SECONDS):
-                if executor.is_alive():
+                if wire.is_alive or is_finished:
                     notify_service_manager(ALIVE)
-                check_not_revoked(self._supernode)
-                if not is_finished and is_run_finished(self._supernode):
+                if not is_finished and wire.is_finished():
                     is_finished = True
-                    note_end(self._settings.folder, self._settings.superlink)
-                    children.remove(self._supernode)
+                    note_end(self._settings.folder, self._settings.server)
                     if self._settings.device_settings.get("personal.when") not in AFTER_THE_RUN:
                         break
                     log.info(
@@ -195,11 +190,11 @@ class _ClientSupervisor:
                         "until Ctrl-C",
                         self._settings.name,
                     )
-                for child in children:
-                    if message := child.restart_if_due():
+                for message in (self._trainer.restart_if_due(), wire.restart_if_due()):
+                    if message:
                         log.warning("%s", message)
         finally:
-            self._stop_all(executor)
+            self._stop_all(wire)
         return is_finished
 
     def _await_trainer(self) -> None:
@@ -227,84 +222,16 @@ class _ClientSupervisor:
             except TrainerError:
                 continue
 
-    def _executor(self) -> "Executor":
-        try:
-            from devices.live.executor import Executor
-        except ImportError as error:
-            raise DeviceError(
-                f"this version of Flower is built otherwise ({error}); pip install 'flwr==1.41.*'"
-            ) from error
-        return Executor(app, self._secret.read_bytes())
-
-    def _supernode_command(self) -> Sequence[str]:
-        """Return the command of Flower's SuperNode, and note the address of its runtime API."""
-        s = self._settings
-        trainer = {TRAINER: str(s.socket.absolute())}
-        command, self._runtime = supernode_command(s, self._secret, trainer)
-        return command
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop.set()
 
-    def _stop_all(self, executor: threading.Thread) -> None:
+    def _stop_all(self, wire: Wire) -> None:
         log.info("stopping")
         self._stop.set()
-        for child in (self._supernode, self._trainer):
-            child.terminate()
-        for child in (self._supernode, self._trainer):
-            child.end()
-        if executor.is_alive():
-            executor.join(_EXECUTOR_SECONDS)
-        for file in (self._secret, self._settings.socket):
-            file.unlink(missing_ok=True)
-
-
-class SuperLinkSettings(Protocol):
-    """The settings of a connection to a SuperLink, which `ClientSettings` has."""
-
-    @property
-    def superlink(self) -> str: ...  # noqa: D102
-
-    @property
-    def key(self) -> Path | None: ...  # noqa: D102
-
-    @property
-    def certificates(self) -> Path | None: ...  # noqa: D102
-
-    @property
-    def insecure(self) -> bool: ...  # noqa: D102
-
-
-def supernode_command(
-    to: SuperLinkSettings, secret: Path, node_config: Mapping[str, str]
-) -> tuple[list[str], str]:
-    """Return the command that starts Flower's SuperNode on a free port of this machine.
-
-    Args:
-        to: settings of the connection to the SuperLink.
-        secret: file of the secret shared with the executor, in the client's folder.
-        node_config: node config for the ClientApp.
-
-    Returns:
-        The command, and the address of the runtime API that the SuperNode will serve.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        runtime = f"127.0.0.1:{probe.getsockname()[1]}"
-    assignments = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
-    command = [
-        *module_command("supernode", os.getpid(), secret.parent),
-        *("--superlink", to.superlink),
-        *("--isolation", "process"),
-        *("--port", runtime.rpartition(":")[2]),
-        *("--superexec-auth-secret-file", str(secret)),
-        *("--node-config", assignments),
-    ]
-    if to.insecure:
-        return [*command, "--insecure"], runtime
-    if to.certificates:
-        command += ["--root-certificates", str(to.certificates)]
-    return [*command, "--auth-supernode-private-key", str(to.key)], runtime
+        self._trainer.terminate()
+        wire.stop()
+        self._trainer.end()
+        self._settings.socket.unlink(missing_ok=True)
 
 
 def _run_module(module: str, folder: Path) -> int:

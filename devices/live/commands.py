@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,13 @@ from devices.live import learning_commands, owner_commands, question_commands
 from devices.live.owner_commands import Home, Name
 
 app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
+
+
+class WireName(StrEnum):
+    """The wires of a client."""
+
+    FLOWER = "flower"
+    STREAM = "stream"
 
 
 @app.callback()
@@ -24,6 +32,14 @@ def up(
     superlink: Annotated[
         str, typer.Option(help="Address of the server, host:port; default the one joined.")
     ] = "",
+    wire: Annotated[
+        WireName | None,
+        typer.Option(help="flower: SuperNode; stream: to a gateway. Default as before; flower."),
+    ] = None,
+    gateways: Annotated[
+        list[str] | None,
+        typer.Option("--gateway", help="Of --wire stream: host:port. Repeatable; tried in turn."),
+    ] = None,
     model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
@@ -34,7 +50,9 @@ def up(
     key: Annotated[
         Path | None, typer.Option(help="Key file from `samara server keys create`.")
     ] = None,
-    certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
+    certs: Annotated[
+        Path | None, typer.Option(help="CA certificate of the server or gateway.")
+    ] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="Scenario that the operator has signed.")
     ] = None,
@@ -84,32 +102,26 @@ def up(
     from devices.jetson.nvpmodel import check_power_mode
     from devices.live import client_supervisor as live
     from devices.live.client_folder import check_name, client_folder
-    from devices.live.join import read_joined_server
     from devices.live.limits import check_hours
     from devices.live.settings import (
         ClientSettings,
         resolve_device,
         resolve_device_settings,
     )
-    from shared.addresses import parse_address
+    from devices.live.wire_choice import WireChoice, choose_wire
     from shared.errors import ConfigError
     from shared.tasks.catalog import load_task
     from shared.tasks.embedded import check_data_is_given
 
     folder = client_folder(name, home)
-    if not superlink:
-        if (joined := read_joined_server(folder)) is None:
-            raise ConfigError(
-                "--superlink HOST:PORT is missing; or join first, with the line that "
-                "`samara server invite` prints on the server"
-            )
-        superlink, key, certs = joined.superlink, key or joined.key, certs or joined.certificates
-    parse_address(superlink)
-    if not insecure and key is None and not dry_run:
+    given = WireChoice(wire.value if wire else None, superlink, tuple(gateways or ()), key, certs)
+    chosen = choose_wire(folder, given, may_lack_key=insecure or dry_run)
+    if chosen.wire == "stream" and share_energy:
         raise ConfigError(
-            "--key FILE is missing; create one with `samara server keys create` on the server, or "
-            "join by the line that `samara server invite` prints there"
+            "--share-energy: a gateway does not pass on what a round costs; leave it out, or use "
+            "--wire flower"
         )
+    key, certs = chosen.key, chosen.certificates
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
         model, data, task, processor, [f"model.stream={stream}", *(settings or [])]
@@ -118,7 +130,9 @@ def up(
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,
-        superlink=superlink,
+        superlink=chosen.superlink,
+        wire=chosen.wire or "flower",
+        gateways=chosen.gateways,
         client_index=live.load_client_index(folder, key),
         device_settings=device_settings,
         profile=profile,

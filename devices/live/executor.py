@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import BoundedSemaphore, Event, Thread
 
 import httpx
-from flwr.app import MessageType
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from client.app import error_reply
@@ -21,8 +21,10 @@ from devices.live.bundle_check import describe_difference
 from shared.errors import SamaraError
 from shared.flower_compat import (
     AcquireTaskRequest,
+    Fab,
     HeartbeatSender,
     ProtobufClientInterceptor,
+    Run,
     RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -35,25 +37,30 @@ from shared.flower_compat import (
     push_message,
     push_task_output,
 )
+from shared.polling import LEAST_PAUSE, pause_before_asking
 
 log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.3
+_TRIES = 20
 _UNREACHABLE_SECONDS = 2.0
 _RETRY_SECONDS = 20.0
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine and answers them, one after the other.
+    """Takes tasks from a SuperNode on this machine and answers them.
 
     Args:
         app: ClientApp that answers messages.
         secret: secret shared with the SuperNode.
+        at_once: most tasks that are answered at the same time, each in a thread; 1 answers one
+            after the other. Of several the SuperNode is also asked more often.
     """
 
-    def __init__(self, app: ClientApp, secret: bytes) -> None:
+    def __init__(self, app: ClientApp, secret: bytes, at_once: int = 1) -> None:
         self._app, self._secret = app, secret
+        self._free, self._is_concurrent = BoundedSemaphore(at_once), at_once > 1
         self._compared: set[str] = set()
         self._last = "", ""
 
@@ -65,23 +72,47 @@ class Executor:
             stop: event that ends the loop before the next task.
         """
         while not stop.is_set():
-            current = address()
+            current, active = address(), time.monotonic()
             try:
                 with self._connect(current) as client:
                     while not stop.is_set() and current == address():
+                        with self._free:  # no task is acquired that would wait
+                            pass
                         offer = client.AcquireTask(
                             AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
                         )
                         if offer.HasField("task") and offer.token:
-                            with _task_connection(current, offer.token, stop) as task:
-                                self._answer(task)
+                            self._take(current, offer.token, stop)
+                            active = time.monotonic()
                         else:
-                            stop.wait(_POLL_SECONDS)
+                            stop.wait(self._pause_after(time.monotonic() - active))
             except (httpx.HTTPError, OSError):
                 stop.wait(_UNREACHABLE_SECONDS)  # the SuperNode is starting
             except Exception as error:  # any error of one task must not end the loop
-                log.warning("a task of the SuperNode could not be answered: %r", error)
+                _log_failure(error)
                 stop.wait(_UNREACHABLE_SECONDS)
+
+    def _pause_after(self, idle: float) -> float:
+        return pause_before_asking(idle, _POLL_SECONDS) if self._is_concurrent else _POLL_SECONDS
+
+    def _take(self, address: str, token: str, stop: Event) -> None:
+        """Answer a task, in a thread of its own if several are answered at once."""
+
+        def answer() -> None:
+            with self._free, _task_connection(address, token, stop) as task:
+                self._answer(task)
+
+        def answer_or_log() -> None:
+            try:
+                answer()
+            except Exception as error:  # any error of one task must not end the others
+                _log_failure(error)
+
+        if self._is_concurrent:
+            # a daemon: who stops waits for no phone
+            Thread(target=answer_or_log, name="task", daemon=True).start()
+        else:
+            answer()
 
     def _connect(self, address: str) -> RuntimeHttpClient:
         """Return a connection to the API that hands out tasks."""
@@ -92,7 +123,7 @@ class Executor:
         return RuntimeHttpClient.from_server_address(address, True, None, [version, auth])
 
     def _answer(self, client: RuntimeHttpClient) -> None:
-        message, context, _, fab = pull_task_input(client)
+        message, context, _, fab = _pull_message(client)
         start = time.monotonic()
         try:
             if fab.hash_str not in self._compared:
@@ -114,6 +145,26 @@ class Executor:
         is_query = kind.startswith(MessageType.QUERY)
         what = group if is_query else f"{kind}, round {group}"
         log.log(level, "answered: %s, %.2f s", what, time.monotonic() - start)
+
+
+def _log_failure(error: Exception) -> None:
+    log.warning("a task of the SuperNode could not be answered: %r", error)
+
+
+def _pull_message(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
+    """Return the message of a task, which a SuperNode offers a moment before it has stored it.
+
+    Raises:
+        RuntimeError: if it has no message for the task after some tries.
+    """
+    for _ in range(_TRIES):
+        try:
+            return pull_task_input(client)
+        except RuntimeError as error:
+            if not str(error).startswith("No messages"):
+                raise
+            time.sleep(LEAST_PAUSE)
+    return pull_task_input(client)
 
 
 def _has_ended(error: Exception) -> bool:

@@ -3,13 +3,14 @@
 CLIENT/own.key        the private key, made at the first try and kept for the next
 CLIENT/ca.pem         the authority that verifies the server
 CLIENT/scenarios/     the operator's signed scenario, if the invitation has one
-CLIENT/joined.json    address of the server; written last
+CLIENT/gateway.pem    the authority that verifies the gateway, if the invitation has one
+CLIENT/joined.json    addresses of the server and of that gateway; written last
 """
 
 import http.client
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,9 +38,11 @@ from shared.signing import SigningKey
 
 AUTHORITY_FILE = "ca.pem"
 """Name of the file with the server's authority in the folder of a client that has joined."""
+GATEWAY_AUTHORITY_FILE = "gateway.pem"
+"""Name of the file with the gateway's authority there."""
 JOINED_FILE = "joined.json"
 JoinedPlace = Literal["superlink", "gateway"]
-"""The side that a client has joined: the server for a board, the gateway for a phone."""
+"""The side that a client has joined: the server for a board, a gateway for a phone, or for both."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",
@@ -62,11 +65,15 @@ class JoinedServer(NamedTuple):
         superlink: its address, host:port.
         key: private key file of the client.
         certificates: file of the server's authority, PEM.
+        gateway: address of the gateway that it is to attach to, host:port; empty if to none.
+        gateway_authority: file of the gateway's authority, PEM.
     """
 
     superlink: str
     key: Path
     certificates: Path
+    gateway: str
+    gateway_authority: Path
 
 
 def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
@@ -97,7 +104,12 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
             )
         lines = register(address, code, welcome, folder)
         write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
-        write_joined_address(folder, "superlink", address)
+        places: dict[JoinedPlace, str] = {"superlink": address}
+        if board := welcome.board:
+            parse_address(board.gateway, "the gateway's address")
+            write_durably(folder / GATEWAY_AUTHORITY_FILE, board.gateway_authority.encode())
+            places["gateway"] = board.gateway
+        write_joined_addresses(folder, places)
     return lines
 
 
@@ -107,35 +119,43 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
-    if (superlink := read_joined_address(folder, "superlink")) is None:
+    if (joined := read_joined_addresses(folder, "superlink")) is None:
         return None
-    return JoinedServer(superlink, folder / OWN_KEY_FILE, folder / AUTHORITY_FILE)
+    own = folder / OWN_KEY_FILE, folder / AUTHORITY_FILE
+    gateway_authority = folder / GATEWAY_AUTHORITY_FILE
+    return JoinedServer(joined["superlink"], *own, joined.get("gateway", ""), gateway_authority)
 
 
-def write_joined_address(folder: Path, place: JoinedPlace, address: str) -> None:
-    """Note in a client's folder that it has joined, which is done last.
+def write_joined_addresses(folder: Path, places: Mapping[JoinedPlace, str]) -> None:
+    """Note in a client's folder that it has joined, and where, which is done last.
 
     Raises:
         OSError: if it cannot be written.
     """
-    write_durably(folder / JOINED_FILE, json.dumps({place: address}).encode())
+    write_durably(folder / JOINED_FILE, json.dumps(places).encode())
 
 
-def read_joined_address(folder: Path, place: JoinedPlace) -> str | None:
-    """Return the address that a client has joined by, host:port; None if it never joined.
+def read_joined_addresses(folder: Path, place: JoinedPlace) -> dict[str, str] | None:
+    """Return the addresses that a client has joined by, host:port; None if it never joined.
+
+    Args:
+        folder: folder of the client.
+        place: the side whose address there must be.
 
     Raises:
         DeviceError: if the file about it is damaged.
     """
     file = folder / JOINED_FILE
     try:
-        address: str = json.loads(file.read_bytes())[place]
-        parse_address(address)
+        addresses: dict[str, str] = json.loads(file.read_bytes())
+        _ = addresses[place]
+        for address in addresses.values():
+            parse_address(address)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DeviceError(f"{file}: damaged; delete it and join again") from error
-    return address
+    return addresses
 
 
 @contextmanager
@@ -190,7 +210,8 @@ def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path)
     key = folder / OWN_KEY_FILE
     scenario = SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
     _send_key(address, code, welcome.authority, key)
-    way = f", by {welcome.phone.gateway}" if welcome.phone else ""
+    by_gateway = welcome.phone or welcome.board
+    way = f", by {by_gateway.gateway}" if by_gateway else ""
     lines = [f"client {read_client_index(key)} of {address}{way}"]
     if scenario:
         ScenarioFolder(folder).add(scenario)

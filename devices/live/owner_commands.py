@@ -97,7 +97,10 @@ def import_(
     folder = client_folder(name, home)
     settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
     print(f"Client {settings.client_index} is in {folder}. It goes on with")
-    options = ["--superlink", settings.superlink, "--name", settings.name, "--home", folder]
+    options: list[object] = ["--name", settings.name, "--home", folder]
+    options += ["--superlink", settings.superlink] if settings.superlink else ["--wire", "stream"]
+    for gateway in settings.gateways:
+        options += ["--gateway", gateway]
     for option, path in (("--key", settings.key), ("--certs", settings.certificates)):
         options += [option, path] if path else []
     options += ["--insecure"] if settings.insecure else []

@@ -24,6 +24,7 @@ from devices.hardware.run_step import examples_in_pass
 from devices.live.board_checks import check_board, name_missing_kernels
 from devices.live.certificate_errors import explain_certificate_error
 from devices.live.check_result import CheckResult, Outcome
+from devices.live.gateway_check import GATEWAY, check_gateways
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
@@ -69,6 +70,9 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         yield check_key(settings.key)
     if not settings.insecure:
         yield check_scenario(settings.folder)
+    if settings.wire == "stream":  # whose signatures are over what the gateway sent, not the time
+        yield check_gateways(settings)
+        return
     connection, skew = check_superlink(settings)
     yield connection
     yield check_clock(skew, signed=not settings.insecure)
@@ -320,9 +324,9 @@ def main() -> None:
         failed = False
         for check in run_checks(settings):
             print(check, flush=True)
-            if check.subject == _SUPERLINK and check.outcome is Outcome.FAIL:
-                note_silence(settings.folder, settings.superlink, check.finding)
-            elif check.subject == _SUPERLINK:
+            if check.subject in (_SUPERLINK, GATEWAY) and check.outcome is Outcome.FAIL:
+                note_silence(settings.folder, settings.server, check.finding)
+            elif check.subject in (_SUPERLINK, GATEWAY):
                 note_answer(settings.folder)
             failed = failed or check.outcome is Outcome.FAIL
     except SamaraError as error:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,3 +76,39 @@ def _write(folder: Path, noted: dict[str, Any]) -> None:
         write_durably(file, json.dumps(noted, sort_keys=True).encode())
     except OSError as error:  # no work depends on it
         log.warning("%s: cannot be written: %s", file, error.strerror)
+
+
+class Reachability:
+    """A note of whether the server answers, which is said each time that it changes.
+
+    Args:
+        folder: folder of the client, whose status shows it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._is_reachable: bool | None = None  # not known yet
+
+    def note(self, address: str, problem: str) -> None:
+        """Note how a request went.
+
+        Args:
+            address: host:port of the server.
+            problem: why there was no answer; empty if there was one.
+        """
+        with self._lock:
+            was_reachable, self._is_reachable = self._is_reachable, not problem
+        if was_reachable == (not problem):
+            return
+        if problem:
+            note_silence(self._folder, address, problem)
+            log.warning(
+                "the server %s does not answer: %s; trying again until it does. It may have "
+                "finished its run: its operator knows",
+                address,
+                problem,
+            )
+        else:
+            note_answer(self._folder)  # also of what an earlier SuperNode noted
+            if was_reachable is not None:
+                log.info("the server %s answers again", address)

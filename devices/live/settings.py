@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -22,18 +22,26 @@ from shared.tasks.catalog import shipped_tasks
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 
+Wire = Literal["flower", "stream"]
+
+
 class ClientSettings(DeviceLimits):
     """The settings of one client of this machine, with the limits of its owner.
 
     Attributes:
         name: name that the operator gave the client.
         folder: folder of the client's files.
-        superlink: address of the SuperLink, host:port.
+        wire: what brings the server's messages: Flower's SuperNode, or the stream to a gateway.
+        superlink: address of the SuperLink, host:port; empty with the stream.
+        gateways: addresses of the run's gateways, host:port, which are tried in turn; empty without
+            the stream.
         client_index: client index, derived from the key.
         profile: name or file of the device profile; empty if none was given.
         device_settings: settings that the device decides, by dotted key of `RunConfig`.
-        key: private key file that authenticates the client to the SuperLink; None without TLS.
-        certificates: PEM file of the server's certificate authority; None means the system's.
+        key: private key file that authenticates the client to the SuperLink or gateway; None is
+            that in the folder, or none without TLS.
+        certificates: PEM file of the certificate authority of the server, or of the gateways; None
+            means the system's.
         insecure: whether the connection is plain text, without authentication of either side.
         nice: niceness of the trainer's process, 0 to 19.
         idle_io: whether the trainer reads and writes files only when no other process does.
@@ -49,6 +57,8 @@ class ClientSettings(DeviceLimits):
     folder: Path
     superlink: str
     client_index: int
+    wire: Wire = "flower"
+    gateways: tuple[str, ...] = ()
     device_settings: dict[str, Scalar]
     profile: str = ""
     key: Path | None = None
@@ -63,6 +73,11 @@ class ClientSettings(DeviceLimits):
     def config(self) -> RunConfig:
         """The run configuration with the device's settings; the server decides the others."""
         return RunConfig.of(self.device_settings, "client up")
+
+    @property
+    def server(self) -> str:
+        """The address of the other end of the wire, host:port; of several gateways the first."""
+        return self.gateways[0] if self.wire == "stream" else self.superlink
 
     @property
     def socket(self) -> Path:

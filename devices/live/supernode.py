@@ -8,7 +8,6 @@ person had.
 import logging
 import os
 import sys
-import threading
 from pathlib import Path
 
 import httpx
@@ -16,51 +15,19 @@ import uvicorn
 
 from devices.live.certificate_errors import certificate_error_in, explain_certificate_error
 from devices.live.processes import exit_with_parent, status_of_rejection
-from devices.live.server_contact import note_answer, note_silence
+from devices.live.server_contact import Reachability
 from shared.rejection import HEADER, rejection_in
 
 log = logging.getLogger("samara.device")
 
+FOR_GATEWAY = "--for-gateway"
+"""Argument of a SuperNode that passes on several messages at once."""
+_LONGEST_PAUSE = 3.0
+"""Seconds after which a gateway's SuperNode asks for messages again; of others Flower decides."""
 _FOREIGN_LINES = "EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"
 _NOT_DELIVERED = "Failed to send message"
 _SERVER_ERROR = 500
 """The least status of HTTP with which a server says that it cannot answer now."""
-
-
-class Reachability:
-    """A note of whether the server answers, which is said each time that it changes.
-
-    Args:
-        folder: folder of the client, whose status shows it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._lock = folder, threading.Lock()
-        self._is_reachable: bool | None = None  # not known yet
-
-    def note(self, address: str, problem: str) -> None:
-        """Note how a request went.
-
-        Args:
-            address: host:port of the server.
-            problem: why there was no answer; empty if there was one.
-        """
-        with self._lock:
-            was_reachable, self._is_reachable = self._is_reachable, not problem
-        if was_reachable == (not problem):
-            return
-        if problem:
-            note_silence(self._folder, address, problem)
-            log.warning(
-                "the server %s does not answer: %s; trying again until it does. It may have "
-                "finished its run: its operator knows",
-                address,
-                problem,
-            )
-        else:
-            note_answer(self._folder)  # also of what an earlier SuperNode noted
-            if was_reachable is not None:
-                log.info("the server %s answers again", address)
 
 
 def watch_requests(reachability: Reachability) -> None:
@@ -108,7 +75,10 @@ def silence_foreign_lines() -> None:
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with the arguments after the parent's process id and the folder."""
+    """Run ``flower-supernode`` with the arguments after the parent's process id and the folder.
+
+    Before them may be `FOR_GATEWAY`.
+    """
     parent, folder, *arguments = sys.argv[1:]
     exit_with_parent(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
@@ -116,9 +86,16 @@ def main() -> None:
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     watch_requests(Reachability(Path(folder)))
     silence_foreign_lines()
-    from shared.flower_compat import end_tasks_of_lost_messages, flower_supernode
+    from shared.flower_compat import (
+        end_tasks_of_lost_messages,
+        flower_supernode,
+        pass_on_many_messages_at_once,
+    )
 
     end_tasks_of_lost_messages()
+    if FOR_GATEWAY in arguments:
+        arguments.remove(FOR_GATEWAY)
+        pass_on_many_messages_at_once(_LONGEST_PAUSE)
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devices.live.client_supervisor import supernode_command
 from devices.live.executor import Executor
+from devices.live.flower_wire import supernode_command
 from devices.live.keys import read_client_index
 from devices.live.processes import (
     SupervisedProcess,
@@ -22,6 +22,7 @@ from devices.live.processes import (
     exclusive_lock,
     is_run_finished,
 )
+from devices.live.supernode import FOR_GATEWAY
 from devices.live.tls_contexts import verifying_context
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.gateway import Gateway
@@ -35,6 +36,8 @@ from shared.files import make_private_folder, write_secret
 
 log = logging.getLogger("samara.gateway")
 
+MOST_MESSAGES = 32
+"""Most messages that are passed on at once; of a round there is one, or one for each cluster."""
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _RENEWAL_SECONDS = 3600.0
@@ -149,7 +152,8 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
 
     def command() -> list[str]:
         nonlocal runtime
-        arguments, runtime = supernode_command(settings, secret, {"gateway": settings.listen})
+        place = {"gateway": settings.listen}
+        arguments, runtime = supernode_command(settings, secret, place, [FOR_GATEWAY])
         return arguments
 
     def run(work: Any) -> Any:
@@ -161,7 +165,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     gateway = Gateway(admitted, registered)
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
-    executor = Executor(gateway_app(gateway, loop), secret.read_bytes())
+    executor = Executor(gateway_app(gateway, loop), secret.read_bytes(), MOST_MESSAGES)
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
@@ -171,7 +175,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     try:
         supernode.start()
         answering.start()
-        count = -1
+        count, had_boards = -1, False
         while not stop.wait(_POLL_SECONDS):
             check_not_revoked(supernode)
             if is_run_finished(supernode):
@@ -185,7 +189,11 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
                 renewal += _RENEWAL_SECONDS
                 certificate = _renew_certificate(settings, certificate)
             if count != (count := len(gateway.attached_phones)):
-                log.info("%d phones attached", count)
+                boards = len(gateway.clients_of(with_phones=False))
+                log.info("%d phones attached", count - boards)
+                if boards or had_boards:
+                    log.info("%d boards attached", boards)
+                had_boards = bool(boards)
     finally:
         log.info("stopping")
         stop.set()

@@ -18,7 +18,7 @@ from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.blob_store import blob_hash
 from shared.errors import SamaraError
 from shared.files import copy_durably, make_private_folder, write_durably
-from shared.invitation import InvitationCode, JoinRequest, PhoneWelcome, Welcome
+from shared.invitation import GatewayWelcome, InvitationCode, JoinRequest, PhoneWelcome, Welcome
 from shared.signed_scenario import read_scenario
 
 INVITATIONS_FOLDER = "invitations"
@@ -45,12 +45,30 @@ class _Invitation:
     authority: str
     scenario: str
     phone: dict[str, str] | None = None
+    board: dict[str, str] | None = None
 
     @property
     def welcome(self) -> Welcome:
         """The welcome, which says what the device is to trust."""
         phone = PhoneWelcome(**self.phone) if self.phone else None
-        return Welcome(self.authority, self.scenario, phone)
+        board = GatewayWelcome(**self.board) if self.board else None
+        return Welcome(self.authority, self.scenario, phone, board)
+
+
+def board_welcome(gateway: str, authority: Path) -> GatewayWelcome:
+    """Return what a board that is invited to a gateway is to trust.
+
+    Args:
+        gateway: address of the gateway, host:port.
+        authority: certificate that verifies the gateway's, PEM.
+
+    Raises:
+        SamaraError: if the certificate cannot be read.
+    """
+    try:
+        return GatewayWelcome(gateway, authority.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise SamaraError(f"no board can be invited to the gateway: {error}") from error
 
 
 def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> PhoneWelcome:
@@ -85,6 +103,7 @@ def invite_client(
     scenario: Path | None,
     end: datetime,
     phone: PhoneWelcome | None = None,
+    board: GatewayWelcome | None = None,
 ) -> InvitationCode:
     """Return the code of a new invitation, which takes the place of an earlier one of its name.
 
@@ -95,6 +114,7 @@ def invite_client(
         scenario: file of the operator's signed scenario; None if there is none.
         end: time until which a key can be registered.
         phone: gateway and program, if the client is a phone.
+        board: gateway, if the client is a board that attaches to one.
 
     Raises:
         SamaraError: if the client cannot be given this name, or a file cannot be read or written.
@@ -109,6 +129,7 @@ def invite_client(
             authority=authority.read_text(encoding="ascii"),
             scenario=signed,
             phone=asdict(phone) if phone else None,
+            board=asdict(board) if board else None,
         )
         code = InvitationCode(invitation.welcome.digest, secrets.token_bytes(16))
         make_private_folder(folder)

@@ -1,8 +1,11 @@
 """The clock that a server plans its rounds by: the system's, or a fleet's virtual one."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from shared.polling import pause_before_asking
 
 _POLL_SECONDS = 1.0
 
@@ -13,8 +16,13 @@ class Clock(Protocol):
     def now(self) -> float:
         """Return the time, in seconds on a clock that only goes forward."""
 
-    def wait(self, max_seconds: float) -> None:
-        """Wait until there may be a new reply, but no longer than max_seconds."""
+    def wait(self, max_seconds: float, waited: float = math.inf) -> None:
+        """Wait until there may be a new reply, but no longer than max_seconds.
+
+        Args:
+            max_seconds: most seconds to wait.
+            waited: seconds for which replies are waited for already.
+        """
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
         """Return those of the nodes to which a message can be sent now."""
@@ -33,9 +41,9 @@ class SystemClock:
         """Return the monotonic time, in seconds."""
         return time.monotonic()
 
-    def wait(self, max_seconds: float) -> None:
-        """Sleep for one second, or for max_seconds if that is less."""
-        time.sleep(min(_POLL_SECONDS, max_seconds))
+    def wait(self, max_seconds: float, waited: float = math.inf) -> None:
+        """Sleep for one second, for less if little was waited, and for max_seconds at most."""
+        time.sleep(min(pause_before_asking(waited, _POLL_SECONDS), max_seconds))
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
         """Return all of the nodes."""

@@ -88,7 +88,8 @@ class DeadlineGrid(DelegatingGrid):
         is_training = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
         missing = {i for i in self._grid.push_messages(messages) if i} if messages else set()
         late = set().union(*self._unanswered) if is_training else set()
-        end = inf if timeout is None else self.clock.now() + timeout
+        begun = self.clock.now()
+        end = inf if timeout is None else begun + timeout
         replies: list[Message] = []
         while missing or late:
             for reply in self._grid.pull_messages(missing | late):
@@ -99,11 +100,11 @@ class DeadlineGrid(DelegatingGrid):
                 late.discard(message_id)
             if not missing or (is_training and self.has_enough_replies(replies)):
                 break
-            remaining = end - self.clock.now()
-            if remaining <= 0:
+            now = self.clock.now()
+            if now >= end:
                 break
             self.while_waiting()
-            self.clock.wait(remaining)
+            self.clock.wait(end - now, now - begun)
         if is_training:
             earlier = [ids & late for ids in self._unanswered]
             self._unanswered = [*earlier, missing][-self._late_exchanges :]

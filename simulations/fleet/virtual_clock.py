@@ -66,7 +66,7 @@ class VirtualClock:
         """Return the time in virtual seconds."""
         return self._now
 
-    def wait(self, most: float) -> None:
+    def wait(self, most: float, waited: float = inf) -> None:
         """Advance to the next report, or to when a device becomes available, or to the limit.
 
         Raises:

@@ -178,7 +178,7 @@ def test_rounds_go_on_while_a_client_gets_a_blob(
         def now(self) -> float:
             return float(self.waits)
 
-        def wait(self, seconds: float) -> None:
+        def wait(self, seconds: float, waited: float = 0.0) -> None:
             self.waits += 1
 
     clock = Clock()

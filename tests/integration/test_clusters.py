@@ -131,7 +131,7 @@ class SkippingClock(SystemClock):
     def now(self) -> float:
         return self.waited
 
-    def wait(self, max_seconds: float) -> None:
+    def wait(self, max_seconds: float, waited: float = 0.0) -> None:
         self.waited += max_seconds
 
 

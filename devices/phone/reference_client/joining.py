@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from devices.live.join import (
+    GATEWAY_AUTHORITY_FILE,
     fetch_welcome,
     locked_folder,
-    read_joined_address,
+    read_joined_addresses,
     register,
-    write_joined_address,
+    write_joined_addresses,
 )
 from devices.live.keys import OWN_KEY_FILE, create_key
 from devices.live.tls_contexts import invited_context
@@ -29,7 +30,7 @@ from shared.errors import InvitationError
 from shared.files import UNFINISHED, sync_folder, write_durably
 from shared.invitation import JOIN_PATH, InvitationCode
 
-PROGRAM_FILE, AUTHORITY_FILE = "model.pte", "gateway.pem"
+PROGRAM_FILE, AUTHORITY_FILE = "model.pte", GATEWAY_AUTHORITY_FILE
 LOCK, IN_USE = "phone.lock", "another `samara phone up` uses this folder"
 MAX_PROGRAM_BYTES = 2**36
 _PIECE_BYTES = 2**18
@@ -84,7 +85,7 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
         _download(source, program, phone.program, MAX_PROGRAM_BYTES)
         _download(source, manifest_file(program), phone.manifest, MAX_MANIFEST_BYTES)
         write_durably(home / AUTHORITY_FILE, phone.gateway_authority.encode())
-        write_joined_address(home, "gateway", phone.gateway)
+        write_joined_addresses(home, {"gateway": phone.gateway})
     return lines
 
 
@@ -94,9 +95,11 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
-    if (gateway := read_joined_address(home, "gateway")) is None:
+    if (joined := read_joined_addresses(home, "gateway")) is None:
         return None
-    return JoinedGateway(gateway, home / AUTHORITY_FILE, home / OWN_KEY_FILE, home / PROGRAM_FILE)
+    return JoinedGateway(
+        joined["gateway"], home / AUTHORITY_FILE, home / OWN_KEY_FILE, home / PROGRAM_FILE
+    )
 
 
 class _Source(NamedTuple):

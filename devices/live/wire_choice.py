@@ -1,0 +1,96 @@
+"""The wire of a client: what its owner chooses now, or has chosen before, or was invited to."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from devices.live.client_folder import SETTINGS_FILE
+from devices.live.join import read_joined_server
+from devices.live.keys import OWN_KEY_FILE
+from devices.live.settings import ClientSettings, Wire
+from shared.addresses import parse_address
+from shared.errors import ConfigError, DeviceError
+
+
+class WireChoice(NamedTuple):
+    """A wire, and what is needed to use it.
+
+    Attributes:
+        wire: ``flower`` or ``stream``; None is as before, or else ``flower``.
+        superlink: address of the server, host:port; empty with the stream.
+        gateways: addresses of gateways, host:port; empty without the stream.
+        key: private key file of the client; None is that in its folder.
+        certificates: certificate that verifies the server, or the gateways; None is the system's.
+    """
+
+    wire: Wire | None = None
+    superlink: str = ""
+    gateways: tuple[str, ...] = ()
+    key: Path | None = None
+    certificates: Path | None = None
+
+
+def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoice:
+    """Return a whole choice: what is not given is as before, or as the client has joined.
+
+    Args:
+        folder: folder of the client.
+        given: options of the command.
+        may_lack_key: whether no key is needed.
+
+    Raises:
+        ConfigError: if something is missing, or options contradict each other.
+        DeviceError: if the file about the server that was joined is damaged.
+    """
+    before, joined = _read_earlier(folder), read_joined_server(folder)
+    wire = given.wire or before.wire or ("stream" if joined and joined.gateway else "flower")
+    key = given.key or (joined.key if joined else before.key)
+    if wire == "stream":
+        if given.superlink:
+            raise ConfigError("--superlink is for --wire flower; give the gateway: --gateway")
+        gateways = given.gateways or before.gateways
+        certificates = given.certificates or (None if given.gateways else before.certificates)
+        if not gateways and joined and joined.gateway:
+            gateways, certificates = (joined.gateway,), certificates or joined.gateway_authority
+        if not gateways:
+            raise ConfigError(
+                "--gateway HOST:PORT is missing: the address of a `samara gateway up` of the run"
+            )
+        for gateway in gateways:
+            parse_address(gateway, "--gateway")
+        if not (key or may_lack_key or (folder / OWN_KEY_FILE).is_file()):
+            raise ConfigError(_NO_KEY)
+        return WireChoice("stream", "", gateways, key, certificates)
+    if given.gateways:
+        raise ConfigError("--gateway is for --wire stream")
+    superlink, certificates, key = given.superlink, given.certificates, given.key
+    if not superlink:
+        if joined is None:
+            raise ConfigError(
+                "--superlink HOST:PORT is missing; or join first, with the line that "
+                "`samara server invite` prints on the server"
+            )
+        superlink = joined.superlink
+        key, certificates = key or joined.key, certificates or joined.certificates
+    parse_address(superlink)
+    if key is None and not may_lack_key:
+        raise ConfigError(_NO_KEY)
+    return WireChoice("flower", superlink, (), key, certificates)
+
+
+_NO_KEY = (
+    "--key FILE is missing; create one with `samara server keys create` on the server, or "
+    "join by the line that `samara server invite` prints there"
+)
+
+
+def _read_earlier(folder: Path) -> WireChoice:
+    """Return the wire that a client was last started with, if it is to be used again."""
+    if not (folder / SETTINGS_FILE).is_file():
+        return WireChoice()
+    try:
+        settings = ClientSettings.read(folder)
+    except DeviceError:  # of an earlier version, or damaged: the command writes it anew
+        return WireChoice()
+    if settings.wire != "stream":
+        return WireChoice("flower")
+    return WireChoice("stream", "", settings.gateways, settings.key, settings.certificates)
