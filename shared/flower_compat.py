@@ -7,12 +7,13 @@ when it is first asked for, so that a client's process loads no server parts of 
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flwr.app import Message, MessageType
+from flwr.app import Message
 
 from shared.polling import LEAST_PAUSE, pause_before_asking
 
@@ -114,6 +115,8 @@ class FlowerPart(NamedTuple):
     tested_version: str
 
 
+_HELLO = "query"
+"""The message type of a request for a hello, without an action."""
 _RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 _START_CLIENT = "flwr.supernode.start_client_internal"
 _OBJECT, _OBJECT_UTILS = (
@@ -251,6 +254,16 @@ class _GivenReplies:
         return getattr(self._state, name)
 
 
+def fetch_parts_of_messages_soon() -> None:
+    """Have an executor in this process try again soon to fetch what its SuperNode is receiving.
+
+    Flower does so after a second, and is rarely so early: its own executor asks less often.
+    """
+    clientapp: Any = import_module(_RUN_CLIENTAPP)
+    fetch = clientapp.pull_and_inflate_object_from_tree
+    clientapp.pull_and_inflate_object_from_tree = partial(fetch, initial_backoff=LEAST_PAUSE)
+
+
 def pass_on_many_messages_at_once(longest_pause: float) -> None:
     """Have the SuperNode of this process take the next message before the last one is answered.
 
@@ -272,7 +285,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
 
         def noting() -> Any:
             nonlocal active
-            if (received := receive()) and received[0].metadata.message_type != MessageType.QUERY:
+            if (received := receive()) and received[0].metadata.message_type != _HELLO:
                 active = time.monotonic()
             return received
 
@@ -295,7 +308,8 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
         if replies:
             push(state=_GivenReplies(state, replies), **given)
 
-    # the pause in which Flower waits for the parts of a reply
+    # an offered message whose parts are on their way costs no second, nor does such a reply
+    internal.pull_objects = partial(internal.pull_objects, initial_backoff=LEAST_PAUSE)
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LEAST_PAUSE / 2)))
     internal._pull_and_store_message = pull_or_notice_replies
     internal._push_messages = push_what_there_is

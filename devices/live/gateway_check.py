@@ -15,7 +15,7 @@ _CONNECT_SECONDS = 10.0
 
 def check_gateways(settings: ClientSettings) -> CheckResult:
     """Check that one of the client's gateways answers, by TLS if it is to."""
-    problems = {}
+    problems: dict[str, str] = {}
     for address in settings.gateways:
         endpoint = GatewayEndpoint(address, settings.certificates, settings.insecure)
         try:
@@ -30,8 +30,8 @@ def check_gateways(settings: ClientSettings) -> CheckResult:
 
 
 _REMEDY = (
-    "check address, port and firewall, --certs, and that `samara gateway up` runs; one whose run is "
-    "over has ended, and this client keeps its model (samara client ask, serve, export)"
+    "check address, port and firewall, --certs, and that `samara gateway up` runs; one whose run "
+    "is over has ended, and this client keeps its model (samara client ask, serve, export)"
 )
 
 

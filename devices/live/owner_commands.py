@@ -97,10 +97,11 @@ def import_(
     folder = client_folder(name, home)
     settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
     print(f"Client {settings.client_index} is in {folder}. It goes on with")
-    options: list[object] = ["--name", settings.name, "--home", folder]
-    options += ["--superlink", settings.superlink] if settings.superlink else ["--wire", "stream"]
+    options: list[object] = ["--superlink", settings.superlink] if settings.superlink else []
     for gateway in settings.gateways:
         options += ["--gateway", gateway]
+    options += ["--wire", "stream"] if settings.wire == "stream" else []
+    options += ["--name", settings.name, "--home", folder]
     for option, path in (("--key", settings.key), ("--certs", settings.certificates)):
         options += [option, path] if path else []
     options += ["--insecure"] if settings.insecure else []

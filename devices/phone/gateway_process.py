@@ -33,6 +33,7 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_private_folder, write_secret
+from shared.flower_compat import fetch_parts_of_messages_soon
 
 log = logging.getLogger("samara.gateway")
 
@@ -165,6 +166,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     gateway = Gateway(admitted, registered)
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
+    fetch_parts_of_messages_soon()
     executor = Executor(gateway_app(gateway, loop), secret.read_bytes(), MOST_MESSAGES)
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
