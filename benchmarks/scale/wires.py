@@ -4,12 +4,13 @@
         [--folder DIR]
 
 Takes root. A server, a gateway beside it, and clients with the embedded model, each in a network
-namespace of its own, over TLS with device keys: some by a SuperNode, the others by the stream. Every
-client has the messages of a writer of its own; the last one joins when the others have been idle for
-a time. Prints as JSON, for each wire: bytes per client and round at the client's interface, Ethernet
-headers included, and bytes a day while nobody asks for anything, extrapolated from the idle time;
-seconds of a round over the slowest client's answer to its train message; and unique memory of the
-client's own processes. All digests must agree. With --folder the run's files are there.
+namespace of its own, over TLS with device keys: some by a SuperNode, the others by the stream. Each
+client has the messages of a writer of its own; the last one joins when the others have been idle
+for a time. Prints as JSON, for each wire: bytes per client and round at the client's interface,
+Ethernet headers included, and bytes a day while nobody asks for anything, extrapolated from the
+idle time; seconds of a round over the slowest client's answer to its train message; and unique
+memory of the client's own processes. All digests must agree. With --folder the run's files are
+there.
 """
 
 import argparse

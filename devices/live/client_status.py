@@ -61,6 +61,7 @@ class ClientStatus:
         name: name of the client.
         client: client index.
         trainer: state of its trainer, in words.
+        wire: what brings the server's messages, and from where, in words.
         server: sentence on a server that is silent or has finished its run; otherwise empty.
         model_in_use: sentence on the model in use; empty if there is no personal one.
         runs: progress in its runs, the latest last.
@@ -78,6 +79,7 @@ class ClientStatus:
     name: str
     client: int
     trainer: str
+    wire: str
     server: str
     model_in_use: str
     runs: tuple[RunProgress, ...]
@@ -121,6 +123,7 @@ class StatusReader:
             settings.name,
             settings.client_index,
             _describe_trainer(settings),
+            _describe_wire(settings),
             describe_contact(folder),
             describe_model_in_use(folder),
             self._read_runs(),
@@ -221,6 +224,12 @@ def _describe_trainer(settings: ClientSettings) -> str:
         return "its trainer does not answer"
     paused = f", paused: {status.paused}" if status.paused else ""
     return f"running, {status.answered} messages answered{paused}"
+
+
+def _describe_wire(settings: ClientSettings) -> str:
+    if settings.wire == "stream":
+        return f"by the stream to a gateway: {', '.join(settings.gateways)}"
+    return f"by Flower's SuperNode to {settings.superlink}"
 
 
 def _is_listened_on(path: Path) -> bool:

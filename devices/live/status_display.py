@@ -26,7 +26,7 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
         messages: its latest messages, shown after the first line.
     """
     first = f"{status.name}: client {status.client}, {status.trainer}"
-    lines = [first, status.server, status.model_in_use]
+    lines = [first, status.wire, status.server, status.model_in_use]
     parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
     if status.runs:
         parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]

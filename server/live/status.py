@@ -27,6 +27,7 @@ class ClientStatus:
         last_failure: round and reason of the last failure.
         bytes_up: size of its reports' frames.
         bytes_down: size of the instructions and catch-ups that were sent to it.
+        wire: ``stream`` or ``SuperNode``, by which its last report came; empty before the first.
         state: ``resting``, ``refused`` when it introduced itself last, ``revoked``, or empty.
         cost_rounds: number of reports whose cost its owner shares; the next figures are of these.
         cost_seconds: seconds that they took on its device, by its own statement.
@@ -42,6 +43,7 @@ class ClientStatus:
     last_failure: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
+    wire: str = ""
     state: str = ""
     cost_rounds: int = 0
     cost_seconds: float = 0.0
@@ -141,6 +143,7 @@ def _add_round(clients: dict[int, ClientStatus], event: dict[str, Any]) -> None:
     for index, counts in event["clients"].items():
         client = clients.setdefault(int(index), ClientStatus())
         client.reports += 1
+        client.wire = "stream" if int(index) in event.get("by_stream", []) else "SuperNode"
         client.last_round, client.last_report_time = event["round"], event.get("time", "")
         client.round = event.get("late", {}).get(index, event["round"]) - 1
         client.bytes_up += counts["bytes_up"]

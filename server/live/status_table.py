@@ -6,11 +6,17 @@ from server.live.status import RunStatus
 
 
 def make_status_table(status: RunStatus) -> Table:
-    """Return a table with a row for each client; costs only if an owner shares them. Pure."""
+    """Return a table with a row for each client. Pure.
+
+    Wires are shown only if a client reports by a stream, costs only if an owner shares them.
+    """
     title = f"round {status.round}, digest {status.digest[:16] or '-'}, "
     title += f"{status.bytes_up:,} bytes up, {status.bytes_down:,} bytes down"
     table = Table("client", "has round", "last report", "reports", "failures", title=title)
     table.add_column("bytes up, down")
+    by_stream = any(client.wire == "stream" for client in status.clients.values())
+    if by_stream:
+        table.add_column("wire")
     shares_cost = any(client.cost for client in status.clients.values())
     if shares_cost:
         table.add_column("a round costs its device")
@@ -28,6 +34,7 @@ def make_status_table(status: RunStatus) -> Table:
             str(client.reports),
             str(client.failures),
             f"{client.bytes_up:,}, {client.bytes_down:,}",
+            *([client.wire or "-"] if by_stream else []),
             *([client.cost] if shares_cost else []),
         )
     return table

@@ -256,6 +256,7 @@ def _merge_rounds(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return common | {
         "loss": loss,
         "learning_rate": sum(event["learning_rate"] for event in events) / len(events),
+        **_merge_by_stream(events),
         "absent": [client for event in events for client in event["absent"]],
         "resting": [client for event in events for client in event["resting"]],
         "late": {client: late for event in events for client, late in event["late"].items()},
@@ -291,6 +292,12 @@ def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> d
         "refused": {c: reason for event in events for c, reason in event["refused"].items()},
         "seconds": max(event["seconds"] for event in events),
     }
+
+
+def _merge_by_stream(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the clients of all events that report by a stream; nothing if there are none."""
+    clients = sorted(client for event in events for client in event.get("by_stream", []))
+    return {"by_stream": clients} if clients else {}
 
 
 def _figures(clients: list[tuple[int, float, Confusion]], is_trimmed: bool) -> dict[str, Any]:

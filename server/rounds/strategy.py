@@ -162,6 +162,8 @@ class ScalarStrategy(Strategy):
             clients=answered.clients,
         )
         more = aggregated.privacy | self._clock.finish_round()
+        if by_stream := self._roster.by_stream(answered.reporting):
+            more["by_stream"] = by_stream
         self._events.append_round(delta, event, **more)
         self._late_reports.mark_folded(delta)
         self._compact_ledger()

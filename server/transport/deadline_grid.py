@@ -72,6 +72,10 @@ class DeadlineGrid(DelegatingGrid):
             return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
+    def is_by_stream(self, node: int) -> bool:
+        """Return whether a node is a phone or board that is attached to a gateway."""
+        return isinstance(self._grid, PhoneGrid) and self._grid.is_attached(node)
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:

@@ -112,6 +112,10 @@ class PhoneGrid(DelegatingGrid):
         phones = {phone.node: phone.public_key for phone in self._phones.values()}
         return {node: public_keys[node] for node in direct} | phones
 
+    def is_attached(self, node: int) -> bool:
+        """Return whether a node is a phone or board behind a gateway."""
+        return node in self._phones
+
     def _flower_nodes(self) -> dict[int, bytes]:
         """Return the public key of every node that Flower knows, gateways among them."""
         if isinstance(self._grid, GuardedGrid):

@@ -62,6 +62,7 @@ class RosterEntry:
         round: last round that the client is known to have.
         facts: the client's description of itself, for the result of the run.
         public_key: public key of the node, PEM; empty where nodes have none.
+        by_stream: whether it is attached to a gateway, and not connected by a SuperNode.
     """
 
     node: int
@@ -70,6 +71,7 @@ class RosterEntry:
     round: int
     facts: dict[str, Any]
     public_key: bytes = b""
+    by_stream: bool = False
 
     def most_examples(self, split: Split) -> int:
         """Return how many examples of a split the client introduced itself with.
@@ -168,6 +170,8 @@ class Roster:
                 break
             time.sleep(_POLL_SECONDS)
         self._admit_introduced()
+        for entry in self.entries.values():
+            entry.by_stream = isinstance(grid, DeadlineGrid) and grid.is_by_stream(entry.node)
         self._notices.send(grid, nodes)
 
     def send_blobs(self, grid: Grid) -> None:
@@ -192,6 +196,11 @@ class Roster:
         """Return the entries of these nodes, by client index in ascending order."""
         entries = [self.entries[node] for node in nodes if node in self.entries]
         return {entry.client: entry for entry in sorted(entries, key=lambda entry: entry.client)}
+
+    def by_stream(self, clients: Iterable[int]) -> list[int]:
+        """Return those of the clients that are attached to a gateway, ascending."""
+        attached = {entry.client for entry in self.entries.values() if entry.by_stream}
+        return sorted(attached.intersection(clients))
 
     def lowest_round(self) -> int:
         """Return the last round that all clients of the roster have."""
