@@ -1,4 +1,4 @@
-"""How often to ask for what may have come: the longer nothing has, the less often."""
+"""Pauses between questions for what may have come: the longer nothing has, the longer."""
 
 LEAST_PAUSE = 0.05
 """Seconds between two questions while answers come quickly."""

@@ -1,4 +1,4 @@
-"""What a client costs its link by Flower's SuperNode and by the stream, in network namespaces.
+"""The cost of a client for its link, by Flower's SuperNode and by the stream, in namespaces.
 
     python -m benchmarks.scale.wires [--flower 2] [--stream 2] [--rounds 20] [--idle 720]
         [--folder DIR]
@@ -121,7 +121,7 @@ def round_overhead(live: LiveRun) -> dict[str, Any]:
     events = [event for event in map(json.loads, lines) if event["event"] == "round"]
     seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(events)]
     trained = [[float(s) for s in _TRAINED.findall(live.said(name))] for name in live.names]
-    slowest = [max(of_round) for of_round in zip(*trained, strict=True)][1:]
+    slowest = [max(answers) for answers in zip(*trained, strict=True)][1:]
     over = [whole - inside for whole, inside in zip(seconds, slowest, strict=True)]
     quartiles = statistics.quantiles(over, n=4)
     return {

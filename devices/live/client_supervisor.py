@@ -135,7 +135,7 @@ def _run_preflight(folder: Path) -> None:
 
 
 class Wire(Protocol):
-    """What brings the server's messages to a client, and takes its answers."""
+    """A connection that brings the server's messages to a client, and takes its answers."""
 
     @property
     def is_alive(self) -> bool: ...  # noqa: D102

@@ -53,7 +53,7 @@ class FlowerWire:
 
     @property
     def is_alive(self) -> bool:
-        """Whether messages of the SuperNode are answered."""
+        """True while messages of the SuperNode are answered."""
         return self._thread.is_alive()
 
     def start(self) -> None:

@@ -36,7 +36,7 @@ _FINAL = {
 
 
 class TaskWorker(Protocol):
-    """What answers the tasks of a stream, each with a frame: a phone's worker, or a board.
+    """The answering side of a stream, with a frame for each task: a phone's worker, or a board.
 
     ``settings`` are those of the run; a board is told them again only when they have changed.
     """

@@ -40,7 +40,7 @@ class StreamWire:
 
     @property
     def is_alive(self) -> bool:
-        """Whether tasks are answered at present, or another try to attach will be made."""
+        """True while tasks are answered, or another try to attach will be made."""
         return self._thread.is_alive()
 
     def start(self) -> None:

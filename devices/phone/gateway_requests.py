@@ -1,4 +1,4 @@
-"""What a gateway asks its phones and boards: the requests that are open, and their answers."""
+"""The requests of a gateway to its phones and boards, and their answers."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ class GatewayRequest:
 
     @property
     def key(self) -> tuple[int, bytes, bool]:
-        """What makes two requests the same."""
+        """The kind and instruction by which two requests are the same."""
         return self.task.kind, self.task.instruction, self.task.personal
 
     def awaits_answer_of(self, client: int) -> bool:

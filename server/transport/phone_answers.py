@@ -18,7 +18,7 @@ MAX_PHONES = 10_000
 
 @dataclass(frozen=True)
 class PhonePlace:
-    """Where a phone or board is attached.
+    """The place at which a phone or board is attached.
 
     Attributes:
         gateway: Flower's id of the gateway's node.
@@ -35,7 +35,7 @@ class PhonePlace:
 
     @property
     def node(self) -> int:
-        """Its node id."""
+        """The phone's or board's node id."""
         return node_of_key(self.public_key)
 
     @property
