@@ -1,7 +1,8 @@
 """Perplexity against emulated time: LSP-Offload and Zero-Offload (the paper's figures 4a and 4b).
 
     OMP_NUM_THREADS=1 python -m benchmarks.accuracy.offload_perplexity --model FOLDER \\
-        --texts FILE [--texts FILE] [--field passage] --out FOLDER [--plot FILE.png] [--linear]
+        --texts FILE [--texts FILE] [--field passage] --out FOLDER [--plot FILE.png] [--linear] \\
+        [--subspace S]
 
 A causal model is trained further on texts of JSON lines, by Zero-Offload on all parameters and by
 LSP-Offload on the matrices of its blocks, with the defaults of `samara tune`. The rate of each
@@ -13,6 +14,7 @@ decompression and the learning of projectors are in it by their processor time o
 passes of the same run, so that a machine that is busy at times changes little. LSP-Offload takes at
 least as much emulated time as Zero-Offload. With `--linear`, Zero-Offload also takes its steps on
 the matrices of the blocks alone: what is left between that and LSP-Offload is due to the subspaces.
+With `--subspace S`, these have S × S numbers in place of an eighth of the hidden size squared.
 
 FOLDER has rows.jsonl with a line per run, and table.md; the same command continues.
 """
@@ -91,11 +93,11 @@ def measure_compute(network: Any, train: Tensor, setting: Setting) -> tuple[floa
     return float(forward), float(backward)
 
 
-def subspace_of(network: Any, setting: Setting) -> SubspaceSettings:
-    """Return the subspaces that `samara tune` has by default."""
+def subspace_of(network: Any, setting: Setting, size: int | None) -> SubspaceSettings:
+    """Return the subspaces that `samara tune` has by default, or those of another size."""
     lsp = LspSettings()
     return SubspaceSettings(
-        network.config.hidden_size // 8,
+        size or network.config.hidden_size // 8,
         lsp.nonzeros,
         lsp.threshold,
         lsp.gamma,
@@ -128,6 +130,7 @@ def fine_tune(
     rate: float,
     steps: int,
     evaluations: int,
+    size: int | None = None,
 ) -> Row:
     """Train a model further; return its curve, and seconds of passes, updates and checks.
 
@@ -139,9 +142,10 @@ def fine_tune(
         rate: learning rate.
         steps: steps.
         evaluations: number of points of the curve behind the first.
+        size: size s of the subspaces; None for the default.
     """
     network = load(folder)
-    subspace = subspace_of(network, setting) if method == "lsp" else None
+    subspace = subspace_of(network, setting, size) if method == "lsp" else None
     weights = dict(network.named_parameters())
     if method != "zero-offload":
         weights = linear_weights(network.requires_grad_(False))
@@ -231,6 +235,7 @@ class Comparison:
         lsp_step: that of LSP-Offload, without checks.
         linear: row of Zero-Offload's run on the matrices alone, if there is one.
         linear_step: emulated time of its step, in units.
+        size: size s of the subspaces; None for the default.
     """
 
     zero: Row
@@ -239,6 +244,7 @@ class Comparison:
     lsp_step: float
     linear: Row | None = None
     linear_step: float = 0.0
+    size: int | None = None
 
     def curves(self) -> tuple[Curve, Curve]:
         """Return the timed curves of Zero-Offload and LSP-Offload."""
@@ -247,7 +253,7 @@ class Comparison:
     def named_curves(self) -> dict[str, Curve]:
         """Return all timed curves by the names that a plot has."""
         zero, lsp = self.curves()
-        curves = {"Zero-Offload": zero, "LSP-Offload, s = hidden/8": lsp}
+        curves = {"Zero-Offload": zero, f"LSP-Offload, s = {self.size or 'hidden/8'}": lsp}
         if self.linear is not None:
             curves["Zero-Offload, matrices alone"] = timed_curve(self.linear, self.linear_step)
         return curves
@@ -269,7 +275,12 @@ def draw(curves: dict[str, Curve], file: Path) -> None:
 
 
 def measure(
-    folder: Path, sequences: Sequences, setting: Setting, rows: Rows, linear: bool = False
+    folder: Path,
+    sequences: Sequences,
+    setting: Setting,
+    rows: Rows,
+    linear: bool = False,
+    size: int | None = None,
 ) -> Comparison:
     """Search the rates, and train with them; what is among the rows is not repeated.
 
@@ -279,6 +290,7 @@ def measure(
         setting: sizes.
         rows: rows so far.
         linear: whether Zero-Offload also trains the matrices alone.
+        size: size s of LSP-Offload's subspaces; None for the default.
     """
     compute = rows.find(kind="compute", **asdict(setting))
     if compute is None:
@@ -301,9 +313,9 @@ def measure(
     def run(method: str, rate: float, count: int, evaluations: int) -> Row:
         rate = float(f"{rate:.3g}")
         key: Row = {"kind": "run", "method": method, "rate": rate, "steps": count}
-        key["seed"] = setting.seed
+        key |= {"seed": setting.seed, "size": size if method == "lsp" else None}
         return rows.find(**key) or rows.add(
-            key | fine_tune(folder, sequences, setting, method, rate, count, evaluations)
+            key | fine_tune(folder, sequences, setting, method, rate, count, evaluations, size)
         )
 
     found = {}
@@ -319,7 +331,7 @@ def measure(
     extra = lsp["update_seconds"] / lsp["pass_seconds"] * unit
     share = lsp["sent"] / compute["numbers"]
     lsp_step = emulated_step(forward, backward, extra, share, blocks, True)
-    result = Comparison(zero, lsp, zero_step / unit, lsp_step / unit)
+    result = Comparison(zero, lsp, zero_step / unit, lsp_step / unit, size=size)
     if linear:
         share = found["linear"]["sent"] / compute["numbers"]
         step = emulated_step(forward, backward, 0.0, share, blocks, False)
@@ -368,6 +380,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of batches and projectors")
     parser.add_argument("--linear", action="store_true", help="also Zero-Offload of matrices alone")
+    parser.add_argument("--subspace", type=int, help="size s of LSP-Offload's subspaces")
     arguments = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -377,7 +390,9 @@ def main() -> None:
     texts = read_texts(arguments.texts, arguments.field)
     sequences = split(texts, tokenizer, setting.context, setting.held_out)
     rows = Rows(arguments.out / "rows.jsonl")
-    result = measure(arguments.model, sequences, setting, rows, arguments.linear)
+    result = measure(
+        arguments.model, sequences, setting, rows, arguments.linear, arguments.subspace
+    )
     table = render_table(result)
     (arguments.out / "table.md").write_text(table)
     print(table)
