@@ -5,7 +5,7 @@ Only the losses are computed here, of all clients in one product, since all try 
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,9 @@ from shared.privacy.vector import SENSITIVITY, VectorSum, limit_sum, read_sum
 from shared.replay import STATE_BITS, check_fits, replay, zero_state
 from shared.round_delta import RoundDelta
 from shared.step_size import Observation, StepSize
+
+BLOCK = 256
+"""The texts whose losses are computed at once, so that they stay in a processor's cache."""
 
 
 def make_config(settings: dict[str, Any]) -> RunConfig:
@@ -85,14 +88,35 @@ class StackedTexts:
         share = np.zeros(len(margins))
         for start, request in zip(self.starts, requests, strict=True):
             share[start + request.batch] = 1 / len(request.batch)
-        shifts = [np.zeros((len(margins), 1))]
+        shifts = np.zeros((len(margins), 1))
+        factors = [0.0]
         if len(requests[0].seeds):
-            shifts = [sign * requests[0].epsilon * along for sign in requests[0].signs]
-        shifted = margins[:, None] + np.concatenate(shifts, axis=1)
-        wrong = self._signs[:, None] * shifted
-        # log(1 + exp(x)) in a quarter of the time that np.logaddexp takes, and as exact in float64
-        losses = share[:, None] * (np.maximum(wrong, 0) + np.log(1 + np.exp(-np.abs(wrong))))
-        return list(np.add.reduceat(losses, self.starts, axis=0))
+            shifts, factors = along, [sign * requests[0].epsilon for sign in requests[0].signs]
+        found = []
+        for clients, texts in self._blocks:
+            wrong = np.concatenate([factor * shifts[texts] for factor in factors], axis=1)
+            wrong += margins[texts, None]
+            wrong *= self._signs[texts, None]
+            # log(1 + exp(x)) in a quarter of the time that np.logaddexp takes, and as exact in
+            # float64; in place, since what does not fit a cache takes four times as long
+            small = np.abs(wrong)
+            np.log(np.exp(np.negative(small, out=small), out=small) + 1, out=small)
+            losses = np.maximum(wrong, 0, out=wrong)
+            losses += small
+            losses *= share[texts, None]
+            starts = self.starts[clients] - texts.start
+            found += list(np.add.reduceat(losses, starts, axis=0))
+        return found
+
+    @property
+    def _blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Yield consecutive clients, and their texts, a few hundred at a time."""
+        ends, first = np.append(self.starts[1:], len(self.owner)), 0
+        while first < len(ends):
+            last = int(np.searchsorted(ends, self.starts[first] + BLOCK, side="right"))
+            last = max(last, first + 1)
+            yield slice(first, last), slice(int(self.starts[first]), int(ends[last - 1]))
+            first = last
 
 
 def take_local_steps(

@@ -2,13 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import FLAGS, chromium
 from results import result_of, write_result
 
 from simulations.comparison.comparison import compare_runs
@@ -19,8 +19,6 @@ from simulations.report.html import page_of
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 FRAME = """<!DOCTYPE html><body style="margin:0"><pre id="found"></pre>
 <iframe style="border:0" width="{width}" height="900" srcdoc="{page}"></iframe><script>
 const frame = document.querySelector("iframe");
@@ -59,16 +57,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1440, True)])
 def test_the_page_is_whole_and_legible(width: int, dark: bool, page: str, tmp_path: Path) -> None:
-    browser = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("needs Chromium on the PATH")
     file = tmp_path / "frame.html"
     file.write_text(FRAME.format(width=width, page=escape(page)))
     scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     places = [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={max(width, 500)},1000"]
     log = ["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom", file.as_uri()]
     ended = subprocess.run(
-        [browser, *FLAGS, *scheme, *places, *log],
+        [chromium(), *FLAGS, *scheme, *places, *log],
         check=True,
         capture_output=True,
         text=True,

@@ -2,25 +2,20 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
 from html import unescape
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from browsers import dom_of, serve_folder
 
 pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 OUTSIDE = re.compile(r"""(?:src|href)=["']?(?:https?:)?//(?!www\.w3\.org)[^"' >]*""")
 FRAME = """<!DOCTYPE html><body><pre id="found"></pre><script>
 const pages = PAGES, found = {}, frame = document.createElement("iframe");
@@ -51,18 +46,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dom_of(address: str, profile: Path) -> str:
-    """What a browser makes of a page after some time, as HTML."""
-    browser = next(filter(None, map(shutil.which, NAMES)), None)
-    if browser is None:
-        pytest.skip("needs a Chromium")
-    budget = ("--virtual-time-budget=30000", f"--user-data-dir={profile}", "--dump-dom")
-    done = subprocess.run(
-        [browser, *FLAGS, *budget, address], capture_output=True, text=True, check=True, timeout=300
-    )
-    return done.stdout
-
-
 def test_search_works_in_a_folder_without_a_server(site: Path, tmp_path: Path) -> None:
     page = dom_of(f"{(site / 'guides/privacy.html').as_uri()}?q=digest", tmp_path)
     assert page.count("md-search-result__item") > 3
@@ -85,17 +68,8 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    handler = partial(Quiet, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serve_folder(site) as found:
+        yield found
 
 
 def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path) -> None:

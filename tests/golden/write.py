@@ -25,6 +25,7 @@ from golden_ledger import (
     made_private_fit,
     private_fit,
 )
+from golden_masks import made_masks
 from golden_scenario import fields_of, golden_scenario, made_scenario
 
 from shared.basis import Basis, BasisOrigin
@@ -424,6 +425,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-5.json": lambda: as_json(made_frames(frames_of_adaptive_clip())),
     "frames-6.json": lambda: as_json(made_frames(frames_of_secure_aggregation())),
     "frames-7.json": lambda: as_json(made_frames(frames_of_buckets())),
+    "masks.json": lambda: as_json(made_masks()),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

@@ -1,0 +1,50 @@
+"""A real browser, without a window, on pages of this machine."""
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and prints nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def chromium() -> str:
+    """The program; the test is skipped if there is none."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    return found or pytest.skip("needs Chromium on the PATH")
+
+
+def dom_of(address: str, profile: Path) -> str:
+    """What a browser makes of a page after some time, as HTML."""
+    budget = ("--virtual-time-budget=30000", f"--user-data-dir={profile}", "--dump-dom")
+    command = [chromium(), *FLAGS, *budget, address]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return done.stdout
+
+
+@contextmanager
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve a folder's files on the loopback; yields the address."""
+    handler = partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
