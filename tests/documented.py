@@ -21,6 +21,7 @@ PYTHON_RUN = {
     "README.md": "tests/e2e/test_documented_runs.py",
     "docs/reference/python.md": "tests/e2e/test_documented_runs.py",
     "docs/concepts/mezo.md": "tests/integration/test_documented_loop.py",
+    "docs/reference/phones.md": "tests/e2e/test_documented_phone.py",
 }
 """The pages whose Python is run as it is written, and by which test."""
 SHELLS = {"sh", "bash", "console"}

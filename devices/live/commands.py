@@ -95,8 +95,7 @@ def up(
 ) -> None:
     """Run the preflight, load the model once, and serve a run until Ctrl-C or SIGTERM.
 
-    Example: samara client up --superlink example.org:8000 --name kitchen-orin --key kitchen.key
-    --certs ca.pem --model MODEL --data DATA --task sst2 --device jetson-orin-nano
+    Example: samara client up --name kitchen-orin --model MODEL --data DATA --task sst2
     """
     from client.protocol.scenario_folder import take_scenario
     from devices.jetson.nvpmodel import check_power_mode

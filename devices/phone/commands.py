@@ -79,6 +79,7 @@ def export(
 
     silence_libraries()
     require_executorch()
+    print(f"{model}: making a program of it, which takes ExecuTorch some minutes", file=sys.stderr)
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
     ready = prepare_model(config, quantization.value, answer_tokens)

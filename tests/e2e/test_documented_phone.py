@@ -1,7 +1,6 @@
 """The commands of the guide to phones, pasted into a shell as they are written, with few rounds."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from documented import ROOT, blocks, commands
+from documented import FENCED, ROOT, blocks, commands
 from live import QUIET
 
 pytestmark = pytest.mark.slow
@@ -31,7 +30,7 @@ exit $status
 
 
 def test_the_commands_of_the_guide_make_a_run_with_a_phone(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("d")  # short: sockets lie in it
@@ -41,7 +40,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     shim.write_text(SAMARA.format(server=server, gateway=server + 1, python=sys.executable))
     shim.chmod(0o755)
     block = next(blocks(PAGE.read_text(encoding="utf-8")))
-    script = re.sub(r"^pip install .*\n", "", block)
+    script = block
     for written, port in ((":8000", server), (":9100", server + 1)):
         assert written in script
         script = script.replace(written, f":{port}")
@@ -73,3 +72,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     expected = [" ".join(command.words[:2]) for command in written] + ["phone join"]
     assert ran == sorted(f"{words}: 0" for words in expected)
     assert not list(Path(folder).rglob("*.new"))
+    monkeypatch.chdir(folder)
+    page = (ROOT / "docs" / "reference" / "phones.md").read_text(encoding="utf-8")
+    (arithmetic,) = [match[3] for match in FENCED.finditer(page) if match[2] == "python"]
+    exec(compile(arithmetic, "docs/reference/phones.md", "exec"), {})
