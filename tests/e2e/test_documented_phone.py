@@ -14,7 +14,7 @@ from live import QUIET
 pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "guides" / "phone.md"
-SECONDS = 600.0
+SECONDS = 1200.0
 SAMARA = """#!/bin/sh
 case "$1 $2" in
     "server up") set -- "$@" --port {server} --set rounds=1 --set steps=1 --set queries=2 ;;
