@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from shared.rejection import RejectionCode, describe_rejection, rejection_in
 from shared.wire import FRAME_VERSION, Kind, kind_of, pack
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 20.0
 APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
 
 
@@ -105,6 +107,49 @@ def test_other_code_is_logged_once_and_the_installed_app_answers(
         answering._answer(None)  # type: ignore[arg-type]
     assert sent == [message, message]
     assert caplog.text.count("another one: client/app.py differs") == 1
+
+
+def test_several_tasks_are_answered_at_once_and_one_that_is_early_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offers, answered, stop = ["slow", "quick"], list[str](), threading.Event()
+    early, quick = ["quick"], threading.Event()
+
+    class Client:
+        def AcquireTask(self, request: Any) -> Any:  # noqa: N802
+            token = offers.pop(0) if offers else ""
+            return SimpleNamespace(token=token, HasField=lambda field: bool(token))
+
+    @contextmanager
+    def connect(address: str, token: str, stop: threading.Event) -> Iterator[str]:
+        yield token
+
+    def pull(token: str) -> Any:
+        if token in early:
+            early.remove(token)
+            raise RuntimeError("No messages received from Runtime API")
+        metadata = SimpleNamespace(message_type="train", group_id="1")
+        message = SimpleNamespace(metadata=metadata, token=token, has_error=lambda: False)
+        return message, None, None, Fab("", b"", {})
+
+    def app(message: Any, context: Any) -> Any:
+        if message.token == "slow":
+            assert quick.wait(SECONDS)
+        return message
+
+    def push(token: str, reply: Any, context: Any) -> None:
+        answered.append(reply.token)
+        (stop if token == "slow" else quick).set()
+
+    monkeypatch.setattr(executor, "_task_connection", connect)
+    monkeypatch.setattr(executor, "pull_task_input", pull)
+    monkeypatch.setattr(executor, "push_message", push)
+    monkeypatch.setattr(executor, "push_task_output", lambda *_, **__: None)
+    answering = executor.Executor(app, b"secret", at_once=2)  # type: ignore[arg-type]
+    monkeypatch.setattr(answering, "_connect", lambda address: nullcontext(Client()))
+    answering.run(lambda: "here", stop)
+    assert answered == ["quick", "slow"]
+    assert not early
 
 
 def test_a_frame_or_a_setting_of_another_version_is_refused_by_name() -> None:

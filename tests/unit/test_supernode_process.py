@@ -24,6 +24,7 @@ from shared.flower_compat import (
     PullObjectRequest,
     RunNotRunningException,
     end_tasks_of_lost_messages,
+    pass_on_many_messages_at_once,
 )
 
 ADDRESS = "127.0.0.1:8000"
@@ -184,3 +185,48 @@ def test_a_request_of_a_task_that_has_ended_fails_at_once_and_interrupts_nobody(
     with _task_connection(ADDRESS, "token", stop) as client, pytest.raises(httpx.HTTPStatusError):
         client.PullObject(PullObjectRequest())
     assert len(requests) == 1
+
+
+class Replies:
+    """A SuperNode's state: replies that are taken once."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+
+    def get_messages_legacy(self, *, is_reply: bool) -> list[str]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+def test_a_gateways_supernode_takes_the_next_message_before_the_last_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    internal = import_module("flwr.supernode.start_client_internal")
+    state, offered, sent = Replies(), ["first", "second"], list[list[str]]()
+
+    def pull(*, state: Replies, receive: Any) -> int | None:
+        return 7 if receive() else None
+
+    def push(*, state: Any, object_store: str) -> None:
+        assert object_store == "store"
+        sent.append(list(state.get_messages_legacy(is_reply=True)))
+
+    for name, stand_in in (("_pull_and_store_message", pull), ("_push_messages", push)):
+        monkeypatch.setattr(internal, name, stand_in)
+    for name in ("time", "pull_objects"):  # put back after the test
+        monkeypatch.setattr(internal, name, getattr(internal, name))
+    pass_on_many_messages_at_once(0.01)
+
+    def receive() -> Any:
+        metadata = SimpleNamespace(message_type="train")
+        return (SimpleNamespace(metadata=metadata), offered.pop(0)) if offered else None
+
+    for _ in range(2):  # both are taken, and nothing is to be sent
+        assert internal._pull_and_store_message(state=state, receive=receive) == 7
+        internal._push_messages(state=state, object_store="store")
+    assert (offered, sent) == ([], [])
+    state.waiting = ["reply to the second"]
+    assert internal._pull_and_store_message(state=state, receive=receive) == 0
+    state.waiting = ["reply to the first"]
+    internal._push_messages(state=state, object_store="store")
+    assert sent == [["reply to the second", "reply to the first"]]
