@@ -2,15 +2,20 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from client.protocol.client_handler import make_refusal
+from client.protocol.client_handler import decode_instruction, make_refusal
 from client.protocol.remote_trainer import RemoteTrainer
+from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
+from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal, describe_servers_refusal
+from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
+from shared.runs import run_id_of
+from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.device")
 
@@ -18,7 +23,9 @@ log = logging.getLogger("samara.device")
 class Board:
     """A board's answers to the tasks of a gateway, each a frame; errors are refusals.
 
-    The settings of a task are the run config as JSON; empty ones are those of the task before.
+    The settings of a task are the run config as JSON; empty ones are those of the task before. An
+    instruction's run id must be a hash of them, so that no gateway can change the settings of a
+    run, its privacy for instance.
 
     Args:
         socket: path of the trainer's socket.
@@ -27,6 +34,7 @@ class Board:
 
     def __init__(self, socket: Path, client: int) -> None:
         self._socket, self._client, self._settings = socket, client, b""
+        self._runs: Collection[bytes] = ()  # under these settings; empty until they are asked for
 
     def hello(self, settings: bytes) -> bytes:
         """Return the hello of the client."""
@@ -40,6 +48,7 @@ class Board:
         """Catch up, train, and report; a repeated instruction gets the stored report."""
 
         def reply(trainer: RemoteTrainer) -> bytes:
+            self._check_run(trainer, instruction)
             refusal = trainer.mask(shares) if shares else b""
             return refusal or trainer.catch_up(instruction, catch_up) or trainer.train(instruction)
 
@@ -51,6 +60,7 @@ class Board:
         """Catch up, and evaluate the global model, or the personal model and its baselines."""
 
         def reply(trainer: RemoteTrainer) -> bytes:
+            self._check_run(trainer, instruction)
             refusal = trainer.catch_up(instruction, catch_up)
             return refusal or trainer.evaluate(instruction, personal)
 
@@ -71,12 +81,34 @@ class Board:
     def _answer(
         self, instruction: bytes, settings: bytes, reply: Callable[[RemoteTrainer], bytes]
     ) -> bytes:
-        self._settings = settings or self._settings
+        if settings and settings != self._settings:
+            self._settings, self._runs = settings, ()
         try:
             with RemoteTrainer(str(self._socket), _read_config(self._settings)) as trainer:
                 return reply(trainer)
         except SamaraError as error:
             return make_refusal(instruction, self._client, 0, error)
+
+    def _check_run(self, trainer: RemoteTrainer, instruction: bytes) -> None:
+        """Check that an instruction is of the run whose settings came with it, or with one before.
+
+        Raises:
+            ConfigError: if it is of another.
+            FrameError: if it is no instruction.
+        """
+        run_id = decode_instruction(instruction).run_id
+        if not self._runs:
+            introduction = trainer.hello()
+            if kind_of(introduction) is Kind.REFUSAL:
+                return  # the trainer refuses the instruction, too
+            hello = Hello.decode(introduction)
+            config = RunConfig.of(_read_config(self._settings), "run config")
+            named = run_id_of(config, Layout.from_json(hello.layout), hello.model_id)
+            self._runs = config.terms.federations(named)
+        if run_id not in self._runs:
+            raise ConfigError(
+                f"the settings that came with the instruction are not those of run {run_id.hex()}"
+            )
 
 
 def _read_config(settings: bytes) -> dict[str, Any]:

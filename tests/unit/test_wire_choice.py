@@ -1,10 +1,13 @@
 """The wire of a client: options, what it was started with before, what it was invited to."""
 
+import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import instruction_with, layout_of
 from typer.testing import CliRunner
 
 from client.protocol.remote_trainer import RemoteTrainer
@@ -17,12 +20,22 @@ from devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
 from devices.live.keys import OWN_KEY_FILE, create_key
 from devices.live.settings import ClientSettings
 from devices.live.wire_choice import WireChoice, choose_wire
+from shared.config import RunConfig
 from shared.errors import ConfigError, InvitationError, RefusalCode
+from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
 from shared.ledger.catch_up import CatchUp
 from shared.polling import LEAST_PAUSE, pause_before_asking
+from shared.runs import run_id_of
 
+PRIVATE = {
+    "privacy.mode": "central",
+    "privacy.epsilon": 2.0,
+    "seed-policy": "shared",
+    "aggregation.rule": "mean",
+    "cohort.late-rounds": 0,
+}
 DOOR, OTHER = "gateway.example:9100", "other.example:9100"
 
 
@@ -107,11 +120,55 @@ def test_a_board_refuses_what_it_cannot_read_or_whose_trainer_is_away(
     monkeypatch.setattr(board_module, "RemoteTrainer", partial(RemoteTrainer, patience=0.05))
     board = Board(tmp_path / "t.sock", 7)
     for settings in (b"", b"{", b"[1]", b"[" * 100_000):
-        refusal = Refusal.decode(board.train(b"instruction", CatchUp(), settings, b""))
+        refusal = Refusal.decode(board.train(b"no instruction", CatchUp(), settings, b""))
         assert (refusal.client, refusal.code) == (7, RefusalCode.SETTINGS)
     refusal = Refusal.decode(board.hello(b"{}"))
     assert (refusal.client, refusal.code) == (7, RefusalCode.TRAINER)
     assert Refusal.decode(board.hear_refusal(b"no frame")).code == RefusalCode.FRAME
+
+
+class Trainer(nullcontext[None]):
+    """A trainer that says hello, and reports whatever it is asked."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def hello(self) -> bytes:
+        return Hello(7, 10, 0, bytes(32), layout_of(20).to_json(), "{}").encode()
+
+    def catch_up(self, instruction: bytes, catch_up: CatchUp) -> bytes:
+        return b""
+
+    def train(self, instruction: bytes) -> bytes:
+        return b"report"
+
+    def evaluate(self, instruction: bytes, personal: bool) -> bytes:
+        return b"evaluation"
+
+
+def test_a_gateway_cannot_change_the_settings_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "RemoteTrainer", Trainer)
+    layout, board = layout_of(20), Board(tmp_path / "t.sock", 7)
+    private, plain = (RunConfig.of(more, "test") for more in (PRIVATE, {}))
+    run_id = run_id_of(private, layout, bytes(32))
+    instruction = instruction_with(run_id=run_id, layout_hash=layout.hash).encode()
+
+    def settings(config: RunConfig) -> bytes:
+        return json.dumps(config.flat()).encode()
+
+    assert board.train(instruction, CatchUp(), settings(private), b"") == b"report"
+    assert board.train(instruction, CatchUp(), b"", b"") == b"report"
+    for answer in (
+        board.train(instruction, CatchUp(), settings(plain), b""),
+        board.evaluate(instruction, CatchUp(), b"", False),
+    ):
+        assert Refusal.decode(answer).code == RefusalCode.SETTINGS
+    assert board.train(instruction, CatchUp(), settings(private), b"") == b"report"
 
 
 def test_a_welcome_has_a_gateway_for_a_board_a_program_for_a_phone_or_neither() -> None:
