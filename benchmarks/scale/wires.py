@@ -165,6 +165,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "cohort.available": len(names),
         "evaluate.test": False,
+        "cohort.timeout": arguments.idle + 1800.0,  # the run waits for the last client
     }
     with ExitStack() as stack:
         if arguments.folder:
