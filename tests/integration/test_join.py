@@ -422,3 +422,29 @@ def test_a_client_that_runs_is_not_joined_beside_it(
     (tmp_path / "home").mkdir()
     with FileLock(tmp_path / "home" / UP_LOCK), pytest.raises(DeviceError):
         join_run(address, invite(run), tmp_path / "home")
+
+
+def test_a_board_that_is_invited_to_a_gateway_keeps_it_and_what_verifies_it(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway-ca.pem").write_text("PEM of the gateway")
+    shown = CliRunner().invoke(
+        server_commands,
+        [
+            *("invite", "kitchen", f"--run={run}", f"--address={address}"),
+            *("--gateway=gateway.example:9100", f"--gateway-ca={tmp_path / 'gateway-ca.pem'}"),
+        ],
+    )
+    assert shown.exit_code == 0, shown.output
+    line, home = shown.stdout.splitlines()[0], tmp_path / "device"
+    assert line.startswith("samara client join ")
+    joined = CliRunner().invoke(samara, [*line.split()[1:], "--home", str(home)])
+    assert joined.exit_code == 0, joined.output
+    assert f"of {address}, by gateway.example:9100" in joined.output
+    server = read_joined_server(home)
+    assert server is not None
+    assert server.gateway == "gateway.example:9100"
+    assert server.gateway_authority.read_text() == "PEM of the gateway"
+    lacking = ["invite", "attic", f"--run={run}", "--gateway=gateway.example:9100"]
+    refused = CliRunner().invoke(server_commands, [*lacking, f"--address={address}"])
+    assert "a board that attaches to a gateway with the last two" in str(refused.exception)

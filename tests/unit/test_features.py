@@ -212,7 +212,9 @@ def test_a_gateway_passes_on_no_run_that_phones_cannot_take_part_in(
     settings: dict[str, Any], named: str
 ) -> None:
     asked: list[object] = []
-    gateway = SimpleNamespace(ask=lambda *rest: asked.append(rest))
+    gateway = SimpleNamespace(
+        ask=lambda *rest: asked.append(rest), clients_of=lambda with_phones: []
+    )
     content = RecordDict({"samara": ConfigRecord({"frame": b""})})
     with asyncio.Runner() as runner:
         app = gateway_app(gateway, runner.get_loop())  # type: ignore[arg-type]
