@@ -19,6 +19,8 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.device")
 
+MAX_CONFIG_BYTES = 2**20
+
 
 class Board:
     """A board's answers to the tasks of a gateway, each a frame; errors are refusals.
@@ -115,8 +117,10 @@ def _read_config(settings: bytes) -> dict[str, Any]:
     """Return the run config in a task, whose values the trainer checks.
 
     Raises:
-        ConfigError: if it is no JSON object.
+        ConfigError: if it is too long, or no JSON object.
     """
+    if len(settings) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"the gateway sent a run config of over {MAX_CONFIG_BYTES} bytes")
     try:
         config = json.loads(settings)
     except (ValueError, RecursionError) as error:

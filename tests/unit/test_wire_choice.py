@@ -119,7 +119,7 @@ def test_a_board_refuses_what_it_cannot_read_or_whose_trainer_is_away(
 ) -> None:
     monkeypatch.setattr(board_module, "RemoteTrainer", partial(RemoteTrainer, patience=0.05))
     board = Board(tmp_path / "t.sock", 7)
-    for settings in (b"", b"{", b"[1]", b"[" * 100_000):
+    for settings in (b"", b"{", b"[1]", b"[" * 100_000, b" " * 2**20 + b"{}"):
         refusal = Refusal.decode(board.train(b"no instruction", CatchUp(), settings, b""))
         assert (refusal.client, refusal.code) == (7, RefusalCode.SETTINGS)
     refusal = Refusal.decode(board.hello(b"{}"))
