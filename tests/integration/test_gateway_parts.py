@@ -14,10 +14,13 @@ from helpers import layout_of
 
 from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.gateway_stream import attach
+from devices.live.keys import read_client_index
+from devices.live.settings import ClientSettings
+from devices.live.stream_wire import StreamWire
 from devices.phone import relay
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError
+from shared.errors import ConfigError, DeviceError, RefusalCode, RejectedError
 from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
@@ -233,3 +236,52 @@ def test_only_when_every_gateway_rejects_its_key_a_board_gives_up(
             attach(board, keys[0], one.endpoint, threading.Event(), [other.endpoint])
         assert one.gateway.refused.keys() == other.gateway.refused.keys()
         assert len(one.gateway.refused) == 1
+
+
+def wire_to(served: Served, key: Path, home: Path) -> StreamWire:
+    """The wire of a client whose trainer does not run."""
+    return StreamWire(
+        ClientSettings(
+            name="a",
+            folder=home,
+            superlink="",
+            client_index=read_client_index(key),
+            device_settings={},
+            wire="stream",
+            gateways=(served.endpoint.address,),
+            key=key,
+            insecure=True,
+        )
+    )
+
+
+def ended(wire: StreamWire) -> bool:
+    """Wait for the end of a wire; whether the run is finished."""
+    wire._thread.join(SECONDS)
+    assert not wire.is_alive
+    return wire.is_finished()
+
+
+def test_a_client_whose_key_was_revoked_ends_with_the_reason(
+    served: Served, keys: list[SigningKey], tmp_path: Path
+) -> None:
+    wire = wire_to(served, tmp_path / "0.key", tmp_path)
+    wire.start()
+    served.until(lambda gateway: bool(gateway.attached_phones))
+    assert not wire.is_finished()
+    notice = Refusal(bytes(8), 0, 0, RefusalCode.REVOKED).encode()
+    served.start_asking(TaskKind.REFUSED, notice, 1.0)
+    with pytest.raises(RejectedError, match="revoked"):
+        ended(wire)
+
+
+def test_a_client_hears_by_the_stream_that_the_run_is_finished(
+    served: Served, keys: list[SigningKey], tmp_path: Path
+) -> None:
+    wire = wire_to(served, tmp_path / "0.key", tmp_path)
+    wire.start()
+    served.until(lambda gateway: bool(gateway.attached_phones))
+    served.run(served.gateway.finish())
+    assert ended(wire)
+    assert wire.restart_if_due() == ""
+    wire.stop()
