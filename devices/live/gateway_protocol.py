@@ -10,10 +10,9 @@ MAX_TASK_BYTES = 2 * MAX_FRAME_BYTES + 2**20
 """Largest message to a phone, in bytes: a catch-up's snapshot and tail, and an instruction."""
 FINISHED = grpc.StatusCode.OUT_OF_RANGE
 """Status code of streams that end because the run is finished."""
-KEEPALIVE = (
-    # mobile networks drop an idle connection after some minutes: ping before that, and not more
-    # often than once a minute, as a gateway allows
-    ("grpc.keepalive_time_ms", 240_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
-"""Options of both ends of a connection."""
+_TIMEOUT = ("grpc.keepalive_timeout_ms", 20_000)
+GATEWAY_KEEPALIVE = (("grpc.keepalive_time_ms", 240_000), _TIMEOUT)
+"""Options of a gateway's end: mobile networks drop an idle connection after some minutes."""
+KEEPALIVE = (("grpc.keepalive_time_ms", 300_000), _TIMEOUT)
+"""Options of the other end, which pings only a gateway that does not: what it hears from one counts
+as an answer. A gateway allows a ping a minute."""

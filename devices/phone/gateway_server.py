@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
+from devices.live.gateway_protocol import GATEWAY_KEEPALIVE, MAX_TASK_BYTES
 from devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
 from shared.errors import DeviceError
 from shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
@@ -16,7 +16,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_TASK_BYTES),
     ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
     ("grpc.max_metadata_size", 8192),
-    *KEEPALIVE,
+    *GATEWAY_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
