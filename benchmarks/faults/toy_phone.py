@@ -50,6 +50,10 @@ class ToyPhone:
         error = FrameError("a toy phone lacks no blob")
         return Refusal.of_error(token_of(part), self._client, 0, error).encode()
 
+    def hear_refusal(self, refusal: bytes) -> bytes:
+        """Return a notice that the server refuses it, and stay."""
+        return refusal
+
     def _answer(
         self,
         kind: type[TrainInstruction] | type[EvaluateInstruction],
