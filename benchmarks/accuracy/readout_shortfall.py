@@ -1,14 +1,15 @@
 """Points that a readout's default misses beside a probe, where they are lost, standard errors.
 
     python -m benchmarks.accuracy.readout_shortfall --data SOURCES --model MODEL --out FOLDER \\
-        [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2]
+        [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2] [--divisions 6]
 
 On the features and divisions of `cells`, by the rounds of `readout_rounds`, the same test examples
 are answered by
 
 - the default, with and without the return to the lowest loss on validation;
 - the same rounds with whole gradients, which have no noise of directions;
-- the default whose model's own scores have another temperature (`readout_rounds.tempered`);
+- the default whose model's own scores have another temperature (`readout_rounds.tempered`), or
+  are left out;
 - gradient descent on all clients' examples together, in the same features and with the model's
   scores, stopped where validation has the lowest loss, and the same without these scores;
 - logistic regressions: C by cross-validation, C = 1, and C by the loss on validation.
@@ -16,12 +17,18 @@ are answered by
 Each is compared with the first logistic regression example by example: printed is the difference
 in points with its standard error over the test examples, the mean over the seeds where there are
 any. FOLDER/readout_shortfall.jsonl has a line per cell; the same command continues.
+
+One set of test examples is easier for one way to train than for another by chance, and so is one
+set of training examples. With `--divisions` all examples of a data set are divided anew as often
+as that, into splits and clients of the same sizes. Then differences are means over the divisions
+with their standard errors, and gradient descent and the other regressions are left out.
 """
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -53,24 +60,47 @@ STOPS = set(np.unique(np.logspace(0, np.log10(LAST_STEP), 60).astype(int)))
 def answers(config: RunConfig, clients: Clients, seeds: list[int]) -> dict[str, Right]:
     """Return the right answers of each way to train, by its name."""
     train, validation, test = (pooled(clients[split]) for split in Split)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rare labels, and solvers that stop before they converge
-        probe, *others = fit_probes(train, validation, test).items()
-    found = dict([probe])
-    softer = tempered(clients)
-    for name, start, variant, is_last in (
-        ("default", clients, Variant(), False),
-        ("no return", clients, Variant(), True),
-        ("whole gradients", clients, Variant(exact=True), False),
-        ("tempered", softer, Variant(), False),
-        ("tempered, no return", softer, Variant(), True),
-    ):
-        found[name] = mean_over_seeds(config, start, variant, is_last, seeds)
+    probe, *others = fit_probes(train, validation, test).items()
+    found = dict([probe]) | answers_of_rounds(config, clients, seeds)
     for name, scale in (("descent", 1), ("descent without scores", 0)):
-        parts = [replace(part, base=part.base * np.float32(scale)) for part in (train, validation)]
-        own_test = replace(test, base=test.base * np.float32(scale))
-        found[name] = right_answers(own_test, descend(*parts))
+        parts = [with_scores(part, scale) for part in (train, validation)]
+        found[name] = right_answers(with_scores(test, scale), descend(*parts))
     return found | dict(others)
+
+
+def answers_of_rounds(config: RunConfig, clients: Clients, seeds: list[int]) -> dict[str, Right]:
+    """Return the right answers of each way that has rounds, by its name."""
+    softer = tempered(clients)
+    bare = {split: [with_scores(part, 0) for part in parts] for split, parts in clients.items()}
+    return {
+        name: mean_over_seeds(config, start, variant, is_last, seeds)
+        for name, start, variant, is_last in (
+            ("default", clients, Variant(), False),
+            ("no return", clients, Variant(), True),
+            ("whole gradients", clients, Variant(exact=True), False),
+            ("tempered", softer, Variant(), False),
+            ("tempered, no return", softer, Variant(), True),
+            ("without scores", bare, Variant(), False),
+        )
+    }
+
+
+def with_scores(examples: Examples, scale: float) -> Examples:
+    """Return examples whose scores of the base model are multiplied by a scale."""
+    return replace(examples, base=examples.base * np.float32(scale))
+
+
+def redivided(clients: Clients, seed: int) -> Clients:
+    """Return clients and splits of the same sizes, among whom all examples are divided anew."""
+    parts = [part for split in Split for part in clients[split]]
+    whole = pooled(parts)
+    order = np.random.default_rng(seed).permutation(len(whole.labels))
+    ends = np.cumsum([len(part.labels) for part in parts])
+    drawn = (
+        Examples(whole.features[rows], whole.base[rows], whole.labels[rows])
+        for rows in np.split(order, ends[:-1])
+    )
+    return {split: list(islice(drawn, len(clients[split]))) for split in Split}
 
 
 def mean_over_seeds(
@@ -107,6 +137,12 @@ def descend(train: Examples, validation: Examples) -> Floats:
 
 def fit_probes(train: Examples, validation: Examples, test: Examples) -> dict[str, Right]:
     """Return the right answers of probes; the first one is the limit of `cells`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rare labels, and solvers that stop before they converge
+        return _fit_probes(train, validation, test)
+
+
+def _fit_probes(train: Examples, validation: Examples, test: Examples) -> dict[str, Right]:
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.metrics import log_loss
 
@@ -159,15 +195,43 @@ def compare(found: dict[str, Right]) -> dict[str, Any]:
     return {
         "tests": len(reference),
         "accuracy": {name: float(right.mean()) for name, right in found.items()},
-        "difference": {
-            name: (float(own.mean()), float(own.std(ddof=1) / np.sqrt(len(own))))
-            for name, own in differences.items()
-        },
+        "difference": {name: mean_and_error(own) for name, own in differences.items()},
     }
+
+
+def compare_divisions(found: Sequence[dict[str, Right]]) -> dict[str, Any]:
+    """Return means over divisions of what `compare` does, and their standard errors."""
+    shares = {name: np.array([one[name].mean() for one in found]) for name in found[0]}
+    reference, *others = shares
+    return {
+        "tests": len(found[0][reference]),
+        "accuracy": {name: float(share.mean()) for name, share in shares.items()},
+        "difference": {name: mean_and_error(shares[name] - shares[reference]) for name in others},
+    }
+
+
+def mean_and_error(values: Right) -> tuple[float, float]:
+    """Return the mean of values [n], and its standard error."""
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def measure(
+    config: RunConfig, clients: Clients, seeds: list[int], divisions: int
+) -> dict[str, Any]:
+    """Return the comparison of a cell: as it is divided, or over divisions at random."""
+    if not divisions:
+        return compare(answers(config, clients, seeds))
+    found = []
+    for division in range(divisions):
+        anew = redivided(clients, division)
+        probe, *_ = fit_probes(*(pooled(anew[split]) for split in Split)).items()
+        found.append(dict([probe]) | answers_of_rounds(config, anew, seeds))
+    return compare_divisions(found)
 
 
 def main() -> None:
     parser = cells_parser(__doc__)
+    parser.add_argument("--divisions", type=int, default=0)
     parser.set_defaults(clients=["8"], alpha=["inf"])
     arguments = parser.parse_args()
     rows = Rows(arguments.out / "readout_shortfall.jsonl")
@@ -175,10 +239,11 @@ def main() -> None:
     for name, clients, alpha in product(arguments.sets, arguments.clients, arguments.alpha):
         key: Row = {"data_set": name, "clients": int(clients), "alpha": float(alpha)}
         key["seeds"] = json.dumps(seeds)
+        key |= {"divisions": arguments.divisions} if arguments.divisions else {}
         if not rows.find(**key):
             where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
             config = settings_of(arguments, Cell(name, int(clients), float(alpha)), where)
-            rows.add(key | compare(answers(config, read_clients(config), seeds)))
+            rows.add(key | measure(config, read_clients(config), seeds, arguments.divisions))
             (arguments.out / "readout_shortfall.md").write_text(render_table(rows))
     print(render_table(rows))
 

@@ -9,7 +9,7 @@ from scipy.optimize import check_grad
 
 from benchmarks.accuracy.cells import Cell, settings_of
 from benchmarks.accuracy.readout_rounds import Clients, Examples, Variant, pooled, run, tempered
-from benchmarks.accuracy.readout_shortfall import answers, compare, descend
+from benchmarks.accuracy.readout_shortfall import answers, compare, descend, measure, redivided
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
@@ -96,6 +96,39 @@ def test_a_shortfall_has_every_way_to_train() -> None:
     assert {len(right) for right in found.values()} == {120}
     assert set(found["default"]) <= {0.0, 0.5, 1.0}
     assert found["descent"].mean() > 0.65
+
+
+def test_examples_are_divided_anew_into_the_same_sizes() -> None:
+    clients = {
+        split: [examples_of(10 * split + client, 30 + client) for client in range(3)]
+        for split in Split
+    }
+    anew, again, other = redivided(clients, 0), redivided(clients, 0), redivided(clients, 1)
+    for split in Split:
+        sizes = [len(part.labels) for part in clients[split]]
+        assert [len(part.labels) for part in anew[split]] == sizes
+        np.testing.assert_array_equal(pooled(anew[split]).base, pooled(again[split]).base)
+    before, after, third = (
+        pooled(part for split in Split for part in some[split]) for some in (clients, anew, other)
+    )
+    rows = np.lexsort(before.features.T), np.lexsort(after.features.T)
+    for field in ("features", "base", "labels"):
+        np.testing.assert_array_equal(
+            getattr(before, field)[rows[0]], getattr(after, field)[rows[1]]
+        )
+    assert not np.array_equal(after.features, third.features)
+
+
+def test_differences_over_divisions_have_the_error_of_their_mean() -> None:
+    clients = {split: [examples_of(10 * split + client) for client in range(3)] for split in Split}
+    config = RunConfig.of({"rounds": 4, "steps": 2, "queries": 8, "evaluate.every": 2}, "test")
+    measured = measure(config, clients, [0], 3)
+    assert measured["tests"] == 120
+    assert "descent" not in measured["accuracy"]
+    mean, error = measured["difference"]["without scores"]
+    accuracy = measured["accuracy"]
+    assert mean == pytest.approx(accuracy["without scores"] - accuracy["probe CV"])
+    assert 0 < error < 0.2
 
 
 @pytest.mark.parametrize(
