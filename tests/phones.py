@@ -4,7 +4,7 @@ import io
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,10 +28,18 @@ from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.frames.report import Report
 from shared.label_scores import evaluation_column
+from shared.runs import identity_bytes, run_id_of
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 Made = Callable[..., tuple[Settings, Path]]
 Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
+
+
+class NamedRun(NamedTuple):
+    """The id of a run and its settings, as a gateway sends them."""
+
+    run_id: bytes
+    settings: bytes
 
 
 def exported(
@@ -78,6 +86,12 @@ def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any
     program.check()
     examples = read_examples(rows, program.manifest)
     return runtime, data, PhoneTrainer(program, examples, **changes)
+
+
+def run_of(trainer: PhoneTrainer) -> NamedRun:
+    """A run that a phone with this program takes part in, of the global model alone."""
+    config = RunConfig.of({"method": "global", "personal.rounds": 0}, "test")
+    return NamedRun(run_id_of(config, trainer.layout, trainer.model_id), identity_bytes(config))
 
 
 def calls_of(phone: PhoneTrainer) -> ReadoutCalls:

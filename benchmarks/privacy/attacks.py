@@ -17,9 +17,10 @@ moving the model (η = 0), which makes its equations exact: training tells it le
 - *Labels*: which label prevails, 8 to 2, among a client's ten sentences, by each kind of number
   that leaves it in one round, of 64 clients. Chance is 50 %.
 
-A stage is a number of clients in the sum, 1 for a client's own report, whether they clip, and the ε
-of all rounds with the noise on that sum, as `central` counts it. That on a single client's report
-is half of what `local` adds for the same ε, which compares any two reports.
+A stage is a number of clients in the sum, 1 for a client's own report, whether they clip, whether a
+single report has masks, and the ε of all rounds with the noise on that sum, as `central` counts it.
+That on a single client's report is half of what `local` adds for the same ε, which compares any two
+reports. With secure aggregation a server has masked reports and the sum, which is that without it.
 FOLDER/attacks.jsonl has a line per condition, stage and seed; the same command continues, and
 prints the tables: means, and 95 % intervals of Student's t over the seeds.
 """
@@ -50,7 +51,6 @@ from benchmarks.privacy.curious_server import (
 )
 from benchmarks.privacy.federation import (
     directions_of,
-    noised_sum,
     public_norms,
     still_instruction,
     take_local_steps,
@@ -64,7 +64,7 @@ from benchmarks.privacy.stages import (
     Stage,
     config_of,
     multiplier_of,
-    vector_of,
+    seen_sum,
 )
 from benchmarks.privacy.texts import read_inner_texts, read_texts
 from shared.frames.instructions import Split
@@ -74,7 +74,7 @@ from shared.privacy.vector import OTHERS, gradient_noise
 CANDIDATES = 1000
 LEFT = 2.1
 """The sentences per candidate that no client has, so that there are enough of either label."""
-INNER_TEXTS = 2200
+INNER_TEXTS = 2800
 """Training sentences whose gradients inside the model are taken."""
 TARGETS, PREVAILING, SHADOWS = 64, 8, 200
 LABEL_QUERIES = 32
@@ -98,9 +98,7 @@ class Seen:
     noise: float
 
 
-def look(
-    stage: Stage, reports: Sequence[Sequence[Report]], norms: Floats, multiplier: float
-) -> Seen:
+def look(stage: Stage, reports: Sequence[Sequence[Report]], norms: Floats) -> Seen:
     """Return what the server sees of some clients.
 
     It knows the median norm at which they clip, and how much that shortens the reports of clients
@@ -110,7 +108,6 @@ def look(
         stage: stage of the pipeline.
         reports: reports of every round, of at least as many clients.
         norms: norms of the reports of clients with public sentences.
-        multiplier: noise multiplier of a release; 0 without noise.
     """
     by_round = [own[: stage.clients] for own in reports]
     if not stage.clips:
@@ -118,12 +115,10 @@ def look(
         return Seen(np.concatenate(means).astype(np.float64), 0.0)
     clip = float(np.median(norms))
     kept = float(np.mean(np.minimum(1, clip / norms)))
-    sums = [
-        noised_sum([vector_of(r, clip) for r in own], multiplier, clip).gradients
-        for own in by_round
-    ]
-    unit = kept * stage.clients
-    return Seen(np.concatenate(sums) / unit, (gradient_noise() * multiplier * clip / unit) ** 2)
+    rounds, unit = len(reports), kept * stage.clients
+    sums = [seen_sum(stage, own, rounds, clip).gradients for own in by_round]
+    noise = gradient_noise() * multiplier_of(stage, rounds) * clip / unit
+    return Seen(np.concatenate(sums) / unit, noise**2)
 
 
 def attack_scalars(
@@ -152,7 +147,7 @@ def attack_scalars(
     known, truth = Public(per_text.mean(0), np.cov(per_text.T)), clients[0].slope(numbers)
     candidates = slopes(train.some(chosen), numbers) @ z.T
     for stage in stages:
-        seen = look(stage, reports, norms, multiplier_of(stage, condition.rounds))
+        seen = look(stage, reports, norms)
         batches = np.zeros((condition.rounds, stage.clients * condition.examples), np.bool_)
         batches[:, : stage.clients * min(condition.batch, condition.examples)] = True
         observations = Observations(
@@ -231,13 +226,12 @@ def attack_labels(
     )
     clip = float(np.median([np.linalg.norm(report.gradients) for report in of_usual]))
     for stage in stages:
-        multiplier = multiplier_of(stage, 1)
         seen = []
         for report in of_targets:
             beside = [of_others[i] for i in rng.choice(len(of_others), stage.clients - 1, False)]
-            seen.append(sum_of([report, *beside], stage.clips, clip, multiplier))
+            seen.append(sum_of(stage, [report, *beside], clip))
         alone, mean = (
-            np.array([sum_of([report], stage.clips, clip, 0.0) for report in some])
+            np.array([sum_of(Stage(1, stage.clips), [report], clip) for report in some])
             for some in (of_shadows, of_usual)
         )
         told = np.array(seen) - (stage.clients - 1) * mean.mean(axis=0)
@@ -254,13 +248,13 @@ def attack_labels(
             yield stage, EVALUATION[1], float(np.mean((rows[:, 1] > rows[:, 0]) == prevailing))
 
 
-def sum_of(reports: Sequence[Report], clips: bool, clip: float, multiplier: float) -> Floats:
-    """Return g's, loss, curvature and count of a sum of reports, float64 [q + 3].
+def sum_of(stage: Stage, reports: Sequence[Report], clip: float) -> Floats:
+    """Return g's, loss, curvature and count that a stage shows of reports, float64 [q + 3].
 
     The count of a report that is not clipped is its number of examples.
     """
-    if clips:
-        total = noised_sum([vector_of(report, clip) for report in reports], multiplier, clip)
+    if stage.clips:
+        total = seen_sum(stage, reports, 1, clip)
         return np.append(total.gradients, [total.loss, total.curvature, total.count])
     rows = [
         np.append(r.gradients.ravel(), [r.mean_loss, r.curvature or 0.0, r.examples])
@@ -281,11 +275,12 @@ def interval(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> st
 def tables(rows: Iterable[Row]) -> str:
     """Return the tables of gradients and sentences, and of labels, as Markdown."""
     conditions: dict[Condition, dict[Stage, list[Row]]] = {}
-    labels: dict[Stage, dict[str, list[float]]] = {}
+    labels: dict[str, dict[Stage, dict[str, list[float]]]] = {}
     for row in rows:
         stage = Stage(**row["stage"])
         if row["attack"] == LABELS:
-            labels.setdefault(stage, {}).setdefault(row["number"], []).append(row["told"])
+            of_stage = labels.setdefault(row["part"], {}).setdefault(stage, {})
+            of_stage.setdefault(row["number"], []).append(row["told"])
         else:
             own = conditions.setdefault(Condition(**row["condition"]), {})
             own.setdefault(stage, []).append(row)
@@ -311,10 +306,11 @@ def tables(rows: Iterable[Row]) -> str:
             ]
             lines.append(f"| {stage.name} | " + " | ".join(figures) + " |")
     names = [*NUMBERS, *EVALUATION]
-    lines += ["\n| stage | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for stage, told in labels.items():
-        cells = [interval(told[name], 100, 0) if name in told else "" for name in names]
-        lines.append(f"| {stage.name} | " + " | ".join(cells) + " |")
+    for part, of_part in labels.items():
+        lines += [f"\n| {part} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        for stage, told in of_part.items():
+            cells = [interval(told[name], 100, 0) if name in told else "" for name in names]
+            lines.append(f"| {stage.name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -358,9 +354,10 @@ def measure(rows: Rows, part: str, train: Texts, public: Texts, seed: int) -> No
         if condition.part == part and left:
             for stage, row in attack_scalars(condition, train, public, left, seed):
                 rows.add(key | {"stage": asdict(stage)} | row)
-    key = {"attack": LABELS, "seed": seed}
-    if part == "readout" and not rows.find(**key, stage=asdict(STAGES[-1])):
-        for stage, number, told in attack_labels(train, public, STAGES, seed):
+    key = {"attack": LABELS, "part": part, "seed": seed}
+    left = [stage for stage in STAGES if not rows.find(**key, stage=asdict(stage))]
+    if left:
+        for stage, number, told in attack_labels(train, public, left, seed):
             rows.add(key | {"stage": asdict(stage), "number": number, "told": told})
 
 

@@ -1,14 +1,19 @@
 """The stages of the pipeline that a curious server may be behind, and the scalars it asks for."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.privacy.federation import make_config
+from benchmarks.privacy.federation import make_config, noised_sum
 from shared.config import RunConfig
 from shared.frames.report import Report
 from shared.frames.vector_report import hide_report
+from shared.privacy.vector import SENSITIVITY, VectorSum, read_sum
+from shared.secure_aggregation.keys import fresh_seed
+from shared.secure_aggregation.masks import mask_vector
 
 ALL = 10_000
 """A batch that holds all sentences of a client."""
@@ -22,25 +27,31 @@ class Stage:
         clients: clients in the sum.
         clips: whether every client clips what it says.
         epsilon: ε of all rounds by the noise on the sum; None without noise.
+        masks: whether the server sees the one report under the masks of secure aggregation.
     """
 
     clients: int = 1
     clips: bool = False
     epsilon: float | None = None
+    masks: bool = False
 
     @property
     def name(self) -> str:
         """The name in tables."""
         parts = ["one client's report" if self.clients == 1 else f"sum over {self.clients}"]
         parts += ["clipped"] if self.clips else []
+        parts += ["masked"] if self.masks else []
         parts += [f"ε = {self.epsilon:g}"] if self.epsilon else []
         return ", ".join(parts)
 
 
-STAGES = tuple(
-    Stage(clients, clips, epsilon)
-    for clients in (1, 8, 64)
-    for clips, epsilon in ((False, None), (True, None), (True, 8.0), (True, 2.0), (True, 0.5))
+STAGES = (
+    Stage(1, clips=True, masks=True),
+    *(
+        Stage(clients, clips, epsilon)
+        for clients in (1, 8, 64)
+        for clips, epsilon in ((False, None), (True, None), (True, 8.0), (True, 2.0), (True, 0.5))
+    ),
 )
 
 
@@ -85,8 +96,29 @@ def vector_of(report: Report, clip: float) -> NDArray[np.int32]:
 
 
 def multiplier_of(stage: Stage, rounds: int) -> float:
-    """Return the noise multiplier of a stage; 0 without noise."""
+    """Return the noise multiplier of a stage; 0 without noise.
+
+    A mask is as good as noise that is uniform over all numbers of 64 bits.
+    """
+    if stage.masks:
+        return 2.0**64 / math.sqrt(12) / SENSITIVITY
     if stage.epsilon is None:
         return 0.0
     own = {"privacy.mode": "central", "privacy.epsilon": stage.epsilon, "rounds": rounds}
     return make_config(own).privacy.mechanism(rounds, 1, 1).noise_multiplier
+
+
+def seen_sum(stage: Stage, reports: Sequence[Report], rounds: int, clip: float) -> VectorSum:
+    """Return what the server reads of clipped reports: their noised sum, or one under masks.
+
+    Args:
+        stage: stage of the pipeline.
+        reports: reports of one round, of as many clients as the stage has in a sum.
+        rounds: rounds of all, which share the stage's ε.
+        clip: largest norm of a client's numbers.
+    """
+    vectors = [vector_of(report, clip) for report in reports]
+    if stage.masks:
+        (vector,) = vectors
+        return read_sum(mask_vector(vector, 0, fresh_seed(), {}).view(np.int64), clip)
+    return noised_sum(vectors, multiplier_of(stage, rounds), clip)

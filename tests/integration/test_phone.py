@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import delta_of, history_of, instruction_with
-from phones import assert_same_evaluation, assert_same_report, exported
+from phones import assert_same_evaluation, assert_same_report, exported, run_of
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
@@ -264,15 +264,15 @@ def test_a_phone_answers_frames_and_repeats_its_report(
     *_, trainer = pair()
     layout = trainer.layout
     phone = Phone(trainer, 7, tmp_path)
-    history = history_of([delta_of(1)], layout)
-    instruction = instruction_with(
-        round=2, layout_hash=layout.hash, start_digest=history.digests[1]
-    ).encode()
-    refusal = phone.train(instruction, CatchUp())
+    run_id, settings = run_of(trainer)
+    history = history_of([delta_of(1)], layout, run_id)
+    asked_of = {"run_id": run_id, "round": 2, "start_digest": history.digests[1]}
+    instruction = instruction_with(layout_hash=layout.hash, **asked_of).encode()
+    refusal = phone.train(instruction, CatchUp(), settings)
     refused = Refusal.decode(refusal)
     assert (refused.client, refused.code, refused.numbers) == (7, RefusalCode.CATCH_UP, (1, 0))
     assert "send the rounds after 0" in caplog.text
-    frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
+    frame = phone.train(instruction, CatchUp(tail=history.tail(0)), settings)
     assert Report.decode(frame).client == 7
     again = Phone(trainer, 7, tmp_path)
     assert again.train(instruction, CatchUp()) == frame
@@ -281,7 +281,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
     )
     answer = Evaluation.decode(again.evaluate(asked.encode(), CatchUp()))
     assert answer.columns[0].counts.sum() > 0
-    other = instruction_with(layout_hash=bytes(32)).encode()
+    other = instruction_with(layout_hash=bytes(32), run_id=run_id).encode()
     assert Refusal.decode(again.train(other, CatchUp())).code == RefusalCode.LAYOUT
     for split, code in ((Split.TRAIN, RefusalCode.EVALUATION), (Split.TEST, None)):
         asked = replace(asked, split=split)
@@ -289,8 +289,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
         assert kind_of(reply) is (Kind.EVALUATION if code is None else Kind.REFUSAL)
         assert code is None or Refusal.decode(reply).code == code
     careful = Phone(trainer, 7, tmp_path, AnswerLimits(least_batch=9))
-    start = {"round": 2, "start_digest": history.digests[1]}
-    small = instruction_with(layout_hash=layout.hash, root=5, **start)
+    small = instruction_with(layout_hash=layout.hash, root=5, **asked_of)
     assert Refusal.decode(careful.train(small.encode(), CatchUp())).code == RefusalCode.BATCH
     answers = read_answers(tmp_path).answers
     assert [(one.asked, bool(one.refused)) for one in answers] == [

@@ -23,6 +23,7 @@ from phones import (
     exported,
     exported_once,
     pair_of,
+    run_of,
 )
 from starts import start_for
 from typer.testing import CliRunner
@@ -258,12 +259,13 @@ def test_a_phone_catches_up_to_the_digest_of_everybody_and_repeats_its_report(
     pair: Any, tmp_path: Path
 ) -> None:
     *_, trainer = pair()
-    layout, history = trainer.layout, history_of([delta_of(1), delta_of(2)], trainer.layout)
+    layout, (run_id, settings) = trainer.layout, run_of(trainer)
+    history = history_of([delta_of(1), delta_of(2)], layout, run_id)
     phone = Phone(trainer, 7, tmp_path)
     instruction = instruction_with(
-        round=3, layout_hash=layout.hash, start_digest=history.digests[2]
+        run_id=run_id, round=3, layout_hash=layout.hash, start_digest=history.digests[2]
     ).encode()
-    frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
+    frame = phone.train(instruction, CatchUp(tail=history.tail(0)), settings)
     assert Report.decode(frame).client == 7
     again = Phone(trainer, 7, tmp_path)
     assert again.train(instruction, CatchUp()) == frame

@@ -25,7 +25,6 @@ from shared.errors import RefusalCode
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
 from shared.frames.refusal import Refusal
-from shared.frames.report import Report
 from shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
 from shared.ledger.catch_up import CatchUp
 from shared.replay import digest, zero_state
@@ -141,7 +140,7 @@ def test_a_round_beyond_the_phones_own_budget_is_refused(
     assert run.ask(Phone(run.trainer, CLIENT, home))
     limits = AnswerLimits(epsilon_limit=0.5)
     strict = Phone(run.trainer, CLIENT, home, limits)
-    refused = run.ask(strict, root=1), plain.ask(strict), run.ask(strict, b"", root=1)
+    refused = run.ask(strict, root=1), plain.ask(strict), run.ask(strict, b"", root=2)
     assert {Refusal.decode(frame).code for frame in refused} == {RefusalCode.BUDGET}
     assert len(ChargeLog(home).read()) == 1
 
@@ -180,8 +179,9 @@ def test_a_hello_says_nothing_of_the_examples(asked: Callable[..., Asked], tmp_p
 
 
 def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
-    asked: Callable[..., Asked], tmp_path: Path
+    asked: Callable[..., Asked], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One that knows nothing of a run answers nothing."""
     run, home = asked(), tmp_path / "home"
     phone = Phone(run.trainer, CLIENT, home)
     assert kind_of(run.ask(phone)) is Kind.VECTOR_REPORT
@@ -192,4 +192,9 @@ def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
     assert Hello.decode(phone.hello()).examples == 0
     assert kind_of(run.ask(phone, b"")) is Kind.VECTOR_REPORT
     unknown = Phone(run.trainer, CLIENT, tmp_path / "unknown")
-    assert Report.decode(run.ask(unknown, b""))
+    assert Hello.decode(unknown.hello()).examples == 0
+    refused = run.ask(unknown, b""), unknown.evaluate(run.evaluation(), CatchUp())
+    assert {Refusal.decode(frame).code for frame in refused} == {RefusalCode.SETTINGS}
+    assert "does not know whether its reports are to be private" in caplog.text
+    plain = asked("none")
+    assert Refusal.decode(run.ask(unknown, plain.settings)).code == RefusalCode.SETTINGS

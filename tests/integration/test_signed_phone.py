@@ -26,7 +26,7 @@ from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.replay import digest, zero_state
-from shared.runs import run_id_of
+from shared.runs import identity_bytes, run_id_of
 
 CLIENT = 7
 
@@ -47,8 +47,10 @@ def test_a_phone_obeys_its_signed_scenario_and_no_other_run(
         *(1, layout.hash, start),
         **{"learning_rate": 0.1, "clip": 0.0, "curvature_every": 0},
     )
-    foreign = replace(asked, run_id=b"made up!", queries=100)
-    assert Report.decode(Phone(trainer, CLIENT, home).train(foreign.encode(), CatchUp()))
+    many = replace(asked, queries=100)
+    obedient, settings = Phone(trainer, CLIENT, tmp_path / "unsigned"), identity_bytes(config)
+    assert Report.decode(obedient.train(many.encode(), CatchUp(), settings))
+    foreign = replace(many, run_id=b"made up!")
 
     file = tmp_path / "field.signed"
     file.write_bytes(signed(config, operator_key(tmp_path)).encode())
@@ -58,7 +60,7 @@ def test_a_phone_obeys_its_signed_scenario_and_no_other_run(
     monkeypatch.setattr(PhoneTrainer, "train", None)
     for attack in (
         foreign,
-        replace(asked, queries=100),
+        many,
         replace(asked, batch=2),
         replace(asked, root=1),
         replace(asked, round=4),

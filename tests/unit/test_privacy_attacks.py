@@ -132,27 +132,34 @@ def linear_texts(count: int, seed: int) -> Texts:
 def test_noise_hides_what_a_report_shows() -> None:
     train, public = linear_texts(2600, 0), linear_texts(400, 1)
     condition = Condition("readout", 10, ALL, 2, 16)
-    stages = Stage(), Stage(8), Stage(1, True), Stage(8, True, 0.1)
+    masked = Stage(1, True, masks=True)
+    stages = Stage(), Stage(8), Stage(1, True), Stage(8, True, 0.1), masked
     found = dict(attack_scalars(condition, train, public, stages, seed=0))
-    plain, _, clipped, noised = (found[stage] for stage in stages)
+    plain, _, clipped, noised, hidden = (found[stage] for stage in stages)
     assert plain["ratio"] == 2
     assert plain["cosine"] > 0.95
     assert plain["auc"] > 0.7
     assert clipped["cosine"] > 0.9
     assert noised["cosine"] < 0.9
     assert noised["auc"] < plain["auc"] - 0.1
+    assert abs(hidden["auc"] - 0.5) < 0.25
+    assert hidden["informed"] == pytest.approx(hidden["public"], abs=1e-3)
 
 
 def test_labels_are_told_by_numbers_that_depend_on_them() -> None:
     train, public = linear_texts(600, 0), linear_texts(400, 1)
     told: dict[tuple[Stage, str], float] = {}
     for stage, number, share in attack_labels(
-        train, public, [Stage(), Stage(1, True), Stage(1, True, 0.1)], seed=0
+        train,
+        public,
+        [Stage(), Stage(1, True), Stage(1, True, 0.1), Stage(1, True, masks=True)],
+        seed=0,
     ):
         told[stage, number] = share
     assert told[Stage(), "projected gradients"] > 0.95
     assert told[Stage(1, True), "projected gradients"] > 0.95
     assert told[Stage(1, True, 0.1), "projected gradients"] < 0.8
+    assert told[Stage(1, True, masks=True), "projected gradients"] < 0.8
     assert told[Stage(), "evaluation: confusion counts"] == 1.0
     # the number of examples is the same for all, so that one answer is given for all
     assert abs(told[Stage(), "count"] - 0.5) < 0.25
@@ -170,7 +177,14 @@ def test_tables_have_means_and_intervals() -> None:
     row = {"attack": SCALARS, "condition": asdict(Condition("readout", 10, ALL, 1, 32)), "seed": 0}
     row |= {"stage": asdict(Stage(8, True, 2.0)), "ratio": 0.0833, "cosine": 0.5, "informed": 0.6}
     row |= {"public": 0.25, "auc": 0.75, "first": 1.0}
-    label = {"attack": LABELS, "seed": 0, "stage": asdict(Stage()), "number": "loss", "told": 0.6}
+    label = {
+        "attack": LABELS,
+        "part": "inner",
+        "seed": 0,
+        "stage": asdict(Stage()),
+        "number": "loss",
+        "told": 0.6,
+    }
     lines = tables([row, label]).splitlines()
     assert lines[1] == (
         "readout, 10 sentences, batch all, 1 × 32 scalars, ratio 0.083; public sentences alone 0.25"

@@ -31,7 +31,7 @@ from devices.phone.reference_client.phone_learner import PhoneLearner
 from devices.phone.reference_client.phone_masks import PhoneMasks
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.run_settings import RunSettings
-from shared.errors import FrameError, SamaraError
+from shared.errors import ConfigError, FrameError, SamaraError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from shared.frames.refusal import Refusal, describe_servers_refusal
@@ -88,14 +88,14 @@ class Phone(ClientHandler):
         """Return the hello with which this phone introduces itself; its round is always 0.
 
         The server learns the session's round from a refusal of its first instruction. With
-        differential privacy it does not learn how many examples there are.
+        differential privacy, or without settings, it does not learn how many examples there are.
 
         Args:
             settings: as in `train`.
         """
 
         def introduce() -> bytes:
-            is_private = bool(settings and self._settings.read_terms(settings).privacy)
+            is_private = not settings or bool(self._settings.read_terms(settings).privacy)
             is_private |= bool(self._signed_runs and self._signed_runs.has_privacy)
             return self._trainer.hello(self._client, 0, hides_examples=is_private).encode()
 
@@ -123,8 +123,8 @@ class Phone(ClientHandler):
         Args:
             instruction: train instruction, a frame.
             catch_up: rounds that the phone may have missed.
-            settings: settings that are part of the run id, sorted JSON; empty from gateways that
-                do not send them.
+            settings: settings that are part of the run id, sorted JSON; without them, those that
+                are known of the run, and an instruction of any other is refused.
             shares: sealed shares for this phone, a frame; empty without secure aggregation.
         """
         return self._reply_or_refuse(
@@ -143,7 +143,7 @@ class Phone(ClientHandler):
         Args:
             instruction: evaluate instruction, a frame.
             catch_up: rounds that the phone may have missed.
-            settings: as in `train`; without them the global model alone is evaluated.
+            settings: as in `train`.
             personal: whether to take the private rounds and to compare personal models.
         """
         return self._reply_or_refuse(
@@ -197,10 +197,8 @@ class Phone(ClientHandler):
         def train(
             instruction: TrainInstruction, session: Session
         ) -> Report | AnyVectorReport | MaskedReport:
-            state = session.state
-            if terms:
-                private = intercept_for_training(self._learner, terms, state)
-                state = composition(terms, self._trainer.layout).model(state, private)
+            private = intercept_for_training(self._learner, terms, session.state)
+            state = composition(terms, self._trainer.layout).model(session.state, private)
             report = self._trainer.train(instruction, state, self._client)
             if self._privacy is None:
                 return report
@@ -212,18 +210,12 @@ class Phone(ClientHandler):
     def _evaluate(self, frame: bytes, catch_up: CatchUp, settings: bytes, personal: bool) -> bytes:
         run_id, learner = decode_instruction(frame).run_id, self._learner
         terms = self._enter(run_id, self._settings_of(run_id, settings))
-        if personal and terms is None:
-            raise FrameError(
-                "personal models are to be compared, and the run's settings are missing"
-            )
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
             if self._privacy:
                 refuse_evaluation(instruction)
             session, split = self._session_at(instruction, catch_up, terms), instruction.split
             state = session.state
-            if terms is None:
-                return (self._trainer.figures("global", state, split),)
             if not personal:
                 return evaluate_global_model(learner, terms, state, split)
             private = self._personalizer(instruction.run_id, terms).private_state(
@@ -236,20 +228,29 @@ class Phone(ClientHandler):
     def _settings_of(self, run_id: bytes, settings: bytes) -> bytes:
         """Return the settings that came with an instruction, or that are known of its run.
 
-        So nobody between server and phone takes a run's privacy away by leaving them out.
+        The run id is a hash of them, so that nobody between server and phone takes a run's privacy
+        away by leaving them out or by sending others.
+
+        Raises:
+            ConfigError: if there are none.
         """
         signed = self._signed_runs.settings_of(run_id) if self._signed_runs else b""
-        return settings or signed or self._settings.find(run_id)
+        if found := settings or signed or self._settings.find(run_id):
+            return found
+        raise ConfigError(
+            f"an instruction of run {run_id.hex()} came without the run's settings, so that this "
+            "phone does not know whether its reports are to be private; update the gateway"
+        )
 
-    def _enter(self, run_id: bytes, settings: bytes) -> RunTerms | None:
-        """Answer under the privacy of a run from now on; return its terms, None without settings.
+    def _enter(self, run_id: bytes, settings: bytes) -> RunTerms:
+        """Answer under the privacy of a run from now on; return its terms.
 
         Raises:
             ConfigError, ScenarioError, TrainerError: those of `RunSettings.take`.
         """
         self._privacy = None
-        terms = self._settings.take(run_id, settings) if settings else None
-        self._privacy = terms.privacy if terms else None
+        terms = self._settings.take(run_id, settings)
+        self._privacy = terms.privacy
         self._guard = self._guard_under(self._privacy)
         return terms
 
@@ -259,22 +260,19 @@ class Phone(ClientHandler):
         smallest = self._trainer.smallest_batch
         return AnswerGuard(self._limits, smallest, self._budget, self._answered, charged)
 
-    def _session_at(
-        self, instruction: Instruction, catch_up: CatchUp, terms: RunTerms | None
-    ) -> Session:
+    def _session_at(self, instruction: Instruction, catch_up: CatchUp, terms: RunTerms) -> Session:
         """Return the session at an instruction's start, after keeping it on disk.
 
         A state from which private rounds are due is noted; they are taken between messages.
         """
         session = catch_up_session(self._sessions, self._trainer, instruction, catch_up)
         self._sessions.write_session(instruction.run_id, session)
-        if terms:
-            try:
-                self._personalizer(instruction.run_id, terms).note(
-                    session.position.round, session.state, session.digest
-                )
-            except SamaraError as error:  # what the federation asks for is carried out all the same
-                log.warning("the private rounds are left out: %s", error)
+        try:
+            self._personalizer(instruction.run_id, terms).note(
+                session.position.round, session.state, session.digest
+            )
+        except SamaraError as error:  # what the federation asks for is carried out all the same
+            log.warning("the private rounds are left out: %s", error)
         return session
 
     def _personalizer(self, run_id: bytes, terms: RunTerms) -> Personalizer:
