@@ -62,7 +62,9 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
     if isinstance(parameter, click.Option):
         if parameter.hidden or parameter.name == "help":
             return ""
-        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+        names = ", ".join(
+            f"`{name}`{{.option}}" for name in (*parameter.opts, *parameter.secondary_opts)
+        )
         meaning = parameter.help or ""
     else:
         names = f"`{parameter.make_metavar(context)}`"
