@@ -1,4 +1,4 @@
-"""The tables that are made of the code: settings, features, and the config in pyproject.toml.
+"""The tables that are made of the code: settings, features, metrics, and the config in pyproject.toml.
 
 ``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from client.tuning.settings import TuneSettings
+from server.watch.metrics import metrics_table
 from shared.choices import AUTO, OPEN
 from shared.config import RunConfig
 from shared.features import tables
@@ -89,6 +90,7 @@ def blocks() -> dict[str, str]:
     found["tune data"] = settings_table(TuneSettings, tune, "data.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
+    found["metrics"] = metrics_table()
     return found | {f"features: {name}": table for name, table in tables().items()}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from server import key_commands
-from server.live.server_port import DEFAULT_PORT
+from server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(key_commands.app, name="keys")
@@ -47,11 +47,22 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS and no client keys: any client may join.")
     ] = False,
+    has_dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Page and metrics of the run on this machine.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the page; 0 takes a free one.")
+    ] = DEFAULT_DASHBOARD_PORT,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line in place of text.")
+    ] = False,
 ) -> None:
     """Serve a run to clients until it is finished; the same command resumes it after a crash.
 
     Example: samara server up --run runs/field field.toml --name server.example
     """
+    from contextlib import nullcontext
+
     from rich.console import Console
 
     from server.live.certificates import check_certificates
@@ -61,6 +72,7 @@ def up(
     from server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from server.live.superlink import max_reply_bytes
     from server.live.superlink_process import SuperLinkProcess
+    from server.watch.dashboard import Dashboard
     from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
     from shared.files import make_private_folder
     from shared.run_settings import check_settings
@@ -82,13 +94,18 @@ def up(
     client_keys = ClientKeys(keys_folder) if keys_folder else None
     max_bytes = 2 * max_reply_bytes(config)  # a frame, and Flower's message around it
     superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
-    with RunDisplay(run, console) as display:
+    dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
+    with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
+        if dashboard:
+            # the token is for who sees the terminal, and not for a log
+            page = dashboard.login_address if console.is_terminal else dashboard.address
+            display.show(f"dashboard: {page} (token in {dashboard.token_file})")
         if tls:
             display.show(f"clients verify this server with {tls.authority}")
             display.show(f"its certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}")
         is_finished = serve_run(config, superlink, client_keys, display, renewal)
     end = "finished" if is_finished else "stopped; the same command resumes it"
-    console.print(f"{run}: {end}", soft_wrap=True)
+    display.show_end(f"{run}: {end}")
 
 
 @app.command()
@@ -124,6 +141,20 @@ def status(
             console.print(f"tensorboard --logdir {tensorboard}")
         else:
             console.print("no curves yet: no figure has two points")
+
+
+@app.command()
+def watch(run: Run = None, run_too: RunToo = None) -> None:
+    """Watch a run: rounds, accuracy, and who reports, rests or is refused; Ctrl-C ends it.
+
+    Example: samara server watch runs/field
+    """
+    from rich.console import Console
+
+    from server.watch.terminal import watch
+
+    with suppress(KeyboardInterrupt):
+        watch(_the_run(run, run_too), Console())
 
 
 @app.command()

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from client.protocol.question_limits import MODELS
 from client.training.own_examples import OwnExample
-from devices.live.http_guard import Guard, RequestError, error_body, error_response, read_body
+from devices.live.http_body import read_body
 from devices.live.http_requests import (
     ChatBody,
     ClassifyBody,
@@ -27,6 +27,7 @@ from devices.live.http_requests import (
     parse_body,
 )
 from shared.errors import DataError, QuestionError, SamaraError, UnknownModelError
+from shared.http.guard import Guard, RequestError, error_body, error_response
 from shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import socket
 import stat
 from collections.abc import Callable
@@ -14,37 +13,12 @@ import uvicorn
 from client.protocol.remote_model import RemoteModel
 from client.training.own_examples import OwnExample
 from devices.live.http_api import HttpApi
-from devices.live.http_guard import is_loopback
-from devices.live.http_protocol import Connection
 from devices.live.http_requests import FeedbackBody
 from shared.errors import ConfigError, DeviceError
-from shared.files import write_secret
+from shared.http.guard import is_loopback
+from shared.http.listening import server_config
 
-_KEEP_ALIVE_SECONDS = 5
-_SHUTDOWN_SECONDS = 5
-_HEADER_BYTES = 2**14
 _OWNER_ONLY_UMASK = 0o177
-_TOKEN_BYTES, _SHORTEST_TOKEN = 32, 16
-
-
-def read_token(file: Path) -> str:
-    """Return the token in a file, which is made with a random one if it does not exist.
-
-    Raises:
-        ConfigError: if the file cannot be used, or its token is too short.
-    """
-    try:
-        if not file.exists():
-            write_secret(file, secrets.token_urlsafe(_TOKEN_BYTES).encode() + b"\n")
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--token {file}: cannot be used: {error}") from error
-    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"--token {file}: a token has at least {_SHORTEST_TOKEN} printable characters and no "
-            "spaces; delete the file and a good one is made"
-        )
-    return token
 
 
 def check_address(host: str, has_token: bool) -> None:
@@ -58,22 +32,6 @@ def check_address(host: str, has_token: bool) -> None:
             f"--host {host}: other machines could ask; add --token FILE, and note that requests "
             "are not encrypted"
         )
-
-
-def open_tcp(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
-
-    Raises:
-        DeviceError: if it is in use or not this machine's.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family)
-        # accepted connections have it too; else a body waits 40 ms for a delayed acknowledgement
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as error:
-        raise DeviceError(f"{host}:{port}: cannot be opened: {error}; set --port") from error
-    return listener
 
 
 def open_unix(path: Path) -> socket.socket:
@@ -125,18 +83,5 @@ async def _serve(
     is_unix = listener.family == socket.AF_UNIX
     checks_host = not is_unix and is_loopback(listener.getsockname()[0])
     async with RemoteModel(trainer) as models:
-        config = uvicorn.Config(
-            HttpApi(models, learn, run).app(token, checks_host),
-            http=Connection,
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            h11_max_incomplete_event_size=_HEADER_BYTES,
-        )
-        await uvicorn.Server(config).serve(sockets=[listener])
+        app = HttpApi(models, learn, run).app(token, checks_host)
+        await uvicorn.Server(server_config(app)).serve(sockets=[listener])

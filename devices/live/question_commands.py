@@ -104,12 +104,13 @@ def serve(
     from devices.live.http_requests import FeedbackBody
     from devices.live.local_trainer import keep_trainer
     from devices.live.settings import ClientSettings
+    from shared.http.listening import open_tcp, read_token
     from shared.tasks.catalog import load_task
 
     folder = client_folder(name, home)
     if socket is None:
         http_server.check_address(host, token is not None)
-    secret = http_server.read_token(token.expanduser()) if token else ""
+    secret = read_token(token.expanduser()) if token else ""
     task = load_task(ClientSettings.read(folder).config.task)
 
     def learn(correction: FeedbackBody) -> OwnExample:
@@ -123,7 +124,7 @@ def serve(
         if socket:
             listener, where = http_server.open_unix(socket), f"Unix socket {socket}"
         else:
-            listener = http_server.open_tcp(host, port)
+            listener = open_tcp(host, port)
             where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         print(f"serving on {where}", flush=True)
         try:

@@ -1,6 +1,8 @@
-"""The display of `samara server up`: a live table on a terminal, plain lines elsewhere."""
+"""The display of `samara server up`: a live table on a terminal, plain or JSON lines elsewhere."""
 
+import json
 from collections import deque
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +19,7 @@ from shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
+_WARNING_STYLE = "yellow"
 
 
 class RunDisplay:
@@ -25,18 +28,20 @@ class RunDisplay:
     Args:
         run: folder of the run.
         console: console to print on.
+        as_json: whether to print JSON lines: time, level, message, and the event of a round.
     """
 
-    def __init__(self, run: Path, console: Console) -> None:
-        self._console, self._run = console, run
+    def __init__(self, run: Path, console: Console, as_json: bool = False) -> None:
+        self._console, self._run, self._as_json = console, run, as_json
         self._log, self._metrics = EventFollower(run / LOG_FILE), EventFollower(run / METRICS_FILE)
         self._log.skip_existing()
-        if not console.is_terminal:
+        is_live = console.is_terminal and not as_json
+        if not is_live:
             self._metrics.skip_existing()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
         self._last_reports: dict[int, int] = {}  # round by client index
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False) if is_live else None
 
     def __enter__(self) -> Self:
         if self._live:
@@ -57,8 +62,18 @@ class RunDisplay:
         """Show a line of text in one of rich's styles."""
         if self._live:
             self._lines.append(Text(text, style))
+        elif self._as_json:
+            level = "warning" if style == _WARNING_STYLE else "info"
+            self._print_json({"level": level, "message": text})
         else:
             self._console.print(Text(text, style), soft_wrap=True)
+
+    def show_end(self, text: str) -> None:
+        """Show the last line of text, below everything else."""
+        if self._as_json:
+            self.show(text)
+        else:
+            self._console.print(text, soft_wrap=True)
 
     def has_result(self) -> bool:
         """Return whether the run has written its result."""
@@ -72,14 +87,25 @@ class RunDisplay:
             self._rounds.append(event)
             for client in event.get("clients", {}):
                 self._last_reports[int(client)] = event["round"]
-            if not self._live:
+            if self._as_json:
+                self._print_json({"level": "info", "message": _round_line(event)} | event)
+            elif not self._live:
                 self.show(_round_line(event))
         for line in self._log.read_new():
-            if line.get("event") != "round":
-                style = "yellow" if line.get("level") in ("warning", "error") else ""
+            if line.get("event") == "round":
+                continue
+            if self._as_json:
+                self._print_json(line)
+            else:
+                style = _WARNING_STYLE if line.get("level") in ("warning", "error") else ""
                 self.show(str(line.get("message", "")), style)
         if self._live:
             self._live.update(self._tables(), refresh=True)
+
+    def _print_json(self, line: dict[str, Any]) -> None:
+        now = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        self._console.file.write(json.dumps(now | line) + "\n")
+        self._console.file.flush()
 
     def _tables(self) -> Group:
         """Return the last rounds, the clients' last reports and the last lines."""

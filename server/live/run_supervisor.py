@@ -3,13 +3,14 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from filelock import FileLock, Timeout
 
 from server.live.bundle import build_bundle
+from server.live.connections import CONNECTIONS_FILE, write_connections
 from server.live.farewell import count_untold, describe_names, find_untold
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
@@ -33,6 +34,7 @@ _MAX_FAILURES = 5
 _FAREWELL_SECONDS = 15.0
 """Longest time in which connected clients are told that the run is finished; they ask every 3 s."""
 _RENEWAL_SECONDS = 3600.0
+_CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON = 500
@@ -114,6 +116,7 @@ def serve_run(
             return (folder / RESULT_FILE).exists()
         finally:
             superlink.stop()
+            (folder / CONNECTIONS_FILE).unlink(missing_ok=True)
 
 
 def _start(superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay) -> None:
@@ -256,7 +259,7 @@ def _serve_until_told(
 
 
 class _Upkeep:
-    """Keeps a server up for months: limits its logs, and renews its certificate.
+    """Keeps a server up for months: limits its logs, notes connections, renews its certificate.
 
     Args:
         superlink: Flower's SuperLink.
@@ -270,18 +273,24 @@ class _Upkeep:
         display: RunDisplay,
         renew_certificate: Callable[[], object] | None,
     ) -> None:
-        self._logs = superlink.log_file, superlink.folder.parent / LOG_FILE
+        self._superlink, self._run = superlink, superlink.folder.parent
+        self._logs = superlink.log_file, self._run / LOG_FILE
         self._display, self._renew_certificate = display, renew_certificate
-        self._renewal_checked = time.monotonic()
+        self._renewal_checked, self._connections_noted = time.monotonic(), 0.0
 
     def do(self) -> None:
-        """Limit the logs, and every hour renew the certificate if it will end soon.
+        """Limit the logs, note who is connected, and every hour renew a certificate that ends soon.
 
-        The run goes on if it cannot be renewed.
+        The run goes on if something of it fails.
         """
         for log in self._logs:
             limit_log(log)
-        if (now := time.monotonic()) <= self._renewal_checked + _RENEWAL_SECONDS:
+        now = time.monotonic()
+        if now > self._connections_noted + _CONNECTIONS_SECONDS:
+            self._connections_noted = now
+            with suppress(SamaraError, OSError):  # who is connected is then unknown for a while
+                write_connections(self._run, self._superlink.list_nodes())
+        if now <= self._renewal_checked + _RENEWAL_SECONDS:
             return
         self._renewal_checked = now
         try:

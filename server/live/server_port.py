@@ -6,6 +6,8 @@ from shared.files import write_durably
 
 DEFAULT_PORT = 8000
 """Port of a server unless it is given another."""
+DEFAULT_DASHBOARD_PORT = 8421
+"""Port of a server's page and metrics unless it is given another."""
 _FILE = "port"
 
 

@@ -14,7 +14,8 @@ from client.protocol.trainer_service import serve_trainer
 from client.protocol.work_costs import WorkCosts
 from server.app import serve
 from server.commands import app as server_commands
-from server.live.status import ClientStatus, read_status
+from server.live.run_status import ClientStatus
+from server.live.status import read_status
 from shared.config import RunConfig
 from shared.frames.round_cost import RoundCost
 from shared.result import RunResult

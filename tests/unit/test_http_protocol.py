@@ -12,9 +12,9 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
-from devices.live import http_protocol
-from devices.live.http_protocol import Connection
-from devices.live.http_server import open_tcp
+from shared.http import connection
+from shared.http.connection import Connection
+from shared.http.listening import open_tcp
 
 SECONDS = 60
 ASKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -111,7 +111,7 @@ def test_damage_after_the_answer_ends_the_connection(caplog: pytest.LogCaptureFi
 
 
 def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 1)
 
     async def scenario() -> bytes:
         async with listening(answer) as connect:
@@ -127,7 +127,7 @@ def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     "sent", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nG"]
 )
 def test_a_connection_without_a_request_ends(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.05)
 
     async def scenario() -> bytes:
         async with listening(answer) as connect:

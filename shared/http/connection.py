@@ -1,4 +1,4 @@
-"""The connections of `samara client serve`: uvicorn's, with limits and errors of OpenAI's form.
+"""The connections of Samara's HTTP servers: uvicorn's, with limits and errors of OpenAI's form.
 
 uvicorn answers what is no HTTP with plain text, waits for a request as long as the other side
 likes, and fails if a body turns out to be damaged after its request has been answered.
@@ -10,7 +10,7 @@ import json
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from devices.live.http_guard import error_body
+from shared.http.guard import error_body
 
 MOST_CONNECTIONS = 64
 """Most connections at a time; others get status 503."""

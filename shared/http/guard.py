@@ -1,27 +1,23 @@
-"""The guard of `samara client serve`: who may ask, and how much a request may hold.
+"""The guard of Samara's HTTP servers: who may ask.
 
 On loopback any program of this machine may ask, but no page in a browser: a page whose name was
 made to point to this machine has another Host header, and a page of another site an Origin header.
 """
 
-import asyncio
 import hmac
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from devices.live.http_requests import MAX_BODY_BYTES
 from shared.errors import BusyError, QuestionError, SamaraError, UnknownModelError
 
-BODY_SECONDS = 30.0
-"""Longest time in which a body arrives."""
 OPEN_PATH = "/healthz"
-"""The path that needs no token."""
+"""The path that needs no token by default."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -88,11 +84,15 @@ class Guard:
         app: the other application.
         token: token that a request must bring; empty asks for none.
         checks_host: whether the Host header must name this machine.
+        open_path: path that needs no token.
+        cookie: name of a cookie that may bring the token; empty for none.
     """
 
     app: ASGIApp
     token: str = ""
     checks_host: bool = True
+    open_path: str = OPEN_PATH
+    cookie: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -109,14 +109,24 @@ class Guard:
             origin = headers.get("origin")
             if origin is not None and not is_loopback(_host(origin)):
                 raise RequestError(403, "pages of other sites may not ask")
-            if self.token and scope["path"] != OPEN_PATH:
-                kind, _, given = headers.get("authorization", "").partition(" ")
-                is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
-                if kind.lower() != "bearer" or not is_right:
-                    raise RequestError(401, "send the token: Authorization: Bearer TOKEN")
+            if self.token and scope["path"] != self.open_path and not self._has_token(scope):
+                raise RequestError(401, "send the token: Authorization: Bearer TOKEN")
         except RequestError as error:
             return error_response(error)
         return None
+
+    def _has_token(self, scope: Scope) -> bool:
+        connection = HTTPConnection(scope)
+        kind, _, given = connection.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and is_same_token(given.strip(), self.token):
+            return True
+        brought = connection.cookies.get(self.cookie, "") if self.cookie else ""
+        return is_same_token(brought, self.token)
+
+
+def is_same_token(given: str, token: str) -> bool:
+    """Return whether a token is the right one, in a time that does not tell how much of it is."""
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 def _host(value: str) -> str:
@@ -125,30 +135,3 @@ def _host(value: str) -> str:
         return urlsplit(value if "//" in value else f"//{value}").hostname or ""
     except ValueError:
         return ""
-
-
-async def read_body(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RequestError: if it is not said to be JSON, is too large, or does not arrive in time.
-    """
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError(415, "send JSON, with Content-Type: application/json")
-    length = request.headers.get("content-length", "0")
-    too_large = RequestError(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
-    if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large
-    except TimeoutError:
-        raise RequestError(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from None
-    except ClientDisconnect:
-        raise RequestError(400, "the connection ended before the body did") from None
-    return bytes(body)

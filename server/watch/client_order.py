@@ -1,0 +1,28 @@
+"""The order in which clients are shown: first those that may need an operator. Pure."""
+
+from server.live.run_status import AWAY, ClientStatus, RunStatus
+
+_REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
+
+
+def clients_to_show(status: RunStatus) -> list[tuple[int, ClientStatus]]:
+    """Return index and status of a run's clients: the refused, resting, away, and other ones."""
+    return sorted(status.clients.items(), key=lambda pair: (_rank(pair[1]), pair[1].name, pair[0]))
+
+
+def _rank(client: ClientStatus) -> int:
+    ranks = {"refused": _REFUSED, "resting": _RESTING, "revoked": _REVOKED}
+    return ranks.get(client.state, _AWAY if client.link == AWAY else _SOUND)
+
+
+def reason_of(client: ClientStatus) -> str:
+    """Return why a client is refused or rests; empty for others."""
+    return client.last_failure if client.state in ("refused", "resting") else ""
+
+
+def power_of(client: ClientStatus) -> str:
+    """Return power and time of a round on a client's device; empty if its owner shares none."""
+    if client.seconds is None:
+        return ""
+    watts = "" if client.watts is None else f"{client.watts:,.1f} W, "
+    return f"{watts}{client.seconds:,.1f} s"

@@ -1,0 +1,200 @@
+"""The picture of `samara server watch`: a run's status on the terminal, drawn again and again."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from server.live.run_status import AWAY, RunStatus
+from server.live.status import StatusReader
+from server.watch.client_order import clients_to_show, power_of, reason_of
+from shared.errors import SamaraError
+
+_SECONDS_BETWEEN = 1.0
+_ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3
+_OTHER_LINES = 13
+"""Lines of the picture besides rounds, messages and clients: title, curves, heads and spaces."""
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_LENGTH = 48
+_STATE_STYLES = {"refused": "red", "resting": "yellow", "revoked": "dim", "finished": "green"}
+_LEVEL_STYLES = {"warning": "yellow", "error": "red"}
+
+
+def watch(run: Path, console: Console) -> None:
+    """Draw the status of a run every second until it is finished, or Ctrl-C.
+
+    Without a terminal it is drawn once.
+
+    Args:
+        run: folder of the run.
+        console: console to draw on.
+
+    Raises:
+        SamaraError: if the folder holds no run.
+    """
+    reader = StatusReader(run)
+    status = reader.read()
+    if not console.is_terminal:
+        console.print(render_status(status, len(status.clients) + _least_height()))
+        return
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(render_status(status, console.size.height), refresh=True)
+            if status.is_finished:
+                break
+            time.sleep(_SECONDS_BETWEEN)
+            try:
+                status = reader.read()
+            except SamaraError:  # compaction deleted a segment meanwhile: the next look shows it
+                continue
+    console.print(render_status(status, console.size.height))
+
+
+def _least_height() -> int:
+    return _OTHER_LINES + _ROUNDS_SHOWN + _MESSAGES_SHOWN
+
+
+def render_status(status: RunStatus, height: int) -> RenderableType:
+    """Return the picture of a run's status. Pure.
+
+    Args:
+        status: the status.
+        height: lines that there is room for; clients that are left over are counted.
+    """
+    room = max(height - _least_height(), _LEAST_CLIENTS)
+    return Group(
+        _title(status),
+        *_curves(status),
+        Text(),
+        _rounds(status),
+        Text(),
+        _clients(status, room),
+        *_messages(status),
+    )
+
+
+def _title(status: RunStatus) -> Text:
+    planned = f" of {status.planned_rounds:,}" if status.planned_rounds else ""
+    title = Text.assemble(
+        (status.name, "bold"),
+        "  ",
+        (status.state, _STATE_STYLES.get(status.state, "cyan")),
+        f"  round {status.round:,}{planned}",
+        overflow="ellipsis",
+        no_wrap=True,
+    )
+    parts = [] if status.connected is None else [f"{status.connected:,} connected"]
+    parts += [f"{status.failures:,} failures"] if status.failures else []
+    parts += [f"ε {status.epsilon:.3g}"] if status.epsilon is not None else []
+    parts += [f"{byte_text(status.bytes_up)} up, {byte_text(status.bytes_down)} down"]
+    if status.digest:
+        parts.append(f"digest {status.digest[:16]}")
+    title.append("\n" + "   ".join(parts), "dim")
+    return title
+
+
+def _curves(status: RunStatus) -> list[Text]:
+    """Return the curves of the losses and of each column's accuracies, with their last values."""
+    losses = [each.loss for each in status.rounds if each.loss is not None]
+    lines = [_curve("loss", losses, f"{losses[-1]:.4f}")] if losses else []
+    columns = dict.fromkeys(each.column for each in status.evaluations)
+    for column in columns:
+        points = [e.accuracy for e in status.evaluations if e.column == column]
+        last = [e for e in status.evaluations if e.column == column][-1]
+        text = f"{last.accuracy:.1%} after round {last.round} ({last.split})"
+        lines.append(_curve(f"accuracy, {column}", points, text))
+    return lines
+
+
+def _curve(name: str, values: Sequence[float], last: str) -> Text:
+    text = Text(f"{name:<22} ", no_wrap=True, overflow="ellipsis")
+    text.append(sparkline(values[-_CURVE_LENGTH:]), "cyan")
+    return text.append(f" {last}", "bold")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a line of bars, the lowest value as the lowest bar."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def _rounds(status: RunStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("round", "loss", "reports", "refused", "absent", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("ended")
+    for each in status.rounds[-_ROUNDS_SHOWN:]:
+        table.add_row(
+            f"{each.round:,}",
+            "-" if each.loss is None else f"{each.loss:.4f}",
+            f"{each.reports:,}",
+            f"{each.refused:,}",
+            f"{each.absent:,}",
+            byte_text(each.bytes_up),
+            byte_text(each.bytes_down),
+            Text(f"{clock_text(each.time)} {each.problem}".strip(), overflow="ellipsis"),
+        )
+    if not status.rounds:
+        table.add_row("-", *[""] * 6, "no round yet")
+    return table
+
+
+def _clients(status: RunStatus, room: int) -> Table:
+    """Return the clients that there is room for, those with a problem first."""
+    ordered = clients_to_show(status)
+    left = len(ordered) - room
+    shown = ordered if left <= 0 else ordered[: room - 1]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
+    has_power = any(client.seconds is not None for _, client in ordered)
+    for name in ("client", "state", "link", "last report", "reports", "failed", "up", "down"):
+        right = name in ("reports", "failed", "up", "down")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    if has_power:
+        table.add_column("power, a round", no_wrap=True)
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    for number, client in shown:
+        last = f"{client.last_round:,}, {clock_text(client.last_report_time)}"
+        table.add_row(
+            Text(client.name or str(number), overflow="ellipsis"),
+            Text(client.state, _STATE_STYLES.get(client.state, "")),
+            Text(client.link, "yellow" if client.link == AWAY else ""),
+            last if client.last_round else "-",
+            f"{client.reports:,}",
+            f"{client.failures:,}",
+            byte_text(client.bytes_up),
+            byte_text(client.bytes_down),
+            *([power_of(client)] if has_power else []),
+            Text(reason_of(client), overflow="ellipsis"),
+        )
+    if left > 0:
+        table.add_row(Text(f"and {len(ordered) - len(shown):,} more", "dim"))
+    return table
+
+
+def _messages(status: RunStatus) -> list[Text]:
+    lines = [Text(status.waits_for, "yellow")] if status.waits_for else []
+    for message in status.messages[-_MESSAGES_SHOWN:]:
+        style = _LEVEL_STYLES.get(message.level, "dim")
+        text = f"{clock_text(message.time)} {message.text}"
+        lines.append(Text(text, style, no_wrap=True, overflow="ellipsis"))
+    return [Text(), *lines] if lines else []
+
+
+def clock_text(moment: str) -> str:
+    """Return the time of day, UTC, of a time in ISO 8601; empty for an empty one."""
+    return moment[11:19]
+
+
+def byte_text(count: int) -> str:
+    """Return a number of bytes in a unit of powers of 1,000."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,1 @@
+"""What Samara's HTTP servers share: guard, connections, tokens, and sockets."""

@@ -1,0 +1,85 @@
+"""The settings of Samara's HTTP servers: their tokens, sockets, and limits."""
+
+import secrets
+import socket
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shared.errors import ConfigError, DeviceError
+from shared.files import write_secret
+from shared.http.connection import Connection
+
+_KEEP_ALIVE_SECONDS = 5
+_SHUTDOWN_SECONDS = 5
+_HEADER_BYTES = 2**14
+_TOKEN_BYTES, _SHORTEST_TOKEN = 32, 16
+
+
+def server_config(app: ASGIApp, shutdown_seconds: int = _SHUTDOWN_SECONDS) -> uvicorn.Config:
+    """Return the settings of a server, with limits of connections, headers and times.
+
+    Args:
+        app: application that answers.
+        shutdown_seconds: longest time that open answers have once the server ends.
+    """
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+    )
+
+
+def read_token(file: Path, named: str = "--token") -> str:
+    """Return the token in a file, which is made with a random one if it does not exist.
+
+    Args:
+        file: the file, one line.
+        named: what names it, for messages.
+
+    Raises:
+        ConfigError: if the file cannot be used, or its token is too short.
+    """
+    try:
+        if not file.exists():
+            write_secret(file, secrets.token_urlsafe(_TOKEN_BYTES).encode() + b"\n")
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{named} {file}: cannot be used: {error}") from error
+    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{named} {file}: a token has at least {_SHORTEST_TOKEN} printable characters and no "
+            "spaces; delete the file and a good one is made"
+        )
+    return token
+
+
+def open_tcp(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Args:
+        host: name or address of this machine.
+        port: port; 0 takes a free one.
+        option: option that sets the port, for messages.
+
+    Raises:
+        DeviceError: if it is in use or not this machine's.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family)
+        # accepted connections have it too; else a body waits 40 ms for a delayed acknowledgement
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as error:
+        raise DeviceError(f"{host}:{port}: cannot be opened: {error}; set {option}") from error
+    return listener
