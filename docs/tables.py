@@ -1,4 +1,4 @@
-"""The tables that are made of the code: settings, features, metrics, and the config in pyproject.toml.
+"""The tables that are made of the code: settings, features, metrics, and pyproject.toml's config.
 
 ``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
 """

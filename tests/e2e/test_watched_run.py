@@ -1,0 +1,81 @@
+"""A live run with `server up --dashboard --json`: page, stream, metrics and log of a real round."""
+
+import json
+import threading
+
+import httpx
+import pytest
+from live import free_port
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.toy_clients import Device
+from server.watch.dashboard import TOKEN_FILE
+
+pytestmark = pytest.mark.slow
+
+NAMES = "kitchen", "garden"
+SECONDS = 60.0
+SETTINGS = {
+    "rounds": 100_000,
+    "steps": 1,
+    "queries": 2,
+    "learning-rate": 0.001,
+    "data.clients": len(NAMES),
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "cohort.available": len(NAMES),
+}
+
+
+class WatchedRun(LiveRun):
+    """A live run whose server has a dashboard and prints JSON."""
+
+    dashboard_port = 0
+
+    def _launched(self, command, place, who):  # type: ignore[no-untyped-def]
+        options = ["--json", "--dashboard", "--dashboard-port", str(self.dashboard_port)]
+        return super()._launched([*command, *options], place, who)
+
+
+def test_a_live_run_is_seen_while_it_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    with WatchedRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+        live.dashboard_port = free_port()
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        authority = live.run / "certificates" / "ca.pem"
+        devices = [
+            Device(number, len(NAMES), live.address, authority, live.key(name))
+            for number, name in enumerate(NAMES)
+        ]
+        for device in devices:
+            device.start()
+        live.wait_for_round(2)
+        address = f"http://127.0.0.1:{live.dashboard_port}"
+        token = (live.run / TOKEN_FILE).read_text().strip()
+        assert token not in live.said()
+        assert httpx.get(f"{address}/metrics").status_code == 401
+        with httpx.Client(
+            base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS
+        ) as client:
+            with client.stream("GET", "/events") as stream:
+                lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+                seen = json.loads(next(lines).removeprefix("data: "))
+                while seen["round"] < live.last() or not seen["reports"]:
+                    seen = json.loads(next(lines).removeprefix("data: "))
+            assert {each["name"] for each in seen["clients"]} == set(NAMES)
+            text = client.get("/metrics").text
+        samples = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples}
+        assert samples["samara_round"] >= 2
+        assert samples["samara_planned_rounds"] == SETTINGS["rounds"]
+        ending = [threading.Thread(target=device.end) for device in devices]
+        for thread in ending:
+            thread.start()
+        live.end_server()
+        for thread in ending:
+            thread.join()
+        printed = [json.loads(line) for line in live.said().splitlines()]
+        assert all(line["time"] and line["level"] and line["message"] for line in printed)
+        rounds = [line for line in printed if line.get("event") == "round" and "digest" in line]
+        assert rounds[0]["round"] == 1
