@@ -138,6 +138,11 @@ class EvaluationStatus:
     accuracy: float
     loss: float
 
+    @property
+    def curve(self) -> str:
+        """Name of the curve that it belongs to: its column, and its split but for validation."""
+        return self.column if self.split == "validation" else f"{self.column}, {self.split}"
+
 
 @dataclass(frozen=True)
 class Message:
@@ -209,9 +214,12 @@ class RunStatus:
         return self.last.epsilon if self.last else None
 
     @property
-    def latest_evaluations(self) -> dict[tuple[str, str], EvaluationStatus]:
-        """The last evaluation of each split and column."""
-        return {(each.split, each.column): each for each in self.evaluations}
+    def curves(self) -> dict[str, list[EvaluationStatus]]:
+        """The evaluations of each split and column, by the name of their curve."""
+        found: dict[str, list[EvaluationStatus]] = {}
+        for each in self.evaluations:
+            found.setdefault(each.curve, []).append(each)
+        return found
 
 
 @dataclass

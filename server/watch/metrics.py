@@ -86,7 +86,8 @@ def _last(name: str) -> Callable[[RunStatus], Samples]:
 
 def _evaluated(name: str) -> Callable[[RunStatus], Samples]:
     def samples(status: RunStatus) -> Samples:
-        return [(key, getattr(each, name)) for key, each in status.latest_evaluations.items()]
+        last = [curve[-1] for curve in status.curves.values()]
+        return [((each.split, each.column), getattr(each, name)) for each in last]
 
     return samples
 

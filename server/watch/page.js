@@ -20,6 +20,7 @@ function bytes(count) {
 }
 
 const number = (value) => value.toLocaleString("en");
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const clock = (moment) => moment.slice(11, 19);
 
 function drawKey(run) {
@@ -27,8 +28,8 @@ function drawKey(run) {
   const entries = [["round", `${number(run.round)}${planned}`]];
   const losses = run.rounds.filter((each) => each.loss !== null);
   if (losses.length) entries.push(["loss", losses.at(-1).loss.toFixed(4)]);
-  for (const each of Object.values(run.accuracy))
-    entries.push([`accuracy, ${each.column}`, `${(100 * each.accuracy).toFixed(1)} %`]);
+  for (const [name, points] of Object.entries(run.accuracy))
+    entries.push([`accuracy, ${name}`, percent(points.at(-1)[1])]);
   if (run.connected !== null) entries.push(["connected", number(run.connected)]);
   entries.push(["reports", number(run.reports)], ["failures", number(run.failures)]);
   if (run.epsilon !== null) entries.push(["ε spent", run.epsilon.toPrecision(3)]);
@@ -48,7 +49,7 @@ function drawChart(id, curves, format) {
   }
   const xs = points.map((point) => point[0]), ys = points.map((point) => point[1]);
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const x = (value) => (right > left ? (100 * (value - left)) / (right - left) : 50);
+  const x = (value) => (right > left ? (100 * (value - left)) / (right - left) : 50 + 50 * (value - left));
   const y = (value) => (high > low ? 96 - (92 * (value - low)) / (high - low) : 50);
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 100 100");
@@ -149,13 +150,8 @@ function draw(run) {
   drawKey(run);
   const losses = run.rounds.filter((each) => each.loss !== null).map((each) => [each.round, each.loss]);
   drawChart("loss", losses.length ? [{ name: "loss", points: losses }] : [], (value) => value.toFixed(4));
-  const curves = {};
-  for (const each of run.evaluations) (curves[each.column] ??= []).push([each.round, each.accuracy]);
-  drawChart(
-    "accuracy",
-    Object.entries(curves).map(([name, points]) => ({ name, points })),
-    (value) => `${(100 * value).toFixed(1)} %`,
-  );
+  const curves = Object.entries(run.accuracy).map(([name, points]) => ({ name, points }));
+  drawChart("accuracy", curves, percent);
   drawClients(run);
   drawRounds(run);
   drawLog(run);

@@ -50,7 +50,6 @@ def page_value(status: RunStatus) -> dict[str, Any]:
     """Return what the page shows of a run's status, as JSON. Pure."""
     ordered = clients_to_show(status)
     shown = ordered[:_MOST_CLIENTS]
-    last = {f"{each.column}": asdict(each) for each in status.evaluations}
     return {
         "name": status.name,
         "state": status.state,
@@ -64,9 +63,11 @@ def page_value(status: RunStatus) -> dict[str, Any]:
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
         "epsilon": status.epsilon,
-        "accuracy": last,
         "rounds": [asdict(each) for each in status.rounds],
-        "evaluations": [asdict(each) for each in status.evaluations],
+        "accuracy": {
+            name: [(each.round, each.accuracy) for each in curve]
+            for name, curve in status.curves.items()
+        },
         "messages": [asdict(each) for each in status.messages],
         "clients": [_client_value(number, client) for number, client in shown],
         "more_clients": len(ordered) - len(shown),

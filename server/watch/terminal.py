@@ -101,12 +101,10 @@ def _curves(status: RunStatus) -> list[Text]:
     """Return the curves of the losses and of each column's accuracies, with their last values."""
     losses = [each.loss for each in status.rounds if each.loss is not None]
     lines = [_curve("loss", losses, f"{losses[-1]:.4f}")] if losses else []
-    columns = dict.fromkeys(each.column for each in status.evaluations)
-    for column in columns:
-        points = [e.accuracy for e in status.evaluations if e.column == column]
-        last = [e for e in status.evaluations if e.column == column][-1]
-        text = f"{last.accuracy:.1%} after round {last.round} ({last.split})"
-        lines.append(_curve(f"accuracy, {column}", points, text))
+    for name, evaluations in status.curves.items():
+        last = evaluations[-1]
+        text = f"{last.accuracy:.1%} after round {last.round}"
+        lines.append(_curve(f"accuracy, {name}", [each.accuracy for each in evaluations], text))
     return lines
 
 

@@ -131,7 +131,7 @@ def test_the_stream_brings_what_changes(browser: httpx.Client, run: Path) -> Non
         assert [client["name"] for client in first["clients"]] == [NAME]
         append_event(run / METRICS_FILE, evaluation(0.5))
         news = json.loads(next(line for line in lines if line).removeprefix("data: "))
-        assert news["accuracy"]["global"]["accuracy"] == 0.5
+        assert news["accuracy"]["global"] == [[0, 0.5]]
 
 
 def test_streams_are_limited(browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
