@@ -1,6 +1,6 @@
 """The order in which clients are shown: first those that may need an operator. Pure."""
 
-from server.live.run_status import AWAY, ClientStatus, RunStatus
+from server.live.run_status import AWAY, STREAM, ClientStatus, RunStatus
 
 _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 
@@ -26,3 +26,8 @@ def power_of(client: ClientStatus) -> str:
         return ""
     watts = "" if client.watts is None else f"{client.watts:,.1f} W, "
     return f"{watts}{client.seconds:,.1f} s"
+
+
+def link_of(client: ClientStatus) -> str:
+    """Return whether a client's node is connected, or that it reports by a gateway's stream."""
+    return client.link or (STREAM if client.wire == STREAM else "")

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from server.live.run_status import ClientStatus, RunStatus
 from server.live.status import StatusReader
-from server.watch.client_order import clients_to_show, power_of, reason_of
+from server.watch.client_order import clients_to_show, link_of, power_of, reason_of
 from server.watch.metrics import metrics_text
 from shared.errors import SamaraError
 from shared.http.guard import Guard, RequestError, error_response, is_same_token
@@ -78,7 +78,7 @@ def _client_value(number: int, client: ClientStatus) -> dict[str, Any]:
     return {
         "name": client.name or str(number),
         "state": client.state,
-        "link": client.link,
+        "link": link_of(client),
         "last_round": client.last_round,
         "last_report_time": client.last_report_time,
         "reports": client.reports,

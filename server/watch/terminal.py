@@ -11,7 +11,7 @@ from rich.text import Text
 
 from server.live.run_status import AWAY, RunStatus
 from server.live.status import StatusReader
-from server.watch.client_order import clients_to_show, power_of, reason_of
+from server.watch.client_order import clients_to_show, link_of, power_of, reason_of
 from shared.errors import SamaraError
 
 _SECONDS_BETWEEN = 1.0
@@ -160,7 +160,7 @@ def _clients(status: RunStatus, room: int) -> Table:
         table.add_row(
             Text(client.name or str(number), overflow="ellipsis"),
             Text(client.state, _STATE_STYLES.get(client.state, "")),
-            Text(client.link, "yellow" if client.link == AWAY else ""),
+            Text(link_of(client), "yellow" if client.link == AWAY else ""),
             last if client.last_round else "-",
             f"{client.reports:,}",
             f"{client.failures:,}",

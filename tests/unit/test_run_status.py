@@ -151,6 +151,14 @@ def test_the_terminal_shows_who_rests_and_why_and_no_markup(run: Path) -> None:
     assert f"round 2: {MARKUP}"[:30] in shown
 
 
+def test_a_client_behind_a_gateway_has_a_stream(run: Path) -> None:
+    append_event(run / METRICS_FILE, round_event(4, {"7": {}}, by_stream=[7]))
+    status = status_of(run)
+    assert (status.clients[7].wire, by_name(status)["kitchen"].wire) == ("stream", "SuperNode")
+    assert [each["link"] for each in page_value(status)["clients"]].count("stream") == 1
+    assert "stream" in picture(status)
+
+
 def test_a_low_terminal_counts_the_clients_that_it_leaves_out(run: Path) -> None:
     keys = ClientKeys(run / KEYS_FOLDER)
     for number in range(20):
