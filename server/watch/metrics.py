@@ -36,7 +36,7 @@ class RunMetric:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it only grows."""
+        """Return whether it only grows."""
         return self.name.endswith("_total")
 
     def family(self, status: RunStatus) -> Metric:

@@ -1,1 +1,1 @@
-"""What Samara's HTTP servers share: guard, connections, tokens, and sockets."""
+"""The guard, connections, tokens and sockets that Samara's HTTP servers share."""
