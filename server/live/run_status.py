@@ -224,7 +224,7 @@ class RunStatus:
 
 @dataclass
 class EventSums:
-    """What a run's events add up to, one after another.
+    """The sums of a run's events, added one after another.
 
     Attributes:
         clients: status of the clients by index, without what the log and the keys tell of them.
