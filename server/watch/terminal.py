@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.live.run_status import AWAY, RunStatus
+from server.live.run_status import AWAY, ClientStatus, RoundStatus, RunStatus
 from server.live.status import StatusReader
 from server.watch.client_order import clients_to_show, link_of, power_of, reason_of
 from shared.errors import SamaraError
@@ -18,6 +18,8 @@ _SECONDS_BETWEEN = 1.0
 _ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3
 _OTHER_LINES = 13
 """Lines of the picture besides rounds, messages and clients: title, curves, heads and spaces."""
+_WIDE = 100
+"""Characters of a line from which on the tables are whole."""
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 48
 _STATE_STYLES = {"refused": "red", "resting": "yellow", "revoked": "dim", "finished": "green"}
@@ -39,11 +41,12 @@ def watch(run: Path, console: Console) -> None:
     reader = StatusReader(run)
     status = reader.read()
     if not console.is_terminal:
-        console.print(render_status(status, len(status.clients) + _least_height()))
+        height = len(status.clients) + _least_height()
+        console.print(render_status(status, height, console.size.width))
         return
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(render_status(status, console.size.height), refresh=True)
+            live.update(_fitting(status, console), refresh=True)
             if status.is_finished:
                 break
             time.sleep(_SECONDS_BETWEEN)
@@ -51,28 +54,33 @@ def watch(run: Path, console: Console) -> None:
                 status = reader.read()
             except SamaraError:  # compaction deleted a segment meanwhile: the next look shows it
                 continue
-    console.print(render_status(status, console.size.height))
+    console.print(_fitting(status, console))
+
+
+def _fitting(status: RunStatus, console: Console) -> RenderableType:
+    return render_status(status, console.size.height, console.size.width)
 
 
 def _least_height() -> int:
     return _OTHER_LINES + _ROUNDS_SHOWN + _MESSAGES_SHOWN
 
 
-def render_status(status: RunStatus, height: int) -> RenderableType:
+def render_status(status: RunStatus, height: int, width: int) -> RenderableType:
     """Return the picture of a run's status. Pure.
 
     Args:
         status: the status.
         height: lines that there is room for; clients that are left over are counted.
+        width: characters of a line; a narrow one has no bytes, and of clients no reports and power.
     """
     room = max(height - _least_height(), _LEAST_CLIENTS)
     return Group(
         _title(status),
         *_curves(status),
         Text(),
-        _rounds(status),
+        _rounds(status, width >= _WIDE),
         Text(),
-        _clients(status, room),
+        _clients(status, room, width >= _WIDE),
         *_messages(status),
     )
 
@@ -87,7 +95,8 @@ def _title(status: RunStatus) -> Text:
         overflow="ellipsis",
         no_wrap=True,
     )
-    parts = [] if status.connected is None else [f"{status.connected:,} connected"]
+    unseen = [] if status.is_finished else ["no server seen in the last minute"]
+    parts = unseen if status.connected is None else [f"{status.connected:,} connected"]
     parts += [f"{status.failures:,} failures"] if status.failures else []
     parts += [f"ε {status.epsilon:.3g}"] if status.epsilon is not None else []
     parts += [f"{byte_text(status.bytes_up)} up, {byte_text(status.bytes_down)} down"]
@@ -121,11 +130,12 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
-def _rounds(status: RunStatus) -> Table:
+def _rounds(status: RunStatus, is_wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("round", "loss", "reports", "refused", "absent", "up", "down"):
+    byte_columns = ("up", "down") if is_wide else ()
+    for name in ("round", "loss", "reports", "refused", "absent", *byte_columns):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ended")
+    table.add_column("ended", no_wrap=True, overflow="ellipsis")
     for each in status.rounds[-_ROUNDS_SHOWN:]:
         table.add_row(
             f"{each.round:,}",
@@ -133,25 +143,25 @@ def _rounds(status: RunStatus) -> Table:
             f"{each.reports:,}",
             f"{each.refused:,}",
             f"{each.absent:,}",
-            byte_text(each.bytes_up),
-            byte_text(each.bytes_down),
+            *_byte_cells(each, is_wide),
             Text(f"{clock_text(each.time)} {each.problem}".strip(), overflow="ellipsis"),
         )
     if not status.rounds:
-        table.add_row("-", *[""] * 6, "no round yet")
+        table.add_row("-", *[""] * (4 + len(byte_columns)), "no round yet")
     return table
 
 
-def _clients(status: RunStatus, room: int) -> Table:
+def _clients(status: RunStatus, room: int, is_wide: bool) -> Table:
     """Return the clients that there is room for, those with a problem first."""
     ordered = clients_to_show(status)
     left = len(ordered) - room
     shown = ordered if left <= 0 else ordered[: room - 1]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
-    has_power = any(client.seconds is not None for _, client in ordered)
-    for name in ("client", "state", "link", "last report", "reports", "failed", "up", "down"):
-        right = name in ("reports", "failed", "up", "down")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    has_power = is_wide and any(client.seconds is not None for _, client in ordered)
+    for name in ("client", "state", "link", "last report"):
+        table.add_column(name, no_wrap=True)
+    for name in ("reports", "failed", "up", "down") if is_wide else ("failed",):
+        table.add_column(name, justify="right", no_wrap=True)
     if has_power:
         table.add_column("power, a round", no_wrap=True)
     table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -162,16 +172,19 @@ def _clients(status: RunStatus, room: int) -> Table:
             Text(client.state, _STATE_STYLES.get(client.state, "")),
             Text(link_of(client), "yellow" if client.link == AWAY else ""),
             last if client.last_round else "-",
-            f"{client.reports:,}",
+            *([f"{client.reports:,}"] if is_wide else []),
             f"{client.failures:,}",
-            byte_text(client.bytes_up),
-            byte_text(client.bytes_down),
+            *_byte_cells(client, is_wide),
             *([power_of(client)] if has_power else []),
             Text(reason_of(client), overflow="ellipsis"),
         )
     if left > 0:
         table.add_row(Text(f"and {len(ordered) - len(shown):,} more", "dim"))
     return table
+
+
+def _byte_cells(of: RoundStatus | ClientStatus, is_wide: bool) -> list[str]:
+    return [byte_text(of.bytes_up), byte_text(of.bytes_down)] if is_wide else []
 
 
 def _messages(status: RunStatus) -> list[Text]:

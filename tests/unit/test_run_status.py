@@ -95,7 +95,7 @@ def by_name(status: RunStatus) -> dict[str, Any]:
 
 def picture(status: RunStatus, height: int = 40, width: int = 140) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(render_status(status, height))
+    console.print(render_status(status, height, width))
     return console.export_text()
 
 
@@ -167,6 +167,20 @@ def test_a_low_terminal_counts_the_clients_that_it_leaves_out(run: Path) -> None
     assert re.search(r"and \d+ more", low)
     assert "more-19" in high
     assert len(low.splitlines()) <= 30
+
+
+def test_a_narrow_terminal_leaves_out_columns_and_shows_why(run: Path) -> None:
+    wide, narrow = (picture(status_of(run), width=width) for width in (140, 80))
+    for text in ("resting", "away", "last report", "failed", "round 2: <script>"):
+        assert text in narrow
+    assert "power" in wide
+    assert not any(name in narrow for name in ("power", "144 B"))
+
+
+def test_a_run_that_no_server_serves_says_so(run: Path) -> None:
+    assert "no server seen" not in picture(status_of(run))
+    os.utime(run / CONNECTIONS_FILE, (0, 0))
+    assert "no server seen" in picture(status_of(run))
 
 
 def test_a_run_before_its_first_round_is_shown(tmp_path: Path) -> None:
