@@ -1,4 +1,4 @@
-"""A live run with `server up --dashboard --json`: page, stream, metrics and log of a real round."""
+"""A live run with `server up --dashboard --json` and `server watch`: what is seen of its rounds."""
 
 import json
 import threading
@@ -7,9 +7,11 @@ import httpx
 import pytest
 from live import free_port
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.toy_clients import Device
+from server.commands import app as server_commands
 from server.watch.dashboard import TOKEN_FILE
 
 pytestmark = pytest.mark.slow
@@ -69,6 +71,10 @@ def test_a_live_run_is_seen_while_it_runs(tmp_path_factory: pytest.TempPathFacto
         samples = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples}
         assert samples["samara_round"] >= 2
         assert samples["samara_planned_rounds"] == SETTINGS["rounds"]
+        watched = CliRunner().invoke(server_commands, ["watch", str(live.run)])
+        assert watched.exit_code == 0
+        for text in ("running", "2 connected", *NAMES):
+            assert text in watched.output
         ending = [threading.Thread(target=device.end) for device in devices]
         for thread in ending:
             thread.start()
