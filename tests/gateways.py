@@ -91,9 +91,9 @@ class Served:
         self.loop.close()
 
 
-def keys_in(folder: Path) -> list[SigningKey]:
-    """Three new keys of phones."""
-    files = [folder / f"{number}.key" for number in range(3)]
+def keys_in(folder: Path, count: int = 3) -> list[SigningKey]:
+    """New keys of phones."""
+    files = [folder / f"{number}.key" for number in range(count)]
     for file in files:
         create_key(file)
     return [SigningKey(file) for file in files]

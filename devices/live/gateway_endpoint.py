@@ -15,6 +15,7 @@ from shared.addresses import parse_address
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_TASK_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),  # a gateway limits the streams of a connection
     *KEEPALIVE,
 )
 _CONNECT_SECONDS = 10.0

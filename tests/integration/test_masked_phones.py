@@ -32,6 +32,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_program import load_program
 from devices.phone.tokenization import examples_as_jsonl
 from server.app import serve
+from server.rounds.releases import RELEASES_FILE, read_releases
 from server.transport.phone_grid import PhoneGrid
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
@@ -43,7 +44,7 @@ from shared.signing import SigningKey
 from shared.wire import FRAMES, RECORD, Kind, kind_of
 from simulations.engine import InProcessGrid
 
-BOARD, PHONES = 7, 3
+BOARD, PHONES, MOST_PHONES = 7, 3, 5
 SMALL = {
     "task": "sst2",
     "learning-rate": 0.1,
@@ -135,13 +136,13 @@ class Field:
 
     def __init__(self, settings: Settings, folder: Path, short: Path) -> None:
         self.settings, self.folder, self.short = settings, folder, short
-        self.keys = keys_in(folder)
+        self.keys = keys_in(folder, MOST_PHONES)
         config = self.config("plain")
         program = load_program(exported(config.flat(), folder / "phone.pte"))
         data, self.trainers = load_run(config)[1], list[PhoneTrainer]()
-        for number in range(PHONES):
+        for number in range(MOST_PHONES):
             rows = folder / f"rows-{number}.jsonl"
-            rows.write_text(examples_as_jsonl(data.share_of(number, PHONES)))
+            rows.write_text(examples_as_jsonl(data.share_of(number % PHONES, PHONES)))
             self.trainers.append(PhoneTrainer(program, read_examples(rows, program.manifest)))
 
     def config(self, out: str, **changes: Any) -> RunConfig:
@@ -150,7 +151,12 @@ class Field:
     def charges_of(self, number: int, config: RunConfig) -> list[Charge]:
         return ChargeLog(self._home(number, config)).read()
 
-    def run(self, config: RunConfig, disturb: Callable[..., Any] | None = None) -> Mixed:
+    def run(
+        self,
+        config: RunConfig,
+        disturb: Callable[..., Any] | None = None,
+        phone_count: int = PHONES,
+    ) -> Mixed:
         """Serve a run; its first phone is what `disturb` makes of it."""
         own = device_settings(self.settings, BOARD, Path(f"{config.out}-board"))
         socket = self.short / f"{Path(config.out).name}.sock"
@@ -159,11 +165,11 @@ class Field:
             return ResidentTrainer.load(own.config, BOARD, own.folder, Device())
 
         with serve_trainer(load, socket), serve_phones(self.keys) as served, ExitStack() as phones:
-            for number, key in enumerate(self.keys):
+            for number, key in enumerate(self.keys[:phone_count]):
                 make = partial(self._phone, number, config)
                 phone = disturb(make) if disturb and number == 0 else make()
                 phones.enter_context(attached_phone(served, key, phone))
-            served.until(lambda gateway: len(gateway.attached_phones) == PHONES)
+            served.until(lambda gateway: len(gateway.attached_phones) == phone_count)
             grid = Mixed(config, socket, served)
             serve(config, PhoneGrid(grid))
         return grid
@@ -272,3 +278,19 @@ def test_a_phone_that_is_stopped_in_an_exchange_has_left_and_adds_no_second_nois
     assert len({charge.token for charge in charges}) == 5
     for number in (1, 2):
         assert len(field.charges_of(number, config)) == 6
+
+
+def test_phones_are_drawn_into_buckets_with_a_sum_of_their_own(
+    field: Field, noised: list[bytes]
+) -> None:
+    """Five phones and a board; one that leaves after its keys takes its bucket of three along."""
+    buckets = {"cohort__available": 1 + MOST_PHONES, "privacy__bucket": 3, "rounds": 2}
+    config = field.config("buckets", **buckets)
+    field.run(config, lambda make: Shaky(make, {2: Kind.BUCKET_KEY_LIST}), MOST_PHONES)
+    rounds = RunResult.read(Path(config.out)).rounds
+    assert [(event.reports, event.buckets) for event in rounds] == [(6, 2), (3, 1)]
+    releases = read_releases(Path(config.out) / RELEASES_FILE)
+    assert [[total.clients for total in one.sums] for one in releases] == [[3, 3], [3]]
+    assert len(noised) == len(set(noised)) >= 6 + 3
+    for number in range(1, MOST_PHONES):
+        assert field.charges_of(number, config)[0].round == 1
