@@ -1,4 +1,4 @@
-"""Groups, namespaces and disks that hold processes to a device, and their removal in every case.
+"""Groups and namespaces that hold processes to a device, and their removal in every case.
 
 Everything is named after the process that made it. It is removed at the end of its block, or by a
 `caretaker` when that process is killed, or at the latest when the next one begins.
@@ -18,7 +18,7 @@ import devices
 from devices.hardware.control_groups import GROUPS, current_group, remove_group
 
 _NAME = re.compile(r"samara-(\d+)-\d+")
-_HIERARCHIES = ("memory", "cpu", "blkio")
+_HIERARCHIES = ("memory", "cpu")
 _FINISHED = "finished"
 
 
@@ -45,19 +45,6 @@ def find_namespaces() -> dict[str, int]:
     return {name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
 
 
-def find_disks() -> dict[Path, int]:
-    """Return the mounted disks in files, by their folder, with their owners."""
-    found = {}
-    for line in Path("/proc/mounts").read_text().splitlines():
-        device, folder = line.split()[:2]
-        backing = Path("/sys/block") / Path(device).name / "loop" / "backing_file"
-        if device.startswith("/dev/loop") and backing.exists():
-            image = Path(backing.read_text().strip()).stem
-            if owner := _NAME.fullmatch(image):
-                found[Path(folder.replace("\\040", " "))] = int(owner[1])
-    return found
-
-
 def remove_leftovers(owner: int | None = None) -> None:
     """Remove what a process has made, or by default what processes have made that are gone."""
 
@@ -71,9 +58,6 @@ def remove_leftovers(owner: int | None = None) -> None:
     for namespace, of in find_namespaces().items():
         if is_left(of):  # its link goes with it
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-    for folder, of in find_disks().items():
-        if is_left(of):
-            subprocess.run(["umount", str(folder)], capture_output=True, check=False)
 
 
 class Caretaker:

@@ -79,7 +79,7 @@ def test_the_files_of_cgroup_v2(unified: CgroupV2Limit) -> None:
     assert (limit.folder / "cpu.max").read_text() == f"{PERIOD_MICROSECONDS // 2} 50000"
     assert limit.folder.parent == unified.folder == unified.entrance.parent
     assert unified.command(["true"])[3] == str(unified.entrance / "cgroup.procs")
-    limit.add(17)
+    (limit.folder / "cgroup.procs").write_text("17")
     (unified.entrance / "cgroup.procs").write_text("4\n5\n")
     (unified.folder / "cgroup.procs").write_text("")
     assert sorted(processes_of(unified.folder)) == [4, 5, 17]
@@ -97,7 +97,6 @@ def test_groups_are_known_by_their_owner(
     removed: list[Path] = []
     monkeypatch.setattr(leftovers, "remove_group", removed.append)
     monkeypatch.setattr(leftovers, "find_namespaces", dict)
-    monkeypatch.setattr(leftovers, "find_disks", dict)
     remove_leftovers()
     assert removed == []
     remove_leftovers(found[unified.folder])
