@@ -64,7 +64,13 @@ def plan(
 
     from shared.errors import ConfigError
     from shared.scenarios import scenario_file
-    from simulations.privacy_plan import PlannedRun, describe_plan, plan_of_scenario, plan_table
+    from simulations.privacy_plan import (
+        PlannedRun,
+        describe_plan,
+        plan_of_scenario,
+        plan_table,
+        warn_of_plan,
+    )
 
     if scenario is None:
         if settings:
@@ -87,3 +93,5 @@ def plan(
     console = Console()
     console.print(plan_table(run))
     console.print(describe_plan(run), highlight=False)
+    if warning := warn_of_plan(run):
+        console.print(f"[yellow]{warning}[/yellow]", highlight=False)

@@ -97,6 +97,13 @@ class PlannedRun:
         """Return the norm of a round's noise in clips; the mean itself has a norm up to 1."""
         return self.noise_of_a_scalar(terms) * math.sqrt(self.scalars)
 
+    def noise_of_all_rounds(self, terms: PrivacyTerms) -> float:
+        """Return the norm of all rounds' noise, as a share of the most that they can say.
+
+        Means of up to one clip add up, and independent noise does so by its squares.
+        """
+        return self.noise_of_a_round(terms) / math.sqrt(self.rounds)
+
     def _check(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ConfigError(
@@ -172,6 +179,24 @@ def plan_table(run: PlannedRun) -> Table:
             f"{run.noise_of_a_round(terms):.3g} clip",
         )
     return table
+
+
+def warn_of_plan(run: PlannedRun) -> str:
+    """Return a sentence on the ε with which the rounds teach hardly anything; "" if there is none.
+
+    Runs whose noise of all rounds exceeds what they can say gained at most a quarter of what they
+    gain without noise (docs/measurements/privacy.md).
+    """
+    noisy = [terms for terms in run.terms if run.noise_of_all_rounds(terms) > 1]
+    if not noisy:
+        return ""
+    epsilons = " and ".join(f"{terms.epsilon:.3g}" for terms in noisy)
+    times = " and ".join(f"{run.noise_of_all_rounds(terms):.2g}" for terms in noisy)
+    return (
+        f"With ε = {epsilons} the noise of all rounds together is {times} times as long as what "
+        "they can say at most: such runs learn little or nothing. More clients, a larger ε, or "
+        "fewer scalars make less of it."
+    )
 
 
 def describe_plan(run: PlannedRun) -> str:

@@ -42,7 +42,7 @@ log = logging.getLogger("samara.server")
 
 _SURE = 3.0
 """The standard deviations by which the noised count must be below the number of clients asked, for
-it to be taken as the number of clients that answered."""
+it to be taken as the number of clients that answered; and the fewest that such a number is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,10 +276,14 @@ def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
     """Return the number of clients that a sum is divided by.
 
     It is the number of clients that the round waited for, unless the noised count is below it by
-    more than noise explains; then it is the count.
+    more than noise explains; then it is the count. Noise explains less once in some hundred rounds,
+    so that a sum is never divided by less than that noise: by a count near 0 it would be an update
+    that is nothing but noise, many times as long as any other.
     """
     _, _, noise = noise_of_others(multiplier)
-    return max(1.0, total.count) if total.count < expected - _SURE * noise else float(expected)
+    if total.count >= expected - _SURE * noise:
+        return float(expected)
+    return min(float(expected), max(1.0, total.count, _SURE * noise))
 
 
 def _delta(instruction: TrainInstruction, groups: tuple[Group, ...]) -> RoundDelta:

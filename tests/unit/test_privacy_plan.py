@@ -11,7 +11,13 @@ from samara.command import app
 from shared.config import load_scenario
 from shared.errors import ConfigError
 from shared.privacy.terms import PrivacyTerms
-from simulations.privacy_plan import USUAL_EPSILONS, PlannedRun, plan_of_scenario, plan_table
+from simulations.privacy_plan import (
+    USUAL_EPSILONS,
+    PlannedRun,
+    plan_of_scenario,
+    plan_table,
+    warn_of_plan,
+)
 
 
 def one(run: PlannedRun) -> PrivacyTerms:
@@ -40,6 +46,15 @@ def test_a_noise_multiplier_says_what_it_costs() -> None:
     plan = one(PlannedRun(rounds=100, clients=64, scalars=256, noise_multiplier=10.0))
     assert plan.rounds * plan.mechanism.rho == pytest.approx(0.5)
     assert plan.epsilon == pytest.approx(4.7284, abs=1e-4)
+
+
+def test_a_plan_whose_noise_hides_all_that_its_rounds_say_is_warned_of() -> None:
+    few = PlannedRun(rounds=40, clients=64, scalars=256)
+    assert warn_of_plan(few).startswith("With ε = 0.5 the noise of all rounds together is 2.1 times")
+    assert "ε = 8 and 2 and 0.5" in warn_of_plan(replace(few, clients=8))
+    assert warn_of_plan(replace(few, clients=1000)) == ""
+    # more rounds have more noise each, and as much together
+    assert warn_of_plan(replace(few, rounds=400)) == warn_of_plan(few)
 
 
 def test_local_noise_falls_with_the_root_of_the_clients_alone() -> None:

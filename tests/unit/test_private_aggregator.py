@@ -172,14 +172,28 @@ def test_what_the_step_size_sees_is_noised_or_public(tmp_path: Path) -> None:
 
 
 def test_clients_that_dropped_out_are_told_from_noise(tmp_path: Path) -> None:
-    """100 were asked and 2 answered: with σ = 4 in the count that is no noise; 3 of 4 could be."""
-    many = aggregator(tmp_path).aggregate(ASKED, vectors([0.6] * 6, [0.6] * 6), 1, expected=100)
-    assert many.reports == 2
+    """100 were asked and 20 answered: with σ = 4 in the count that is no noise; 3 of 4 could be."""
+    many = aggregator(tmp_path).aggregate(ASKED, vectors(*[[0.6] * 6] * 20), 1, expected=100)
+    assert many.reports == 20
     np.testing.assert_allclose(gradients(many), 0.6, rtol=1e-6)
     (tmp_path / "few").mkdir()
     few = aggregator(tmp_path / "few").aggregate(ASKED, vectors([0.6] * 6), 1, expected=4)
     assert few.reports == 4
     np.testing.assert_allclose(gradients(few), 0.15, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("expected", "divisor"), [(4, 4), (100, 12)])
+def test_a_count_that_noise_has_made_small_makes_no_long_update(
+    tmp_path: Path, expected: int, divisor: int
+) -> None:
+    """Noise is rarely as far down as 4 σ, but in a long run it is; 3 σ are 12 clients here."""
+
+    def low(count: int, sigma: int) -> Any:
+        return np.array([0] * (count - 1) + [-4 * sigma], object)
+
+    made = aggregator(tmp_path, low).aggregate(ASKED, vectors(*[[0.6] * 6] * 2), 1, expected)
+    assert made.reports == divisor
+    np.testing.assert_allclose(gradients(made), 1.2 / divisor, rtol=1e-6)
 
 
 def test_too_few_reports_release_nothing(tmp_path: Path) -> None:
