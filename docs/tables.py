@@ -16,6 +16,7 @@ from shared.choices import AUTO, OPEN
 from shared.config import RunConfig
 from shared.features import tables
 from shared.fleet_settings import DeviceGroup
+from shared.rehearsal_settings import Fault
 from shared.settings import Section, Setting, describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,20 +79,23 @@ def blocks() -> dict[str, str]:
     run = RunConfig().flat() | OPEN
     tune = TuneSettings().flat() | {"adapter.layers": AUTO}
     sections = tuple(dict.fromkeys(key.split(".")[0] for key in run if "." in key))
-    group = {
-        key: setting.default
-        for key, setting in describe(DeviceGroup).items()
-        if setting.default is not None
-    }
+    group, fault = _defaults(DeviceGroup), _defaults(Fault)
     found = {"run": settings_table(RunConfig, run, "", run=True)}
     found |= {name: settings_table(RunConfig, run, f"{name}.", run=True) for name in sections}
     found["group"] = settings_table(DeviceGroup, group, "")
+    found["fault"] = settings_table(Fault, fault, "")
     found["tune"] = settings_table(TuneSettings, tune, "")
     found["tune data"] = settings_table(TuneSettings, tune, "data.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
     found["metrics"] = metrics_table()
     return found | {f"features: {name}": table for name, table in tables().items()}
+
+
+def _defaults(section: type[Section]) -> dict[str, object]:
+    """Return the defaults of the settings that have one."""
+    described = describe(section).items()
+    return {key: setting.default for key, setting in described if setting.default is not None}
 
 
 def filled(text: str, content: Mapping[str, str]) -> str:

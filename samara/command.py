@@ -14,6 +14,7 @@ import simulations.adapter_commands
 import simulations.commands
 import simulations.new_command
 import simulations.privacy_commands
+import simulations.rehearse_command
 from shared.errors import SamaraError
 
 _RIGHTS = "give a path that you may use, or change its rights"
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(simulations.commands.demo)
 app.command()(simulations.new_command.new)
 app.command()(simulations.commands.simulate)
+app.command()(simulations.rehearse_command.rehearse)
 app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)
 app.command()(simulations.commands.tasks)

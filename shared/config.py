@@ -20,6 +20,7 @@ from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
 from shared.personal_settings import PersonalSettings
 from shared.privacy_settings import PrivacySettings
+from shared.rehearsal_settings import RehearsalSettings
 from shared.run_terms import RunTerms, federated_rounds
 from shared.scenarios import read_scenario
 from shared.sections import (
@@ -232,6 +233,7 @@ class RunConfig(Settings):
     )
     ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="reference/ledger.md")
     fleet: FleetSettings = setting(FleetSettings(), "Emulated devices", page="guides/fleet.md")
+    rehearsal: RehearsalSettings = setting(RehearsalSettings(), "Rehearsal")
 
     @property
     def federated_rounds(self) -> int:
@@ -338,8 +340,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
         rounds, scalars = self.federated_rounds, self.steps * self.queries
-        best, minimum = self.evaluate.best, self.cohort.minimum
-        privacy = self.privacy.mistakes(rounds, minimum, scalars, best)
+        privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))
         return self

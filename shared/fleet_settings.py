@@ -79,7 +79,7 @@ class DeviceGroup(Section):
         return self
 
 
-def _tables(value: object) -> object:
+def read_tables(value: object) -> object:
     """Read the JSON that stands for tables in ``--set`` and in Flower's run config."""
     if not isinstance(value, str):
         return value
@@ -94,13 +94,13 @@ def _tables(value: object) -> object:
 class FleetSettings(Section):
     """Emulated devices in place of clients that are as fast as this machine."""
 
-    devices: Annotated[tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(_tables)] = (
-        setting(
-            (),
-            "groups of devices, each a table `[[fleet.devices]]`; in `--set` and in Flower's run "
-            "config a JSON list of objects. Empty is no emulation",
-            page="guides/fleet.md",
-        )
+    devices: Annotated[
+        tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(read_tables)
+    ] = setting(
+        (),
+        "groups of devices, each a table `[[fleet.devices]]`; in `--set` and in Flower's run "
+        "config a JSON list of objects. Empty is no emulation",
+        page="guides/fleet.md",
     )
     begins: float = setting(12.0, "hour of the day when the run begins", ge=0, lt=24)
     every: float = setting(

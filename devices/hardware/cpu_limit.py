@@ -42,6 +42,14 @@ class CpuLimit(ABC):
         """Return the command that runs a command under the limit."""
         return enter_group(self.folder, command)
 
+    def add(self, process: int) -> None:
+        """Put a running process under the limit; its children follow it.
+
+        Raises:
+            OSError: if there is no such process.
+        """
+        (self.folder / "cgroup.procs").write_text(str(process))
+
     @abstractmethod
     def set_cores(self, cores: float) -> None:
         """Set the number of cores, from `LEAST_CORES` on."""

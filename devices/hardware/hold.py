@@ -15,10 +15,10 @@ from types import FrameType
 
 import numpy as np
 
-from devices.hardware.cpu_limit import LEAST_CORES, limit_cpu
+from devices.hardware.cpu_limit import LEAST_CORES, CpuLimit, limit_cpu
 from devices.hardware.leftovers import caretaker
-from devices.hardware.link_shaping import shape_link, slow_link
-from devices.hardware.memory_limit import PollingLimit, memory_limit
+from devices.hardware.link_shaping import ShapedLink, shape_link, slow_link
+from devices.hardware.memory_limit import MemoryLimit, PollingLimit, memory_limit
 from devices.hardware.profile import DeviceProfile, LinkProfile
 from shared.errors import DeviceError
 from shared.machine import cores
@@ -90,6 +90,67 @@ def plan_hold(
     return Hold(device.name, device.usable_bytes, share, slowed, dilation)
 
 
+@dataclass(frozen=True)
+class Held:
+    """The limits that hold processes to a device.
+
+    Attributes:
+        memory: limit of their memory.
+        link: namespace behind their link; None leaves them this machine's network.
+        processor: limit of their processor time; None where this machine permits none.
+    """
+
+    memory: MemoryLimit
+    link: ShapedLink | None
+    processor: CpuLimit | None
+
+    def command(self, command: Sequence[str], *, slowed: bool) -> list[str]:
+        """Return the command that runs a command under the limits.
+
+        Args:
+            command: command and its arguments.
+            slowed: whether the limit of processor time holds it from its start.
+        """
+        # the namespace comes last: in it the control groups cannot be seen
+        held = self.link.command(command) if self.link else list(command)
+        if slowed and self.processor:
+            held = self.processor.command(held)
+        return self.memory.command(held)
+
+
+@contextmanager
+def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
+    """Set up the limits of a device for the duration of a block, and remove them afterwards.
+
+    Args:
+        hold: what processes are held to.
+        say: called with a line for each thing that they are held to.
+
+    Raises:
+        DeviceError: if links cannot be shaped here.
+    """
+    with ExitStack() as undo:
+        memory = undo.enter_context(memory_limit(hold.limit_bytes))
+        say(f"memory: {hold.limit_bytes / 2**20:,.0f} MiB of {hold.device}, by {memory.name}")
+        link = None
+        if hold.link is not None:
+            link = undo.enter_context(shape_link(hold.link))
+            say(describe_link(hold.link, link.address, link.has_netem))
+        processor = None
+        try:
+            processor = limit_cpu(memory, hold.cores)
+        except OSError as error:
+            say(f"processor: not held, this machine permits no limit of it ({error.strerror})")
+        else:
+            undo.callback(processor.close)
+            slower = f", {hold.dilation:g} s for a second of it" if hold.dilation > 1 else ""
+            say(
+                f"processor: {hold.cores:.2f} of {cores()} cores, as fast as {hold.device}"
+                f"{slower}, by {processor.name}"
+            )
+        yield Held(memory, link, processor)
+
+
 def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> int:
     """Run a command to its end and return its exit status; a signal's number is negative.
 
@@ -103,29 +164,10 @@ def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> 
     Raises:
         DeviceError: if the command cannot be started, or links cannot be shaped here.
     """
-    with ExitStack() as undo:
-        keeper = undo.enter_context(caretaker())
-        memory = undo.enter_context(memory_limit(hold.limit_bytes))
-        say(f"memory: {hold.limit_bytes / 2**20:,.0f} MiB of {hold.device}, by {memory.name}")
-        wrapped = list(command)
-        if hold.link is not None:
-            place = undo.enter_context(shape_link(hold.link))
-            wrapped = place.command(wrapped)
-            say(describe_link(hold.link, place.address, place.has_netem))
+    with caretaker() as keeper, held(hold, say) as limits:
+        memory = limits.memory
         try:
-            processor = limit_cpu(memory, hold.cores)
-        except OSError as error:
-            say(f"processor: not held, this machine permits no limit of it ({error.strerror})")
-        else:
-            undo.callback(processor.close)
-            wrapped = processor.command(wrapped)
-            slower = f", {hold.dilation:g} s for a second of it" if hold.dilation > 1 else ""
-            say(
-                f"processor: {hold.cores:.2f} of {cores()} cores, as fast as {hold.device}"
-                f"{slower}, by {processor.name}"
-            )
-        try:
-            process = subprocess.Popen(memory.command(wrapped), text=True)
+            process = subprocess.Popen(limits.command(command, slowed=True), text=True)
         except OSError as error:
             raise DeviceError(f"{command[0]}: cannot be started: {error.strerror}") from error
         if isinstance(memory, PollingLimit):

@@ -50,7 +50,9 @@ def test_a_noise_multiplier_says_what_it_costs() -> None:
 
 def test_a_plan_whose_noise_hides_all_that_its_rounds_say_is_warned_of() -> None:
     few = PlannedRun(rounds=40, clients=64, scalars=256)
-    assert warn_of_plan(few).startswith("With ε = 0.5 the noise of all rounds together is 2.1 times")
+    assert warn_of_plan(few).startswith(
+        "With ε = 0.5 the noise of all rounds together is 2.1 times"
+    )
     assert "ε = 8 and 2 and 0.5" in warn_of_plan(replace(few, clients=8))
     assert warn_of_plan(replace(few, clients=1000)) == ""
     # more rounds have more noise each, and as much together

@@ -1,0 +1,45 @@
+"""The settings of a rehearsal: what goes wrong in it, and when."""
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_serializer
+
+from shared.fleet_settings import read_tables
+from shared.settings import Section, setting
+
+FaultKind = Literal["power-cut", "link-cut"]
+
+
+class Fault(Section):
+    """Something that goes wrong on a client's device."""
+
+    kind: FaultKind = setting(
+        ...,
+        "`power-cut`: every process is killed, and started again; `link-cut`: the link is "
+        "unplugged",
+    )
+    client: int = setting(..., "number of the client, in the order of `fleet.devices`", ge=0)
+    at: float = setting(
+        ..., "when it begins: seconds of the devices since the end of the first round", ge=0
+    )
+    seconds: float = setting(30.0, "how long it lasts, seconds of the devices", gt=0)
+
+
+class RehearsalSettings(Section):
+    """The faults that `samara rehearse` gives to the clients of `fleet.devices`."""
+
+    faults: Annotated[tuple[Fault, ...], Field(strict=False), BeforeValidator(read_tables)] = (
+        setting(
+            (),
+            "faults, each a table `[[rehearsal.faults]]`; in `--set` a JSON list of objects. "
+            "Simulations have none of them",
+            identity=False,
+            page="guides/rehearsal.md",
+        )
+    )
+
+    @field_serializer("faults")
+    def _as_text(self, faults: tuple[Fault, ...]) -> str:
+        tables = [fault.model_dump(by_alias=True, exclude_unset=True) for fault in faults]
+        return json.dumps(tables) if tables else ""

@@ -1,0 +1,55 @@
+"""The examples of a run, dealt out to folders that live clients read."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+
+from client.training.client_data import ClientData
+from shared.errors import ConfigError
+from shared.files import make_folder
+from shared.frames.instructions import Split
+from shared.tasks.kinds import ClassificationTask, Task
+
+TASK_FILE = "task.toml"
+
+
+def write_task(task: Task, file: Path) -> None:
+    """Write the task of dealt examples, whose text is rendered already.
+
+    Raises:
+        ConfigError: if the task is no classification.
+    """
+    if not isinstance(task, ClassificationTask):
+        raise ConfigError(
+            f"task {task.name!r} is a {task.kind}: a rehearsal deals out examples of "
+            "classifications only; choose such a task, or give each client its data yourself "
+            "(samara server up, samara client up)"
+        )
+    written = {
+        "name": task.name,
+        "text": "{text}",
+        "question": task.question,
+        "words": list(task.words),
+        "labels": list(range(len(task.words))),
+        "metric": task.metric,
+    }
+    if task.positive is not None:
+        written["positive"] = str(task.label_index(task.positive))
+    file.write_text(tomli_w.dumps(written), encoding="utf-8")
+
+
+def write_shares(shares: Sequence[ClientData], folder: Path) -> list[Path]:
+    """Write each client's examples to a folder of its own; return these folders."""
+    folders = []
+    for number, share in enumerate(shares):
+        own = folder / str(number)
+        make_folder(own)
+        for split in Split:
+            rows = [{"text": e.text, "label": e.label} for e in share.in_split(split)]
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            if rows:
+                (own / f"{split.name.lower()}.jsonl").write_text(text, encoding="utf-8")
+        folders.append(own)
+    return folders

@@ -1,0 +1,172 @@
+"""The processes of a rehearsal: `samara server up`, and `samara client up` held to a device."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+import simulations
+from devices.hardware.hold import Held
+from devices.hardware.leftovers import Caretaker
+from devices.hardware.memory_limit import PollingLimit
+from simulations.rehearsal.plan import PlannedClient
+
+END_SECONDS = 60.0
+"""Longest time that a process is given to end after SIGTERM."""
+_TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
+_READY, _TRAINER = "trainer ready", "devices.live.trainer_process"
+
+
+def samara_command(arguments: Sequence[str]) -> list[str]:
+    """Return a command of this installation."""
+    return [sys.executable, "-P", "-m", "samara", *arguments]
+
+
+def start_process(
+    command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
+    """Start a process whose output goes to the end of a file, and which Ctrl-C does not reach."""
+    here = str(Path(str(simulations.__file__)).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    with said.open("ab") as file:
+        return subprocess.Popen(
+            list(command),
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def end_process(process: "subprocess.Popen[str]") -> None:
+    """End a process by SIGTERM, and kill it with its children if it does not end in time."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_family(process)
+
+
+def kill_family(process: "subprocess.Popen[str]") -> None:
+    """Kill a process and its children at once, as a power cut does."""
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        for member in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+class RehearsedClient:
+    """The processes of a client, under the limits of its device.
+
+    Args:
+        plan: what it is held to.
+        limits: the limits.
+        arguments: of `samara client up`.
+        said: file of its output.
+        keeper: has its processes ended if this process is killed.
+
+    Attributes:
+        plan: what it is held to.
+        limits: the limits.
+        environment: environment variables of its processes.
+        died: why it has ended before the run; empty if it has not.
+        has_power: whether it is not in a power cut.
+    """
+
+    def __init__(
+        self,
+        plan: PlannedClient,
+        limits: Held,
+        arguments: Sequence[str],
+        said: Path,
+        keeper: Caretaker,
+    ) -> None:
+        self.plan, self.limits, self._arguments = plan, limits, arguments
+        self._said, self._keeper = said, keeper
+        self.environment: dict[str, str] = {}
+        self.died, self.has_power = "", False
+        self._process: subprocess.Popen[str] | None = None
+        self._watcher: threading.Thread | None = None
+        self._slowed = 0
+
+    def start(self) -> None:
+        """Start `samara client up`, or start it again."""
+        command = self.limits.command(samara_command(self._arguments), slowed=False)
+        self._process = start_process(command, self._said, self.environment)
+        self.has_power = True
+        if isinstance(self.limits.memory, PollingLimit):
+            self._keeper.watch(self._process.pid)
+        watch = self.limits.memory.watch
+        self._watcher = threading.Thread(target=watch, args=(self._process,), daemon=True)
+        self._watcher.start()
+
+    def tend(self) -> None:
+        """Put a new trainer under the limit of processor time."""
+        trainer = self._trainer()
+        if trainer is None or trainer == self._slowed or self.limits.processor is None:
+            return
+        with suppress(OSError):  # it has ended meanwhile
+            self.limits.processor.add(trainer)
+            self._slowed = trainer
+
+    def check(self) -> bool:
+        """See whether it has died, and end what is left of it; return whether it has."""
+        memory = self.limits.memory
+        status = self._process.poll() if self._process is not None else None
+        if memory.kills() and not self._was_ready:
+            self.died = (
+                "is too small: the kernel killed it at its limit of "
+                f"{memory.limit_bytes / 2**20:,.0f} MiB before it was ready"
+            )
+            self.end()
+        elif status:
+            self.died = f"ended with status {status}: {self._last_words()}"
+        return bool(self.died)
+
+    def cut_power(self) -> None:
+        """Kill every process of the client."""
+        self.has_power = False
+        if self._process is not None:
+            kill_family(self._process)
+
+    def end(self) -> None:
+        """End the client's processes."""
+        if self._process is not None:
+            end_process(self._process)
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def trained_seconds(self) -> list[float]:
+        """Return the seconds here of each answer to a train message."""
+        return [float(s) for s in _TRAINED.findall(self._said.read_text(errors="replace"))]
+
+    @property
+    def _was_ready(self) -> bool:
+        return _READY in self._said.read_text(errors="replace")
+
+    def _last_words(self) -> str:
+        lines = self._said.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _trainer(self) -> int | None:
+        if self._process is None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self._process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if _TRAINER in one.cmdline():
+                        return int(one.pid)
+        return None

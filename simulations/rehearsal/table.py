@@ -1,0 +1,39 @@
+"""The report of a rehearsal as a table on the terminal."""
+
+from rich.table import Table
+
+from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
+
+
+def report_table(report: RehearsalReport) -> Table:
+    """Return the table of a rehearsal, a row for each client."""
+    table = Table(title=f"{report.rounds} rounds; predicted → happened")
+    for column in ("client", "MiB", "s of a round", "bytes up", "bytes down", "state"):
+        table.add_column(column, justify="left" if column in ("client", "state") else "right")
+    for client in report.clients:
+        table.add_row(
+            client.name,
+            _pair(client.predicted_memory / 2**20, client.memory / 2**20, "{:,.0f}"),
+            _pair(client.predicted_seconds, client.seconds, "{:.2f}"),
+            f"{client.frames_up:,} → {client.up // max(1, client.answers):,}",
+            f"{client.frames_down:,} → {client.down // max(1, client.answers):,}",
+            _state(client),
+        )
+    return table
+
+
+def _pair(predicted: float, happened: float | None, form: str) -> str:
+    error = relative_error(predicted, happened)
+    if happened is None or error is None:
+        return f"{form.format(predicted)} → –"
+    return f"{form.format(predicted)} → {form.format(happened)} ({error:+.0%})"
+
+
+def _state(client: ClientReport) -> str:
+    if client.died:
+        return client.died
+    if not client.round:
+        return "took no part"
+    return f"{client.digest[:8]} after round {client.round}" + (
+        "" if client.agrees else ", which the ledger does not have"
+    )

@@ -1,0 +1,101 @@
+"""A rehearsal: real processes held to devices, a fault, and nothing left of it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from devices.hardware.cpu_limit import CgroupV1Cpu
+from devices.hardware.leftovers import find_groups, find_namespaces
+from devices.hardware.link_shaping import check_shaping
+from devices.hardware.memory_limit import CgroupV1Limit
+from samara.command import app
+from shared.errors import ConfigError, DeviceError
+
+SCENARIO = """
+rounds = 3
+steps = 2
+queries = 2
+batch = 8
+learning-rate = 0.1
+
+[adapter]
+layers = "top:1"
+
+[data]
+clients = 2
+
+[cohort]
+available = 2
+
+[personal]
+rounds = 0
+
+[evaluate]
+every = 0
+test = false
+
+[[fleet.devices]]
+device = "orin-nano-8gb"
+share = 1
+
+[[fleet.devices]]
+device = "laptop"
+share = 1
+link = "lte"
+
+[[rehearsal.faults]]
+kind = "link-cut"
+client = 1
+at = 0.0
+seconds = 0.1
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "field.toml"
+    file.write_text(SCENARIO)
+    try:
+        check_shaping()
+        CgroupV1Limit(2**30).close()
+        CgroupV1Cpu(1.0).close()
+    except (OSError, DeviceError) as error:
+        pytest.skip(f"processes cannot be held to a device here: {error}")
+    return file
+
+
+@pytest.mark.slow
+def test_devices_that_are_too_fast_are_refused_with_the_dilation_that_would_do(
+    scenario: Path, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["rehearse", str(scenario), "--out", str(tmp_path / "r")])
+    assert isinstance(done.exception, ConfigError)
+    assert "or more lets a second of the devices take as many seconds here" in str(done.exception)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.exhaustive
+def test_two_clients_of_different_devices_reach_one_digest_though_a_link_is_cut(
+    scenario: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    out = tmp_path_factory.mktemp("r") / "o"
+    arguments = ["rehearse", str(scenario), "--dilation", "20", "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    report = json.loads((out / "rehearsal.json").read_text())
+    assert report["rounds"] == 3
+    assert report["finished"]
+    clients = report["clients"]
+    assert [client["device"] for client in clients] == ["orin-nano-8gb", "laptop"]
+    assert len({client["digest"] for client in clients}) == 1
+    assert all(client["round"] == 3 and client["seconds"] > 0 for client in clients)
+    (fault,) = report["faults"]
+    assert (fault["kind"], fault["client"]) == ("link-cut", "1-laptop")
+    assert fault["began_after"] >= 1
+    assert "reported again in round" in done.output
+    own = os.getpid()
+    left = [*find_groups().items(), *find_namespaces().items()]
+    assert [name for name, owner in left if owner == own] == []

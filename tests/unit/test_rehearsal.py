@@ -1,0 +1,175 @@
+"""Rehearsals: their settings, the dilation of time, what processes are told, and the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import RunConfig, load_scenario
+from shared.errors import ConfigError
+from shared.tasks.catalog import load_task
+from simulations.rehearsal.dealt_data import write_task
+from simulations.rehearsal.faults import FaultReport, check_faults, first_report, timeline
+from simulations.rehearsal.plan import CLIENTS_SHARE, check_dilation, least_dilation
+from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
+from simulations.rehearsal.run import served_settings
+
+SCENARIO = """
+[data]
+clients = 2
+
+[[fleet.devices]]
+device = "laptop"
+share = 1
+
+[[rehearsal.faults]]
+kind = "{kind}"
+client = {client}
+at = {at}
+"""
+
+
+def scenario(folder: Path, kind: str = "power-cut", client: int = 1, at: float = 3.0) -> Path:
+    file = folder / "scenario.toml"
+    file.write_text(SCENARIO.format(kind=kind, client=client, at=at))
+    return file
+
+
+def test_faults_are_read_from_a_scenario_and_survive_flowers_config(tmp_path: Path) -> None:
+    config = load_scenario(scenario(tmp_path))
+    (fault,) = config.rehearsal.faults
+    assert (fault.kind, fault.client, fault.at, fault.seconds) == ("power-cut", 1, 3.0, 30.0)
+    assert RunConfig.of(config.flat(), "flat").rehearsal == config.rehearsal
+    assert "rehearsal.faults" not in config.identity()
+
+
+def test_all_mistakes_of_a_fault_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_scenario(scenario(tmp_path, "flood", -1, -2.0))
+    for place in ("faults.0.kind", "faults.0.client", "faults.0.at"):
+        assert place in str(raised.value)
+
+
+def test_a_fault_of_a_client_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    config = load_scenario(scenario(tmp_path, client=2))
+    with pytest.raises(ConfigError, match=r"faults\.0: client 2: clients are 0 to 1"):
+        check_faults(config.rehearsal.faults, config.data.clients)
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12),
+    st.integers(1, 64),
+)
+def test_with_the_least_dilation_all_clients_fit_on_the_cores(
+    shares: list[float], machine_cores: int
+) -> None:
+    least = least_dilation(shares, machine_cores)
+    assert least >= 1
+    assert max(shares) / least <= 1 + 1e-9
+    assert sum(shares) / least <= CLIENTS_SHARE * machine_cores + 1e-9
+    check_dilation(least, shares, machine_cores)
+    if least > 1:
+        with pytest.raises(ConfigError, match=r"--dilation \d+\.\d or more"):
+            check_dilation(least * 0.99, shares, machine_cores)
+
+
+def test_the_moments_of_faults_are_in_the_order_of_time(tmp_path: Path) -> None:
+    config = load_scenario(scenario(tmp_path))
+    (fault,) = config.rehearsal.faults
+    earlier = fault.model_copy(update={"at": 1.0, "seconds": 2.0})
+    moments = timeline([fault, earlier], 10.0)
+    assert [(m.at, m.number, m.begins) for m in moments] == [
+        (10.0, 1, True),
+        (30.0, 1, False),
+        (30.0, 0, True),
+        (330.0, 0, False),
+    ]
+
+
+def test_the_server_gets_its_own_settings_and_longer_deadlines(tmp_path: Path) -> None:
+    config = RunConfig.of(
+        {"cohort.timeout": 10.0, "rounds": 3, "micro-batch": 2, "data.clients": 2}
+        | {"fleet.devices": '[{"device": "laptop", "share": 1}]'},
+        "test",
+    )
+    served = served_settings(config.flat(), 4.0)
+    assert json.loads(served["cohort.timeout"]) == 40.0
+    assert served["rounds"] == "3"
+    assert not {"micro-batch", "fleet.devices", "out"} & served.keys()
+
+
+def test_a_dealt_task_asks_as_the_original(tmp_path: Path) -> None:
+    task, file = load_task("sst2"), tmp_path / "task.toml"
+    write_task(task, file)
+    dealt = load_task(str(file))
+    rendered = task.render({"text": "a {film} to see"})
+    assert dealt.render({"text": rendered}) == rendered
+    assert (dealt.prompts(), dealt.labels) == (task.prompts(), (("0",), ("1",)))
+
+
+def client(**changes: object) -> ClientReport:
+    values: dict[str, object] = {
+        "name": "0-laptop",
+        "device": "laptop",
+        "fits": True,
+        "limit_bytes": 2**30,
+        "predicted_memory": 500,
+        "memory": 550,
+        "predicted_seconds": 2.0,
+        "seconds": 1.9,
+        "answers": 3,
+        "frames_up": 10,
+        "frames_down": 10,
+        "up": 90,
+        "down": 90,
+        "round": 3,
+        "digest": "ab",
+        "agrees": True,
+        "died": "",
+    }
+    return ClientReport(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_report_is_good_if_all_went_as_it_should() -> None:
+    small = client(fits=False, died="is too small", round=0, digest="", agrees=False)
+    fault = FaultReport("power-cut", "0-laptop", 3.0, 1, 2, 3)
+
+    def is_good(*clients: ClientReport, faults: tuple[FaultReport, ...] = (fault,)) -> bool:
+        return RehearsalReport(1.0, 3, True, clients, faults).is_good
+
+    assert is_good(client(), small)
+    assert not is_good(client(agrees=False))
+    assert not is_good(client(died="ended with status 1"))
+    assert not is_good(client(), faults=(FaultReport("link-cut", "0-laptop", 3.0, 1, 2, None),))
+    assert not RehearsalReport(1.0, 3, False, (client(),), ()).is_good
+
+
+def test_how_far_it_was_from_the_prediction() -> None:
+    assert relative_error(500, 550) == pytest.approx(0.1)
+    assert relative_error(2.0, None) is None
+    assert relative_error(0.0, 1.0) is None
+
+
+def test_when_a_client_is_back() -> None:
+    reporters = {1: ["a", "b"], 2: ["b"], 3: ["b"], 4: ["a"]}
+    assert first_report("a", 1, reporters) == 4
+    assert first_report("b", 4, reporters) is None
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "back", "words"),
+    [
+        (None, None, None, "the run ended before it began"),
+        (1, None, None, "the run ended before it was over"),
+        (1, 2, None, "never reported again"),
+        (1, 2, 3, "reported again in round 3"),
+    ],
+)
+def test_what_became_of_a_fault(
+    began: int | None, ended: int | None, back: int | None, words: str
+) -> None:
+    fault = FaultReport("link-cut", "0-laptop", 3.0, began, ended, back)
+    assert fault.describe().endswith(words)
+    assert fault.is_survived == (words != "never reported again")
