@@ -28,6 +28,7 @@ class RecordedStepSize:
 
     Attributes:
         size: step size after all recorded steps.
+        latest: observation of the last recorded step; None if it has none.
     """
 
     def __init__(self, size: StepSize, file: Path | None = None, done: int = 0) -> None:
@@ -43,6 +44,7 @@ class RecordedStepSize:
                 step's line is replaced by a line without observation instead.
         """
         self.size, self._file = size, file
+        self.latest: Observation | None = None
         if file:
             _replace_half_line(file, done)
         events = {event.get("step"): event for event in read_events(file)} if file else {}
@@ -52,7 +54,8 @@ class RecordedStepSize:
                     f"{file}: lacks step {step} of {done}; restore it, or begin the run in "
                     "another folder"
                 )
-            self.size = self.size.after(_observation(events[step], file))
+            self.latest = _observation(events[step], file)
+            self.size = self.size.after(self.latest)
 
     def record(self, observation: Observation | None, clients: Collection[int] = ()) -> StepSize:
         """Record an observation, and return the step size after it once it is on the disk.
@@ -64,7 +67,7 @@ class RecordedStepSize:
         Raises:
             SamaraError: if the file cannot be written.
         """
-        self.size = self.size.after(observation)
+        self.size, self.latest = self.size.after(observation), observation
         if self._file:
             try:
                 event = _event(observation) if observation else {}

@@ -16,7 +16,7 @@ from client.tuning.run import read_result
 from client.tuning.settings import TuneSettings
 from client.tuning.trajectory import read_trajectory
 from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, UPDATE_RULES, make_space
+from client.tuning.zeroth_order import TRAJECTORY_FILE, make_space, update_rule
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     run = parser.parse_args().run
     result = read_result(run)
     setup = TuningSetup(TuneSettings.of(result["config"], str(run)))
-    space, rule = make_space(setup), UPDATE_RULES[setup.settings.method]
+    space, rule = make_space(setup), update_rule(setup.settings)
     file = run / TRAJECTORY_FILE
     trajectory = read_trajectory(file)
     size, steps = file.stat().st_size, len(trajectory.records)

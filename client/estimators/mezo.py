@@ -5,6 +5,7 @@ algorithm 2 for the estimate, appendix A.2 for the schedules of n. Where all dir
 batch, n-SPSA is `client.estimators.prge`.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from client.estimators.prge import Estimator, GradientEstimate, LossRequest
 
 QuerySchedule = Literal["constant", "linear"]
-LearningRateSchedule = Literal["constant", "linear"]
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
 def mezo_estimator(
@@ -53,6 +54,38 @@ def mezo_estimator(
     return GradientEstimate(gradients, float(losses.mean()), mean_curvature)
 
 
+def one_point_estimator(
+    seeds: NDArray[np.uint64],
+    batches: NDArray[np.int64],
+    epsilon: float,
+    previous: float | None,
+) -> Estimator:
+    """Estimate the gradient of one step by one loss for every direction.
+
+    For every j, g_j = (L(θ + ε·z_j; B_j) − l) / ε, where l is the mean of these losses one step
+    earlier, at the θ of then: MeZO, definition 8 and appendix B.5, with one direction, of Zhang et
+    al., "A new one-point residual-feedback oracle for black-box learning and control" (2022).
+
+    Args:
+        seeds: uint64 [n], seeds of the directions.
+        batches: int64 [n, B], indices of the examples of every direction.
+        epsilon: size ε > 0 of the perturbations.
+        previous: l; None in a first step, whose own mean loss takes its place.
+
+    Yields:
+        A request for every direction, answered by one loss, float64 [1].
+
+    Returns:
+        The n projected gradients, with the mean loss, which is l of the next step.
+    """
+    losses = np.empty(len(seeds))
+    for j, batch in enumerate(batches):
+        (losses[j],) = yield LossRequest(seeds[j : j + 1], epsilon, batch, signs=(1,))
+    mean = float(losses.mean())
+    reference = mean if previous is None else previous
+    return GradientEstimate(((losses - reference) / epsilon).astype(np.float32), mean)
+
+
 def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int:
     """Return n, the number of directions in a step.
 
@@ -67,15 +100,28 @@ def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int
     return most if schedule == "constant" else -(-most * (step + 1) // steps)
 
 
-def learning_rate_at(step: int, steps: int, first: float, schedule: LearningRateSchedule) -> float:
+def learning_rate_at(
+    step: int, steps: int, highest: float, schedule: LearningRateSchedule, warm_up: int = 0
+) -> float:
     """Return η, the learning rate of a step.
 
-    The linear schedule falls towards zero, the value for step T: η·(1 − t/T).
+    It rises by equal parts to the highest in W warm-up steps. Then it is constant, or falls towards
+    zero, the value for step T: linearly, or as half a period of a cosine.
 
     Args:
         step: index t of the step, from 0.
         steps: number of steps T.
-        first: η of the first step.
-        schedule: constant or linear.
+        highest: highest η.
+        schedule: constant, linear or cosine.
+        warm_up: number of warm-up steps W < T.
     """
-    return first if schedule == "constant" else first * ((steps - step) / steps)
+    if step < warm_up:
+        return highest * ((step + 1) / warm_up)
+    rest = (steps - step) / (steps - warm_up)
+    match schedule:
+        case "constant":
+            return highest
+        case "linear":
+            return highest * rest
+        case "cosine":
+            return highest * (1 - math.cos(math.pi * rest)) / 2

@@ -98,12 +98,14 @@ class FullSpace(SequentialSpace):
             yield view
             first, count, index = first + len(view), count - len(view), index + 1
 
-    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
         current = 0.0
         try:
-            for target in (epsilon, -epsilon):
-                self._move(seed, current, target)
-                current = target
+            for sign in signs:
+                self._move(seed, current, sign * epsilon)
+                current = sign * epsilon
                 yield self._no_adapters
         finally:
             self._move(seed, current, 0.0)

@@ -97,8 +97,10 @@ class LoRASpace(FlatSpace, SequentialSpace):
         theta = torch.from_numpy(np.concatenate(initial)).to(base.network.device)
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
-    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        for theta in self._both_sides(seed, epsilon):
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
+        for theta in self._sides(seed, epsilon, signs):
             yield self._load(theta)
 
     @contextmanager

@@ -75,8 +75,10 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
         super().__init__(tensors, adapter, theta, backend, distribution)
 
-    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        for theta in self._both_sides(seed, epsilon):
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
+        for theta in self._sides(seed, epsilon, signs):
             with self._prepended(theta):
                 yield self._no_adapters
 

@@ -63,6 +63,7 @@ class Space(ABC):
         distribution: distribution of the directions.
         state: name of the type in which θ is stored.
         drifts: true if θ itself is perturbed and restored, which leaves rounding errors in it.
+        signs: signs that a step perturbs with; where θ drifts, a rebuild repeats them.
         portable: true if θ starts with the same bits on every machine.
     """
 
@@ -70,6 +71,7 @@ class Space(ABC):
     state = "float32"
     drifts = False
     portable = True
+    signs: tuple[int, ...] = BOTH_SIDES
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Space(ABC):
                 the engine that was built with `adapter`; valid only inside the call.
             seeds: uint64 [q], seeds of the directions; an empty array means θ itself.
             epsilon: size ε of the perturbations.
-            signs: +1 and −1; a space of adapters that share a forward pass also accepts one.
+            signs: +1 and −1, or one of them.
 
         Returns:
             float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed; [q, …] for one
@@ -136,7 +138,8 @@ class Space(ABC):
         """
         if self.drifts:
             for seed in seeds:
-                for current, target in pairwise((0.0, epsilon, -epsilon, 0.0)):
+                offsets = (0.0, *(sign * epsilon for sign in self.signs), 0.0)
+                for current, target in pairwise(offsets):
                     self._shift(int(seed), current, target, first, count)
 
     def _shift(self, seed: int, current: float, target: float, first: int, count: int) -> None:
@@ -196,8 +199,10 @@ class SequentialSpace(Space):
     """A space whose model computes with one perturbation at a time."""
 
     @abstractmethod
-    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        """Yield twice, with the model at θ + ε·z and at θ − ε·z, and restore θ at the end.
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
+        """Yield with the model at θ + s·ε·z for every sign s, and restore θ at the end.
 
         Where the space drifts, θ is restored up to rounding.
         """
@@ -214,16 +219,17 @@ class SequentialSpace(Space):
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine under one perturbation after the other, seed by seed."""
-        check_both_sides(signs)
         if not len(seeds):
             with self._unperturbed() as unperturbed:
                 return score(unperturbed)
-        results: list[NDArray[np.float32]] = []
+        results: list[list[NDArray[np.float32]]] = []
         for seed in seeds:
             # Closed, so that θ is restored also when `score` fails.
-            with closing(self._perturbed(int(seed), epsilon)) as sides:
-                results += [score(perturbed) for perturbed in sides]
-        return np.concatenate([*results[::2], *results[1::2]])
+            with closing(self._perturbed(int(seed), epsilon, signs)) as sides:
+                results.append([score(perturbed) for perturbed in sides])
+        return np.concatenate(
+            [scores for of_sign in zip(*results, strict=True) for scores in of_sign]
+        )
 
 
 class FlatSpace(Space):
@@ -252,16 +258,8 @@ class FlatSpace(Space):
         """Set elements of θ in place."""
         self._theta[first : first + len(values)] = values
 
-    def _both_sides(self, seed: int, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Return θ + ε·z and θ − ε·z as new vectors, float32 [d]."""
+    def _sides(self, seed: int, epsilon: float, signs: tuple[int, ...]) -> Iterator[Tensor]:
+        """Yield θ + s·ε·z for every sign s as a new vector, float32 [d]."""
         step = self.direction(seed, 0, self.size) * epsilon
-        return self._theta + step, self._theta - step
-
-
-def check_both_sides(signs: tuple[int, ...]) -> None:
-    """Raise a ValueError if a space that perturbs the model itself is asked for one sign alone."""
-    if signs != BOTH_SIDES:
-        raise ValueError(
-            f"signs = {signs}: a space that perturbs the model itself evaluates both signs; "
-            f"use {BOTH_SIDES}"
-        )
+        for sign in signs:
+            yield self._theta + sign * step

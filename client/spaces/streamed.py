@@ -24,7 +24,6 @@ from client.spaces.space import (
     ScoreFunction,
     Space,
     SpaceTensor,
-    check_both_sides,
 )
 from client.streaming.block_store import BlockStore, allocate
 from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
@@ -100,7 +99,7 @@ class StreamedFullSpace(Space):
         self._by_block: dict[int | None, list[_Parameter]] = {}
         for parameter in self._parameters:
             self._by_block.setdefault(parameter.block, []).append(parameter)
-        self._seeds, self._epsilon = NO_SEEDS, 0.0
+        self._seeds, self._offsets = NO_SEEDS, list[float]()
         self._updates: list[RangeUpdate] = []
         self._applied = [0] * len(store.packed_blocks)
         self.stream = BlockStream(base, store, theta_dtype, True, scheduling, self._apply_deferred)
@@ -147,17 +146,16 @@ class StreamedFullSpace(Space):
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a `StreamedForward` that perturbs the model by this space's `at_stage`."""
-        check_both_sides(signs)
         if not len(seeds):
             self.flush()
             return score(self._no_adapters)
-        self._seeds, self._epsilon = seeds, epsilon
+        self._seeds, self._offsets = seeds, [sign * epsilon for sign in signs]
         # Adapters without elements: the perturbations are of the model itself.
         no_elements = torch.zeros((len(seeds), 0), dtype=torch.int16)
         try:
-            return score(replace(self._no_adapters, directions=no_elements))
+            return score(replace(self._no_adapters, directions=no_elements, signs=signs))
         finally:
-            self._seeds, self._epsilon = NO_SEEDS, 0.0
+            self._seeds, self._offsets = NO_SEEDS, []
 
     def direction(self, seed: int, first: int, count: int) -> Tensor:
         """Return elements of a direction, float32 [count]; `first` may be any element."""
@@ -196,8 +194,8 @@ class StreamedFullSpace(Space):
                 blocks if it is negative and behind them otherwise.
 
         Yields:
-            A function that perturbs the part, given an index: 0 … q − 1 for θ + ε·z of every seed,
-            q … 2q − 1 for θ − ε·z.
+            A function that perturbs the part, given an index: 0 … q − 1 for every seed with the
+            first sign, q … 2q − 1 with the second.
         """
         block = stage if 0 <= stage < self.stream.block_count else None
         part = _PerturbedPart(self, block)
@@ -212,11 +210,11 @@ class StreamedFullSpace(Space):
                 self._resident[first].copy_(before)
 
     def _seed_and_offset(self, index: int) -> tuple[int, float]:
-        """Return the seed and the signed ε of a perturbation; (0, 0.0) if there are no seeds."""
+        """Return the seed and s·ε of a perturbation; (0, 0.0) if there are no seeds."""
         if not len(self._seeds):
             return 0, 0.0
         sign, query = divmod(index, len(self._seeds))
-        return int(self._seeds[query]), -self._epsilon if sign else self._epsilon
+        return int(self._seeds[query]), self._offsets[sign]
 
     def theta_of(self, parameter: "_Parameter") -> Tensor:
         """Return a flat view of the θ of one parameter; its block is loaded."""

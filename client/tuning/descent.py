@@ -58,8 +58,9 @@ class UpdateStep:
 
 @dataclass(frozen=True)
 class SGD:
-    """The update rule θ ← θ − η·ĝ (MeZO, definition 2)."""
+    """The update rule θ ← θ − η·(ĝ + λ·θ) (MeZO, definition 2), with weight decay λ."""
 
+    weight_decay: float = 0.0
     window = 0
     """K, the number of steps after which a step's weight is negligible; 0 if only the last one
     counts."""
@@ -71,9 +72,10 @@ class SGD:
 
 @dataclass(frozen=True)
 class Momentum:
-    """The update rule m ← β·m + ĝ; θ ← θ − η·m."""
+    """The update rule m ← β·m + ĝ; θ ← θ − η·(m + λ·θ)."""
 
     beta: float = 0.9
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _check_decay("beta", self.beta)
@@ -90,11 +92,13 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Adam:
-    """The update rule θ ← θ − η·m̂ / (√v̂ + ε), m̂ and v̂ bias-corrected averages of ĝ and ĝ²."""
+    """The update rule θ ← θ − η·(m̂ / (√v̂ + ε) + λ·θ), with bias-corrected averages m̂ and v̂ of ĝ
+    and ĝ² (AdamW; Loshchilov and Hutter, 2019)."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _check_decay("beta1", self.beta1)
@@ -237,7 +241,10 @@ class Descent:
                 if repeat_perturbations:
                     self.space.repeat_perturbations(step.seeds, step.epsilon, first, count)
                 windows.add(step.gradient(self.space, first, count))
-                self.space.add(first, windows.update() * -step.learning_rate)
+                change = windows.update()
+                if self._rule.weight_decay:
+                    change = change + self.space.values(first, count) * self._rule.weight_decay
+                self.space.add(first, change * -step.learning_rate)
             if self._held is not None:
                 self._held[first] = windows
 

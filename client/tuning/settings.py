@@ -5,6 +5,20 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from client.estimators.mezo import LearningRateSchedule
+from client.tuning.methods import (
+    ADAM_RATE,
+    BATCH,
+    EPSILON,
+    ESTIMATING,
+    FIRST_ORDER,
+    LSP_RATE,
+    QUERIES,
+    SPACES,
+    ZEROTH_ORDER,
+    Method,
+    SpaceName,
+)
 from client.tuning.sections import LspSettings, OffloadSettings, TuneData
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
 from shared.config import NO_STREAMED_GRADIENTS
@@ -20,54 +34,6 @@ from shared.sections import (
 )
 from shared.settings import Scalar, Settings, Text, describe, flattened, nest, setting
 from shared.tasks.catalog import TaskName
-
-Method = Literal[
-    "prge",
-    "mezo",
-    "mezo-momentum",
-    "mezo-adam",
-    "fo-adam",
-    "lora",
-    "zero-offload",
-    "lsp",
-    "zero-shot",
-    "icl",
-    "linear-probe",
-]
-SpaceName = Literal["lora-fa", "lora", "prefix", "full", "linear"]
-
-SPACES: dict[Method, tuple[SpaceName, ...]] = {
-    "prge": ("lora-fa",),
-    "mezo": ("full", "lora", "lora-fa", "prefix"),
-    "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
-    "mezo-adam": ("full", "lora", "lora-fa", "prefix"),
-    "fo-adam": ("lora-fa", "full"),
-    "lora": ("lora",),
-    "zero-offload": ("full", "linear"),
-    "lsp": ("linear",),
-    "zero-shot": (),
-    "icl": (),
-    "linear-probe": (),
-}
-"""The spaces that each method can train, its default first; none if it trains nothing."""
-
-ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam")
-_ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
-"""Methods that estimate a learning rate while they run; Adam takes its space's own."""
-FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "lora", "zero-offload", "lsp")
-_QUERIES: dict[Method, int] = {"prge": 4}
-_BATCH = 16
-_EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
-_ADAM_RATE: dict[SpaceName, float] = {
-    "full": 1e-5,
-    "linear": 1e-5,
-    "lora": 5e-4,
-    "lora-fa": 1e-2,
-    "prefix": 1e-2,
-}
-_LSP_RATE = 1e-3
-"""η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
-the lowest validation loss on the data sets of docs/measurements/lsp.md."""
 
 
 class TuneSettings(Settings):
@@ -116,11 +82,12 @@ class TuneSettings(Settings):
         ge=0,
         le=1,
     )
-    differences: Differences = setting(
+    differences: Differences | Literal["one-point"] = setting(
         "central",
-        "`central`, 2·q losses a step, or `forward`, q + 1",
-        read_by=("prge",),
-        page="concepts/step-size.md#less-noise-for-the-same-rows",
+        "`central`, 2·q losses a step; of `prge` also `forward`, q + 1; of MeZO also `one-point`, "
+        "q losses, whose differences are to those of the step before",
+        read_by=ZEROTH_ORDER,
+        page="concepts/mezo.md#estimate-and-schedules",
     )
     gradients: Gradients = setting(
         "differences",
@@ -134,8 +101,33 @@ class TuneSettings(Settings):
         "table below",
         page="concepts/step-size.md",
     )
-    learning_rate_schedule: Literal["constant", "linear"] = setting(
-        "constant", "`constant`, or `linear`, falling to zero, of an η that is a number"
+    learning_rate_schedule: LearningRateSchedule = setting(
+        "constant", "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number"
+    )
+    warm_up: int = setting(
+        0, "first steps, in which an η that is a number rises from zero by equal parts", ge=0
+    )
+    weight_decay: float = setting(
+        0.0,
+        "λ: a step also subtracts η·λ·θ, from every number that is trained",
+        read_by=ZEROTH_ORDER,
+        ge=0,
+    )
+    moments: Literal["auto", "held", "recomputed"] = setting(
+        "auto",
+        "whether moments are `held` in memory, or `recomputed` in every step from the seeds and "
+        "projected gradients so far, without memory and to the same bits; `auto` holds them unless "
+        "all parameters are streamed",
+        read_by=("mezo-momentum", "mezo-adam"),
+        page="concepts/mezo.md#updates",
+        identity=False,
+    )
+    in_place: bool = setting(
+        False,
+        "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
+        "float32 copy; every step leaves rounding errors in them",
+        read_by=("mezo", "mezo-momentum", "mezo-adam"),
+        page="concepts/mezo.md#spaces",
     )
     objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = setting(
         "auto",
@@ -211,11 +203,7 @@ class TuneSettings(Settings):
                     f"space: {method} trains in {' or '.join(where)}, not in {self.space}; "
                     f"in {self.space} train {', '.join(able)}"
                 )
-        if self.learning_rate_schedule != "constant" and self.estimates_its_rate:
-            mistakes.append(
-                "learning-rate-schedule: a learning rate that is estimated has no schedule; leave "
-                "it out, or set learning-rate to a number"
-            )
+        mistakes += self._about_the_rate()
         mistakes += self._about_unread_settings()
         if method not in ZEROTH_ORDER and self.objective == "metric":
             mistakes.append(
@@ -227,6 +215,7 @@ class TuneSettings(Settings):
             for key in ("basis", "start")
             if getattr(self.adapter, key)
         ]
+        mistakes += self._about_perturbations()
         mistakes += self._about_gradients() if self.is_first_order else []
         mistakes += refusals(self.features, TUNING_EXCLUSIONS)
         if self.gradients == "exact" and self.model.stream in ("host", "disk"):
@@ -237,6 +226,46 @@ class TuneSettings(Settings):
             mistakes.append(
                 "stream-compression: is for all parameters that wait elsewhere; set space to full "
                 "and model.stream to host or disk, or leave it out"
+            )
+        return mistakes
+
+    def _about_the_rate(self) -> list[str]:
+        mistakes = []
+        if self.estimates_its_rate:
+            if self.learning_rate_schedule != "constant" or self.warm_up:
+                mistakes.append(
+                    "learning-rate-schedule, warm-up: a learning rate that is estimated has no "
+                    "schedule; leave them out, or set learning-rate to a number"
+                )
+            if self.differences == "one-point":
+                mistakes.append(
+                    "differences: one loss for every direction does not show the curvature, which "
+                    "the learning rate would be estimated from; set learning-rate to a number"
+                )
+        if self.warm_up >= self.steps:
+            mistakes.append(
+                f"warm-up: {self.warm_up} of {self.steps} steps leave none with the whole learning "
+                "rate; lower it, or raise steps"
+            )
+        return mistakes
+
+    def _about_perturbations(self) -> list[str]:
+        """Return what a zeroth-order method cannot perturb."""
+        mistakes, others = [], {"prge": "one-point"}
+        if self.method in ZEROTH_ORDER and self.differences == others.get(self.method, "forward"):
+            mistakes.append(
+                f"differences: {self.method} has no {self.differences} ones; choose central"
+                + (" or forward" if self.method == "prge" else " or one-point")
+            )
+        if self.in_place and self._space != "full" and "full" in SPACES[self.method]:
+            mistakes.append(
+                f"in-place: in {self._space} the model's parameters are not perturbed; leave it "
+                "out, or set space to full"
+            )
+        if self.in_place and self.stream_compression != "none":
+            mistakes.append(
+                "in-place: parameters are perturbed in the type that the model computes in; leave "
+                "stream-compression out"
             )
         return mistakes
 
@@ -319,12 +348,13 @@ class TuneSettings(Settings):
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Differences of losses are left out, as in runs from before there were exact gradients, and
+        Settings that runs from before did not have are left out where they change nothing, and
         subspaces where there are none.
         """
         identity = super().identity()
-        if self.gradients == "differences":
-            del identity["gradients"]
+        for key in ("gradients", "warm-up", "weight-decay", "in-place"):
+            if identity[key] == describe(type(self))[key].default:
+                del identity[key]
         if self.method != "lsp":
             identity = {k: v for k, v in identity.items() if not k.startswith("lsp.")}
         return identity
@@ -332,7 +362,7 @@ class TuneSettings(Settings):
     @property
     def estimates_its_rate(self) -> bool:
         """Return whether `shared.step_size` finds the learning rate while the method runs."""
-        return self.learning_rate == "auto" and self.method in _ESTIMATING
+        return self.learning_rate == "auto" and self.method in ESTIMATING
 
     @property
     def rate(self) -> float:
@@ -351,7 +381,7 @@ class TuneSettings(Settings):
         Args:
             threads: number of threads of this machine.
         """
-        batch = READOUT_BATCH if self.adapter.layers == READOUT else _BATCH
+        batch = READOUT_BATCH if self.adapter.layers == READOUT else BATCH
         changes: dict[str, object] = {
             "threads": self.threads or threads,
             "batch": self.batch or batch,
@@ -362,8 +392,8 @@ class TuneSettings(Settings):
             where = SPACES[self.method][0] if self.space == "auto" else self.space
             changes["space"] = where
             if self.learning_rate == "auto" and not self.estimates_its_rate:
-                changes["learning_rate"] = _LSP_RATE if self.method == "lsp" else _ADAM_RATE[where]
+                changes["learning_rate"] = LSP_RATE if self.method == "lsp" else ADAM_RATE[where]
             if not self.is_first_order:
-                changes["queries"] = self.queries or _QUERIES.get(self.method, 1)
-                changes["epsilon"] = self.epsilon or _EPSILON[where]
+                changes["queries"] = self.queries or QUERIES.get(self.method, 1)
+                changes["epsilon"] = self.epsilon or EPSILON[where]
         return self.model_copy(update=changes)

@@ -46,6 +46,9 @@ def make_header(
         epsilon: size ε of the perturbations.
         settings_hash: hash of all settings that decide what the run computes, 32 bytes.
     """
+    update = {"name": type(rule).__name__.lower()} | asdict(rule)
+    if not rule.weight_decay:
+        del update["weight_decay"]  # as in files from before there was one
     return TrajectoryHeader(
         model_id.hex(),
         space.kind,
@@ -56,7 +59,7 @@ def make_header(
         space.distribution,
         root,
         epsilon,
-        {"name": type(rule).__name__.lower()} | asdict(rule),
+        update,
         settings_hash.hex(),
     )
 

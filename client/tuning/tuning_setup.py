@@ -24,7 +24,8 @@ from client.forward.streamed import BlockwiseParameters, make_forward_engine
 from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.space import ScoreFunction
 from client.streaming.loading import load_model
-from client.tuning.settings import ZEROTH_ORDER, TuneSettings
+from client.tuning.methods import ZEROTH_ORDER
+from client.tuning.settings import TuneSettings
 from shared.choices import READOUT
 from shared.data_settings import EMBEDDED_DATA
 from shared.directions import batch_order, round_root

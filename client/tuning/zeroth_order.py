@@ -12,7 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from client.estimators.exact import directional_derivatives, exact_estimator
-from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
+from client.estimators.mezo import (
+    learning_rate_at,
+    mezo_estimator,
+    one_point_estimator,
+    queries_at,
+)
 from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
 from client.forward.grouping import Schedule, split_by_grouping
 from client.forward.resident import ResidentForward
@@ -22,7 +27,8 @@ from client.spaces.prefix import PrefixSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
-from client.tuning.settings import Method
+from client.tuning.methods import Method
+from client.tuning.settings import TuneSettings
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.model.lora_fa import Perturbations, PerturbedAdapters
@@ -46,13 +52,17 @@ _STORED_DTYPES = {
     "float16": torch.float16,
     "float8": torch.float8_e4m3fn,
 }
-UPDATE_RULES: dict[Method, UpdateRule] = {
-    "prge": SGD(),
-    "mezo": SGD(),
-    "mezo-momentum": Momentum(),
-    "mezo-adam": Adam(),
+_UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
+    "prge": SGD,
+    "mezo": SGD,
+    "mezo-momentum": Momentum,
+    "mezo-adam": Adam,
 }
-"""The update rule of each method."""
+
+
+def update_rule(settings: TuneSettings) -> UpdateRule:
+    """Return the update rule of a zeroth-order method."""
+    return _UPDATE_RULES[settings.method](weight_decay=settings.weight_decay)
 
 
 class ZerothOrder:
@@ -71,7 +81,7 @@ class ZerothOrder:
         self._setup, self._path = setup, folder / TRAJECTORY_FILE
         self._blocks = folder / BLOCKS_FOLDER
         settings = setup.settings
-        self._rule = UPDATE_RULES[settings.method]
+        self._rule = update_rule(settings)
         self._backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
         self._build_space()
@@ -84,7 +94,9 @@ class ZerothOrder:
             settings_hash=settings_hash,
         )
         self._writer = TrajectoryWriter(self._path, header, self._space)
-        self._steps = len(self._writer.trajectory.records)
+        records = self._writer.trajectory.records
+        self._steps = len(records)
+        self._has_just_reverted = bool(records) and isinstance(records[-1], int)
         rate = None if settings.estimates_its_rate else settings.rate
         size = StepSize(settings.steps, rate, settings.epsilon)
         self._step_sizes = RecordedStepSize(size, folder / STEP_SIZE_FILE, self._steps)
@@ -115,23 +127,18 @@ class ZerothOrder:
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
         seeds = self._writer.seeds(queries)
         size = self._step_sizes.size
-        curvature = size.measures_curvature(step, queries, settings.differences)
-        estimator: Estimator
-        if settings.gradients == "exact":
-            estimator = exact_estimator(seeds, setup.batch(step), settings.epsilon, curvature)
-        elif settings.method == "prge":
-            batch, differences = setup.batch(step), settings.differences
-            estimator = prge_estimator(seeds, batch, settings.epsilon, curvature, differences)
-        else:
-            batches = np.stack([setup.batch(step, query) for query in range(queries)])
-            estimator = mezo_estimator(seeds, batches, settings.epsilon, curvature)
-        estimate = run_estimator(estimator, self._losses_of)
+        estimate = run_estimator(self._make_estimator(seeds), self._losses_of)
         gradients = size.clipped(estimate.gradients)
         rate = learning_rate_at(
-            step, settings.steps, size.learning_rate, settings.learning_rate_schedule
+            step,
+            settings.steps,
+            size.learning_rate,
+            settings.learning_rate_schedule,
+            settings.warm_up,
         )
         observation = Observation.from_step(estimate.mean_loss, gradients, rate, estimate.curvature)
         after = self._step_sizes.record(observation.scaled(_total_gain(self._rule)))
+        self._has_just_reverted = after.back_to is not None
         if after.back_to is None:
             self._descent.step(self._writer.append(gradients, rate))
         else:
@@ -146,6 +153,26 @@ class ZerothOrder:
             self._rebuild_from_base(step + 1)
         self._steps = step + 1
         return estimate.mean_loss
+
+    def _make_estimator(self, seeds: NDArray[np.uint64]) -> Estimator:
+        """Return the estimator of the next step."""
+        setup, step, queries = self._setup, self.steps, len(seeds)
+        epsilon, differences = setup.settings.epsilon, setup.settings.differences
+        if differences == "one-point":
+            latest = self._step_sizes.latest
+            # After a revert the loss before is that of a model far away.
+            previous = None if latest is None or self._has_just_reverted else latest.loss
+            return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
+        curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
+        if setup.settings.gradients == "exact":
+            return exact_estimator(seeds, setup.batch(step), epsilon, curvature)
+        if setup.settings.method == "prge":
+            return prge_estimator(seeds, setup.batch(step), epsilon, curvature, differences)
+        return mezo_estimator(seeds, self._batches(queries), epsilon, curvature)
+
+    def _batches(self, queries: int) -> NDArray[np.int64]:
+        """Return the next step's batch of every direction, int64 [q, B]."""
+        return np.stack([self._setup.batch(self.steps, query) for query in range(queries)])
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate θ on a split."""
@@ -200,6 +227,8 @@ class ZerothOrder:
         """Create the space in the loaded model, and its forward engine."""
         setup = self._setup
         self._space = space = make_space(setup, self._blocks)
+        if setup.settings.differences == "one-point":
+            space.signs = (1,)
         parameters = space if isinstance(space, StreamedFullSpace) else None
         self._forward = setup.make_forward(space.adapter, parameters)
 
@@ -207,11 +236,11 @@ class ZerothOrder:
         """Move the space from its initial state to after so many steps, or all."""
         trajectory = read_trajectory(self._path)
         trajectory = replace(trajectory, records=trajectory.records[:steps])
-        # Held moments have the same bits as those that are recomputed in every step; recomputing
-        # is for models that do not fit into memory themselves.
-        hold_moments = not isinstance(self._space, StreamedFullSpace)
+        moments = self._setup.settings.moments
+        if moments == "auto":  # what is streamed does not fit into memory, so nor do its moments
+            moments = "recomputed" if isinstance(self._space, StreamedFullSpace) else "held"
         self._descent: Descent = trajectory.rebuild(
-            self._space, self._rule, self._setup.base.model_id, hold_moments
+            self._space, self._rule, self._setup.base.model_id, moments == "held"
         )
 
     def _losses_of(self, request: LossRequest) -> NDArray[np.float64]:
@@ -281,15 +310,18 @@ def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
         case "full" if setup.stream is not None:
             check_trainable(base)
             setup.stream.detach()
-            store = setup.loaded.make_trainable_store(
-                blocks, _STORED_DTYPES[settings.stream_compression]
-            )
+            stored = _STORED_DTYPES[settings.stream_compression]
+            if settings.in_place:
+                stored = base.network.dtype
+            store = setup.loaded.make_trainable_store(blocks, stored)
             distribution = settings.adapter.distribution
-            space = StreamedFullSpace(base, store, backend, distribution=distribution)
+            keep_copy = not settings.in_place
+            space = StreamedFullSpace(base, store, backend, keep_copy, distribution=distribution)
             setup.stream = space.stream
             return space
         case "full":
-            return FullSpace(base, backend, distribution=settings.adapter.distribution)
+            distribution = settings.adapter.distribution
+            return FullSpace(base, backend, not settings.in_place, distribution)
         case "lora":
             return LoRASpace(base, settings.adapter, labels, backend)
         case "prefix":

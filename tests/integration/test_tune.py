@@ -19,8 +19,8 @@ from client.tuning import run as runs
 from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
 from client.tuning.baselines.icl import InContext, demonstration
 from client.tuning.baselines.linear_probe import LinearProbe
+from client.tuning.methods import SPACES
 from client.tuning.run import METRICS_FILE, read_result, tune
-from client.tuning.settings import SPACES
 from client.tuning.trajectory import read_trajectory
 from client.tuning.tuning_setup import EvaluationResult, TuningSetup
 from client.tuning.zeroth_order import TRAJECTORY_FILE

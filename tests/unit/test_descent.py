@@ -48,7 +48,9 @@ class ToySpace(FlatSpace, SequentialSpace):
     def theta(self) -> FloatArray:
         return self.values(0, self.size).numpy().copy()
 
-    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
         raise NotImplementedError
 
     @contextmanager
@@ -110,6 +112,7 @@ def plain_adam(theta: FloatArray, steps: list[UpdateStep]) -> FloatArray:
 Plain = Callable[[FloatArray, list[UpdateStep]], FloatArray]
 EXACT: list[tuple[UpdateRule, Plain]] = [(SGD(), plain_sgd), (Momentum(), plain_momentum)]
 UPDATES: list[UpdateRule] = [SGD(), Momentum(0.5), Momentum(0.0), Adam(0.3, 0.6), Adam()]
+UPDATES += [SGD(0.25), Adam(0.3, 0.6, weight_decay=0.5)]
 
 
 def taken(update: UpdateRule, steps: list[UpdateStep], hold: bool) -> tuple[ToySpace, Descent]:
@@ -134,11 +137,18 @@ def test_adam_is_the_textbooks() -> None:
     np.testing.assert_allclose(space.theta, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_adam_is_that_of_torch() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_updates_are_those_of_torch(name: str, decay: float) -> None:
     steps = [UpdateStep(s.seeds, s.gradients, 0.03125, 0.01) for s in steps_of(10)]
-    space, _ = taken(Adam(0.8, 0.95, 1e-3), steps, hold=True)
     parameter = torch.from_numpy(ToySpace().theta).requires_grad_()
-    optimizer = torch.optim.Adam([parameter], lr=0.03125, betas=(0.8, 0.95), eps=1e-3)
+    update: UpdateRule = SGD(decay)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD([parameter], 0.03125, weight_decay=decay)
+    if name == "adam":
+        update = Adam(0.8, 0.95, 1e-3, decay)
+        rest = {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": decay}
+        optimizer = torch.optim.AdamW([parameter], lr=0.03125, **rest)
+    space, _ = taken(update, steps, hold=True)
     for step in steps:
         parameter.grad = torch.from_numpy(gradient_of(step, len(parameter)))
         optimizer.step()

@@ -11,7 +11,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
-from client.tuning.settings import SPACES, TuneSettings
+from client.tuning.methods import SPACES
+from client.tuning.settings import TuneSettings
 from devices.phone.relay import gateway_app
 from server.commands import app as server
 from shared.config import RunConfig

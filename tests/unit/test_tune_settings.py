@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from client.tuning.settings import SPACES, Method, TuneSettings
+from client.tuning.methods import SPACES, Method
+from client.tuning.settings import TuneSettings
 from shared.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,15 @@ def test_given_settings_are_not_changed() -> None:
         ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
         ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
-        ({"method": "mezo", "differences": "forward"}, "differences: mezo does not read it; leave"),
+        ({"method": "mezo", "differences": "forward"}, "mezo has no forward ones; choose central"),
+        ({"differences": "one-point", "learning-rate": 0.1}, "prge has no one-point ones; choose"),
+        ({"method": "mezo", "differences": "one-point"}, "does not show the curvature"),
+        ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
+        ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
+        ({"method": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
+        ({"in-place": True}, "in-place: prge does not read it"),
+        ({"method": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
+        ({"method": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),
         (
             {"method": "prge", "demonstrations": 3},
             "prge does not read it; leave it out, or choose icl",

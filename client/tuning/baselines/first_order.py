@@ -153,7 +153,11 @@ class FirstOrder:
     def _take_step(self) -> float:
         settings = self._setup.settings
         rate = learning_rate_at(
-            self._steps, settings.steps, settings.rate, settings.learning_rate_schedule
+            self._steps,
+            settings.steps,
+            settings.rate,
+            settings.learning_rate_schedule,
+            settings.warm_up,
         )
         if self._checks is not None and self._checks.is_due(self._steps):
             self._schedule.finish()

@@ -1,0 +1,51 @@
+"""The methods of `samara tune`: the spaces that each can train, and what it sets by itself."""
+
+from typing import Literal
+
+Method = Literal[
+    "prge",
+    "mezo",
+    "mezo-momentum",
+    "mezo-adam",
+    "fo-adam",
+    "lora",
+    "zero-offload",
+    "lsp",
+    "zero-shot",
+    "icl",
+    "linear-probe",
+]
+SpaceName = Literal["lora-fa", "lora", "prefix", "full", "linear"]
+
+SPACES: dict[Method, tuple[SpaceName, ...]] = {
+    "prge": ("lora-fa",),
+    "mezo": ("full", "lora", "lora-fa", "prefix"),
+    "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
+    "mezo-adam": ("full", "lora", "lora-fa", "prefix"),
+    "fo-adam": ("lora-fa", "full"),
+    "lora": ("lora",),
+    "zero-offload": ("full", "linear"),
+    "lsp": ("linear",),
+    "zero-shot": (),
+    "icl": (),
+    "linear-probe": (),
+}
+"""The spaces that each method can train, its default first; none if it trains nothing."""
+
+ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam")
+ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
+"""Methods that estimate a learning rate while they run; Adam takes its space's own."""
+FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "lora", "zero-offload", "lsp")
+QUERIES: dict[Method, int] = {"prge": 4}
+BATCH = 16
+EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
+ADAM_RATE: dict[SpaceName, float] = {
+    "full": 1e-5,
+    "linear": 1e-5,
+    "lora": 5e-4,
+    "lora-fa": 1e-2,
+    "prefix": 1e-2,
+}
+LSP_RATE = 1e-3
+"""η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
+the lowest validation loss on the data sets of docs/measurements/lsp.md."""

@@ -1,0 +1,91 @@
+"""Variants of MeZO in `samara tune`: what each does to the same run, and that it goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tuning import Settings, small, tuned, tuning_of
+
+from client.tuning.run import tune
+from client.tuning.trajectory import read_trajectory
+from client.tuning.tuning_setup import TuningSetup
+from client.tuning.zeroth_order import TRAJECTORY_FILE, make_space, update_rule
+
+ModelFolder = Callable[[str], Path]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "in place": {"space": "full", "in_place": True},
+    "in place, bfloat16": {"space": "full", "in_place": True, "model__dtype": "bfloat16"},
+    "one-point": {"space": "full", "differences": "one-point", "queries": 2},
+    "one-point of a prefix": {"space": "prefix", "differences": "one-point"},
+    "one-point in place": {"space": "full", "differences": "one-point", "in_place": True},
+    "weight decay": {"space": "lora", "weight_decay": 0.1},
+    "cosine": {"space": "lora-fa", "learning_rate_schedule": "cosine", "warm_up": 2},
+}
+
+
+@pytest.fixture
+def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
+    changes = {"method": "mezo", "steps": 6, "learning-rate": 1e-3}
+    return small(model_folder("causal"), data_file, tmp_path / "run") | changes
+
+
+def stop_after(steps: int) -> Callable[[int, int], None]:
+    def on_step(done: int, whole: int) -> None:
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_goes_on_to_the_same_result(
+    variant: str, settings: Settings, tmp_path: Path
+) -> None:
+    changes = VARIANTS[variant]
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
+    plain = {"space": changes["space"]} | {k: v for k, v in changes.items() if k == "model__dtype"}
+    other = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **plain))
+    assert other["curve"] != whole["curve"]
+    config = tuning_of(settings, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stop_after(3))
+    assert tuned(config) == whole
+
+
+@pytest.mark.parametrize("method", ["mezo-momentum", "mezo-adam"])
+def test_recomputed_moments_are_the_held_ones(
+    method: str, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"method": method, "space": "lora"}
+    held = tuned(tuning_of(settings, out=str(tmp_path / "held"), moments="held", **changes))
+    config = tuning_of(settings, moments="recomputed", **changes)
+    assert tuned(config)["digest"] == held["digest"]
+
+
+def test_in_place_is_the_copy_but_for_the_rounding_of_restoring(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Each of three moves of a step may round once; steps of the copy restore exactly."""
+    thetas = []
+    for in_place in (False, True):
+        out = tmp_path / str(in_place)
+        config = tuning_of(settings, space="full", in_place=in_place, out=str(out)).complete(1)
+        tune(config)
+        setup = TuningSetup(config)
+        space = make_space(setup)
+        trajectory = read_trajectory(out / TRAJECTORY_FILE)
+        trajectory.rebuild(space, update_rule(config), setup.base.model_id)
+        thetas.append(space.values(0, space.size).numpy().copy())
+    difference = np.abs(thetas[0] - thetas[1])
+    assert 0 < difference.max() < 1e-4
+    moved = np.abs(thetas[0]).max()
+    assert np.sqrt(np.mean(difference**2)) < 6 * 3 * 2.0**-23 * moved
+
+
+def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"space": "full", "in_place": True}
+    resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
+    streamed = tuned(tuning_of(settings, model__stream="host", **changes))
+    assert streamed["digest"] == resident["digest"]
