@@ -1,6 +1,6 @@
 """A SuperLink, a clock and a display that follow a script, for the supervisor of a live run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,15 @@ class SuperLink:
     def list_nodes(self) -> list[Node]:
         return list(self.nodes.values())
 
-    def register(self, public_key: bytes, name: str) -> None:
-        self.nodes[len(self.nodes)] = Node(len(self.nodes), public_key, name, False, False)
+    def register(self, names: Mapping[str, str]) -> None:
+        self.calls.append(f"register {len(names)}")
+        for public_key, name in names.items():
+            number = len(self.nodes)
+            self.nodes[number] = Node(number, public_key.encode(), name, False, False)
 
-    def unregister(self, node: int) -> None:
-        del self.nodes[node]
+    def unregister(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            del self.nodes[node]
 
 
 class Display:

@@ -53,11 +53,7 @@ async def start_gateway(
     add_GatewayServicer_to_server(gateway, server)
     try:
         if certificate:
-            read = read_certificate or (lambda: (certificate, key))
-            credentials = grpc.dynamic_ssl_server_credentials(
-                _certificate_configuration(certificate, key),
-                lambda: _certificate_configuration(*read()),
-            )
+            credentials = _credentials(read_certificate or (lambda: (certificate, key)))
             port = server.add_secure_port(address, credentials)
         else:
             port = server.add_insecure_port(address)
@@ -67,6 +63,24 @@ async def start_gateway(
         ) from error
     await server.start()
     return server, port
+
+
+def _credentials(read_certificate: Callable[[], tuple[bytes, bytes]]) -> Any:
+    """Return credentials whose certificate is replaced when another one is read.
+
+    gRPC is told of a certificate only when it has changed: a new configuration for every connection
+    crashes its process when some hundred connect at the same time (grpcio 1.85).
+    """
+    current = read_certificate()
+
+    def read_changes() -> Any:
+        nonlocal current
+        if (read := read_certificate()) == current:
+            return None
+        current = read
+        return _certificate_configuration(*current)
+
+    return grpc.dynamic_ssl_server_credentials(_certificate_configuration(*current), read_changes)
 
 
 def _certificate_configuration(certificate: bytes, key: bytes) -> Any:

@@ -37,7 +37,7 @@ _RENEWAL_SECONDS = 3600.0
 _CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
-_MAX_REASON = 500
+_MAX_REASON, _MAX_LINES = 500, 20
 _MAX_CLOCK_STEP = 5.0
 """Seconds by which the times in clients' signed requests may differ from the server's."""
 
@@ -133,13 +133,16 @@ def sync_keys(superlink: SuperLinkProcess, keys: ClientKeys | None, display: Run
     valid = {key.public_key: key for key in keys.read_all() if not key.revoked}
     for damage in keys.find_damage():
         display.show(damage, "yellow")
-    for public_key in registered.keys() - valid.keys():
-        node = registered[public_key]
-        superlink.unregister(node.node)
+    refused = [registered[public_key] for public_key in registered.keys() - valid.keys()]
+    if refused:
+        superlink.unregister([node.node for node in refused])
+    for node in refused:
         display.show(f"{node.name or node.node} is refused from now on", "yellow")
-    for public_key in valid.keys() - registered.keys():
-        superlink.register(public_key.encode(), valid[public_key].name)
-        display.show(f"{valid[public_key].name} may join")
+    if new := {key: valid[key].name for key in valid.keys() - registered.keys()}:
+        superlink.register(new)
+        names = sorted(new.values())
+        for line in names if len(names) <= _MAX_LINES else [describe_names(names)]:
+            display.show(f"{line} may join")
 
 
 def _supervise(

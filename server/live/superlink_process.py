@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,19 +247,21 @@ class SuperLinkProcess:
             if node.status != "unregistered"
         ]
 
-    def register(self, public_key: bytes, name: str) -> None:
-        """Let the holder of a key (PEM) connect."""
+    def register(self, names: Mapping[str, str]) -> None:
+        """Let the holders of keys (PEM) connect, whose names are given."""
         from shared.flower_compat import RegisterNodeRequest
 
         with self._control() as control:
-            control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+            for key, name in names.items():
+                control.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name))
 
-    def unregister(self, node: int) -> None:
-        """Disconnect a SuperNode and refuse its key."""
+    def unregister(self, nodes: Iterable[int]) -> None:
+        """Disconnect SuperNodes and refuse their keys."""
         from shared.flower_compat import UnregisterNodeRequest
 
         with self._control() as control:
-            control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            for node in nodes:
+                control.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     @contextmanager
     def _control(self) -> Iterator["ControlHttpClient"]:

@@ -239,6 +239,20 @@ def test_a_key_that_is_revoked_while_the_run_is_started_is_refused(
     assert display.lines[1:] == ["kitchen may join", "kitchen is refused from now on"]
 
 
+def test_many_keys_are_registered_together_and_shown_in_a_line(
+    serve: Serve, tmp_path: Path
+) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    for number in range(25):
+        keys.create(f"board-{number:02}")
+    superlink, display = SuperLink(iter([("running", ""), ("finished", "")]), iter([])), Display()
+    assert serve(superlink, display, keys)
+    assert [call for call in superlink.calls if "register" in call] == ["register 25"]
+    assert [line for line in display.lines if "may join" in line] == [
+        "board-00, board-01, board-02, board-03, board-04 and 20 more may join"
+    ]
+
+
 def test_a_damaged_key_file_refuses_its_key_and_not_the_server(
     serve: Serve, tmp_path: Path
 ) -> None:
