@@ -90,8 +90,12 @@ if TYPE_CHECKING:
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.superlink.auth_plugin.noop_auth_plugin import (
+        _create_noop_account_info as _create_noop_account_info,
+    )
     from flwr.superlink.cli import flower_superlink as flower_superlink
     from flwr.superlink.grid import HttpGrid as HttpGrid
+    from flwr.superlink.servicer.control.control_handlers import register_node as register_node
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
     from flwr.supernode.fleet_http_connection import http_request_response as http_request_response
     from flwr.supernode.runtime.run_clientapp import pull_task_input as pull_task_input
@@ -160,6 +164,9 @@ PARTS = {
     "TaskType": FlowerPart("flwr.supercore.constant", "1.41.0"),
     "UnregisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "_pull_and_store_message": FlowerPart(_START_CLIENT, "1.41.0"),
+    "_create_noop_account_info": FlowerPart(
+        "flwr.superlink.auth_plugin.noop_auth_plugin", "1.41.0"
+    ),
     "_push_messages": FlowerPart(_START_CLIENT, "1.41.0"),
     "build_fab_from_files": FlowerPart("flwr.cli.build", "1.41.0"),
     "fab_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
@@ -177,6 +184,7 @@ PARTS = {
     "pull_task_input": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
     "push_message": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
     "push_task_output": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
+    "register_node": FlowerPart("flwr.superlink.servicer.control.control_handlers", "1.41.0"),
     "user_config_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
 }
 """The parts by name; the imports above, which type checkers read, are the same."""

@@ -1,15 +1,18 @@
 """The keys that a gateway admits: those in a folder."""
 
 import logging
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from shared.errors import DeviceError
 from shared.signing import normalize_public_key
+from shared.watched_folder import WatchedFolder
 
 log = logging.getLogger("samara.gateway")
+
+SEARCH_SECONDS = 1.0
+"""Time for which a key that is not in an unchanged folder is not searched for again."""
 
 
 class AdmittedKeys:
@@ -17,42 +20,38 @@ class AdmittedKeys:
 
     Args:
         folder: folder of ``*.pem`` files with one public key each.
+        clock: monotonic seconds.
 
     Attributes:
         folder: that folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stamps: set[tuple[str, int, int]] = set()
-        self._keys: set[bytes] = set()
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._clock = folder, clock
+        self._files = WatchedFolder(folder, ".pem", _read_key)
+        self._names: dict[bytes, str] = {}  # of the file with a key
+        self._searched = -SEARCH_SECONDS
 
     def __call__(self, public_key: bytes) -> bool:
         """Return whether a public key (PEM) is in the folder."""
-        return public_key in self.read()
+        name = self._names.get(public_key)
+        # the key may also have been written into a file of another one
+        is_due = name is None and self._clock() >= self._searched + SEARCH_SECONDS
+        if is_due or self._files.may_have_changed(name or ""):
+            self.read()
+        return public_key in self._names
 
     def read(self) -> set[bytes]:
         """Return the public keys (PEM) in the folder."""
-        if self._stamps != (stamps := self._read_stamps()):
-            self._stamps, self._keys = stamps, set(_read_keys(path for path, _, _ in stamps))
-        return self._keys
-
-    def _read_stamps(self) -> set[tuple[str, int, int]]:
-        """Return path, time of change in nanoseconds and size of each file."""
-        stamps = set()
-        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".pem"):
-                    with suppress(FileNotFoundError):  # removed since the folder was listed
-                        stat = entry.stat()
-                        stamps.add((entry.path, stat.st_mtime_ns, stat.st_size))
-        return stamps
+        self._searched = self._clock()
+        self._names = {key: name for name, key in self._files.search().items() if key}
+        return set(self._names)
 
 
-def _read_keys(files: Iterable[str]) -> Iterator[bytes]:
-    """Yield the keys in files; a damaged file is logged and skipped."""
-    for file in files:
-        try:
-            yield normalize_public_key(Path(file).read_bytes())
-        except (OSError, DeviceError) as error:
-            log.warning("%s: key not admitted: %s", file, error)
+def _read_key(file: Path) -> bytes:
+    """Return the key in a file; a damaged one is logged, and holds none."""
+    try:
+        return normalize_public_key(file.read_bytes())
+    except (OSError, DeviceError) as error:
+        log.warning("%s: key not admitted: %s", file, error)
+        return b""

@@ -5,7 +5,6 @@ read, and stores what a node pushes before anybody looks at it.
 """
 
 import asyncio
-import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +37,6 @@ MAX_BYTES_IN_FLIGHT = 32 * 2**20
 """Most bytes of the bodies of all requests that are being read or answered."""
 _MAX_AGE, _MAX_AHEAD = 305.0, 5.0
 """Seconds by which a request's signed time may differ from this machine's; Flower's own limits."""
-_KEYS_SECONDS = 1.0
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _PATHS = {
     f"/v1/fleet/{name}"
@@ -65,31 +63,6 @@ class RejectedRequestError(Exception):
         self.status, self.reason, self.code = status, reason, code
 
 
-class _RegisteredKeys:
-    """The keys of a run by public key, read again when a file changes."""
-
-    def __init__(self, keys: ClientKeys) -> None:
-        self._keys, self._stamp, self._checked = keys, -1, 0.0
-        self._found: dict[bytes, ClientKey] = {}
-
-    def find(self, public_key: bytes) -> ClientKey | None:
-        """Return a key's entry; None if it is not registered."""
-        now = time.monotonic()
-        if now >= self._checked + _KEYS_SECONDS:
-            self._checked = now
-            self._read_changes()
-        return self._found.get(public_key)
-
-    def _read_changes(self) -> None:
-        try:
-            if (stamp := self._keys.modification_stamp()) != self._stamp:
-                keys = self._keys.read_all()
-                self._found = {key.public_key.encode(): key for key in keys}
-                self._stamp = stamp
-        except OSError:
-            return  # the folder cannot be read: the keys that were read stay as they are
-
-
 class FleetFilter:
     """ASGI middleware for the fleet API, the part of Flower's SuperLink that other hosts reach.
 
@@ -112,7 +85,7 @@ class FleetFilter:
         self._app, self._max_bytes, self._requests = app, max_bytes, requests
         self._result = result
         self._told = ToldClients(result.with_name(TOLD_FILE)) if result else None
-        self._keys = _RegisteredKeys(keys) if keys else None
+        self._keys = keys
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
         self._senders = Counter[bytes]()  # number of requests by key

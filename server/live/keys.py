@@ -8,7 +8,7 @@ RUN/keys/NAME.key    the private key, until the operator moves it to the client;
 import json
 import os
 import re
-import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +18,13 @@ from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
 from shared.errors import ClientKeyError, RevokedKeyError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
 from shared.signing import fingerprint_of
+from shared.watched_folder import WatchedFolder
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
 """Environment variable with the folder of the keys, read by the ServerApp; without it any client
 may join."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTLED_NANOSECONDS = 1_000_000_000
-_Stamp = tuple[int, int, int]
-"""A file's time of modification, inode and size; any of them changes when it is written."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,8 @@ class ClientKeys:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[Path, tuple[_Stamp, ClientKey | SamaraError]] = {}
+        self._files = WatchedFolder(folder, ".json", _read)
         self._by_public_key: dict[str, ClientKey] = {}
-        # The folder's time of modification; None where it may change again within the same tick.
-        self._settled: int | None = None
 
     def create(self, name: str, gateway: bool = False) -> Path:
         """Make a key pair for a client or a gateway and register its public key.
@@ -177,8 +173,7 @@ class ClientKeys:
 
     def read_all(self) -> list[ClientKey]:
         """Read all keys whose files are sound, sorted by name."""
-        self._read_changes()
-        return [key for _, key in self._files.values() if isinstance(key, ClientKey)]
+        return [key for key in self._read_changes() if isinstance(key, ClientKey)]
 
     def count_clients(self) -> int:
         """Return how many clients may take part, phones among them."""
@@ -186,16 +181,15 @@ class ClientKeys:
 
     def find_damage(self) -> list[str]:
         """Return what is wrong with each damaged file of a key, with the remedy."""
-        self._read_changes()
-        return [str(error) for _, error in self._files.values() if isinstance(error, SamaraError)]
+        return [str(error) for error in self._read_changes() if isinstance(error, SamaraError)]
 
     def modification_stamp(self) -> int:
         """Return a number that changes whenever a key is registered or revoked."""
-        return sum(file.stat().st_mtime_ns for file in self._folder.glob("*.json"))
+        return self._files.modification_stamp()
 
     def refusal(self, public_key: bytes) -> ClientKeyError | None:
         """Return why the holder of a key may not take part; None if it may."""
-        key = self._find(public_key)
+        key = self.find(public_key)
         if key is None:
             fingerprint = fingerprint_of(public_key)[:16]
             return ClientKeyError(f"its key {fingerprint} is not registered here")
@@ -224,7 +218,7 @@ class ClientKeys:
 
     def is_gateway(self, public_key: bytes) -> bool:
         """Return whether a key is that of a gateway, and valid."""
-        key = self._find(public_key)
+        key = self.find(public_key)
         return key is not None and key.gateway and not key.revoked
 
     def check(self, public_key: bytes, client: int) -> None:
@@ -235,7 +229,7 @@ class ClientKeys:
         """
         if error := self.refusal(public_key):
             raise error
-        key = self._find(public_key)
+        key = self.find(public_key)
         if key is None or client != key.client:
             holder = key.client if key else "nobody"
             raise ClientKeyError(f"its key is that of client {holder}, not {client}")
@@ -280,31 +274,22 @@ class ClientKeys:
             )
         return key
 
-    def _find(self, public_key: bytes) -> ClientKey | None:
+    def find(self, public_key: bytes) -> ClientKey | None:
+        """Return a key; None if it is not registered, or its file is damaged."""
         text = public_key.decode(errors="replace")
-        if self._settled is None or _modification_time(self._folder) != self._settled:
+        known = self._by_public_key.get(text)
+        if self._files.may_have_changed(self._file(known.name).name if known else ""):
             self._read_changes()
-        elif key := self._by_public_key.get(text):
-            file = self._file(key.name)
-            if _stamp(file) != self._files[file][0]:  # it was written in place
-                self._read_changes()
         return self._by_public_key.get(text)
 
-    def _read_changes(self) -> None:
-        """Read the files that were added or have changed since the last call."""
-        now, modified = time.time_ns(), _modification_time(self._folder)
-        files: dict[Path, tuple[_Stamp, ClientKey | SamaraError]] = {}
-        for file in sorted(self._folder.glob("*.json")):
-            if (stamp := _stamp(file)) is None:
-                continue  # it was deleted in the meantime
-            stored = self._files.get(file)
-            files[file] = stored if stored and stored[0] == stamp else (stamp, _read(file))
-        self._files, self._by_public_key = files, {}
-        for _, key in files.values():
+    def _read_changes(self) -> Collection[ClientKey | SamaraError]:
+        """Read the files that were added or have changed; return the contents of all."""
+        read = self._files.search().values()
+        self._by_public_key = {}
+        for key in read:
             if isinstance(key, ClientKey):
                 self._by_public_key.setdefault(key.public_key, key)
-        # File systems count time in ticks, so a folder that has just changed is searched again.
-        self._settled = modified if modified < now - _SETTLED_NANOSECONDS else None
+        return read
 
     def check_name(self, name: str) -> None:
         """Check that a client can be given this name.
@@ -347,21 +332,6 @@ def _read(file: Path) -> ClientKey | SamaraError:
         remedy = "restore it, or delete it and create the key anew"
         return SamaraError(f"{file}: damaged: {error}; its key is refused; {remedy}")
     return key
-
-
-def _modification_time(folder: Path) -> int:
-    """Return a folder's time of modification in nanoseconds; 0 if it does not exist."""
-    stamp = _stamp(folder)
-    return stamp[0] if stamp else 0
-
-
-def _stamp(file: Path) -> _Stamp | None:
-    """Return what changes whenever a file is written; None if it does not exist."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _is_value_of(name: str, value: object) -> bool:

@@ -25,6 +25,7 @@ from server.live.fleet_filter import FleetFilter, RejectedRequestError
 from server.live.invitations import Invitations
 from server.live.join_filter import JoinFilter
 from server.live.keys import KEYS_VARIABLE, ClientKeys, keys_of_environment
+from server.live.node_registration import REGISTRATION_PATH, answer_registration
 from server.live.open_requests import OpenRequests
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
@@ -111,7 +112,7 @@ class AccessFilter:
         if path.startswith(JOIN_PATH):
             await self._join(scope, receive, send)
             return
-        status, headers = 403, list[tuple[bytes, bytes]]()
+        status, headers, text = 403, list[tuple[bytes, bytes]](), ""
         if path == FILTER_PATH:
             status = 204
         elif not is_allowed(host, path):
@@ -131,11 +132,13 @@ class AccessFilter:
             self._log_once(
                 host, f"requested {path[:_MAX_PATH]!r} without the secret of this run: refused"
             )
+        elif path == REGISTRATION_PATH:
+            status, text = await answer_registration(self._app, receive)
         else:
             await self._watch(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": text.encode()})
 
     def _has_secret(self, scope: Any) -> bool:
         """Return whether a request carries the secret that opens the control API."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from server.live.keys import KEYS_VARIABLE
+from server.live.node_registration import request_registration
 from server.live.server_port import note_port
 from server.live.superlink import (
     FILTER_PATH,
@@ -248,12 +249,14 @@ class SuperLinkProcess:
         ]
 
     def register(self, names: Mapping[str, str]) -> None:
-        """Let the holders of keys (PEM) connect, whose names are given."""
-        from shared.flower_compat import RegisterNodeRequest
+        """Let the holders of keys (PEM) connect, whose names are given.
 
-        with self._control() as control:
-            for key, name in names.items():
-                control.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name))
+        Raises:
+            SamaraError: if the SuperLink refuses a key or does not answer.
+        """
+        authority = self._tls.authority if self._tls else None
+        secret = {SECRET_HEADER: self._secret_file.read_text()}
+        request_registration(f"127.0.0.1:{self._port}", authority, secret, names)
 
     def unregister(self, nodes: Iterable[int]) -> None:
         """Disconnect SuperNodes and refuse their keys."""

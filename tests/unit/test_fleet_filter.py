@@ -296,7 +296,6 @@ def signed_headers(key: SigningKey, late: float = 0.0, extra: str = "") -> Any:
 def test_only_registered_keys_with_a_present_signature_reach_flower(
     flower: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_filter, "_KEYS_SECONDS", 0.0)
     keys = ClientKeys(tmp_path / "keys")
     known = SigningKey(keys.create("known"))
     stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
@@ -337,7 +336,6 @@ def test_who_holds_a_key_is_told_why_it_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(fleet_filter, "_KEYS_SECONDS", 0.0)
     keys = ClientKeys(tmp_path / "keys")
     known = SigningKey(keys.create("known"))
     stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
