@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from server import key_commands
+from server import keeping_commands, key_commands
 from server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(key_commands.app, name="keys")
 app.command()(key_commands.invite)
+for command in (keeping_commands.backup, keeping_commands.restore, keeping_commands.doctor):
+    app.command()(command)
 Run = Annotated[Path | None, typer.Argument(help="Folder of a run.")]
 RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
 
@@ -67,8 +69,9 @@ def up(
 
     from server.live.certificates import check_certificates
     from server.live.keys import KEYS_FOLDER, ClientKeys
-    from server.live.live_config import read_live_config
+    from server.live.live_config import read_live_config, write_scenario
     from server.live.run_display import RunDisplay
+    from server.live.run_lock import check_not_moved
     from server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from server.live.superlink import max_reply_bytes
     from server.live.superlink_process import SuperLinkProcess
@@ -78,9 +81,11 @@ def up(
     from shared.run_settings import check_settings
 
     run = run.resolve()
+    check_not_moved(run)
     config = read_live_config(scenario, [*(settings or []), f"out={run}"], "server up")
     check_settings(run, config)
     make_private_folder(run)
+    write_scenario(run, config)
     console = Console()
     renewal = None
     if insecure:

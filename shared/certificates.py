@@ -22,7 +22,7 @@ from shared.files import make_folder, write_durably, write_secret
 CERTIFICATES_FOLDER = "certificates"
 _AUTHORITY = "Samara run"
 _AUTHORITY_TIME, _SERVER_TIME = timedelta(days=10 * 365), timedelta(days=365)
-_RENEWAL_TIME = timedelta(days=30)
+RENEWAL_TIME = timedelta(days=30)
 """Time before its end in which a server's certificate is renewed."""
 
 
@@ -59,7 +59,7 @@ def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
     wanted = {"localhost", "127.0.0.1", socket.gethostname(), *names}
     make_folder(folder)
     if not tls.authority.exists():
-        _new_key(_authority_key(folder))
+        _new_key(authority_key(folder))
         _write_authority(folder)
     elif not _is_authority_current(tls.authority):
         _write_authority(folder)
@@ -98,8 +98,22 @@ def tls_files(folder: Path) -> TlsFiles:
     return TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
 
 
-def _authority_key(folder: Path) -> Path:
+def authority_key(folder: Path) -> Path:
+    """Return the path of the authority's private key, which `make_certificates` makes too."""
     return folder / "ca.key"
+
+
+def is_key_of(key: Path, certificate: Path) -> bool:
+    """Return whether a file holds the private key of a certificate.
+
+    Raises:
+        SamaraError: if the certificate cannot be read.
+    """
+    public = _read_certificate(certificate).public_key()
+    try:
+        return public == _load_key(key).public_key()
+    except SamaraError:
+        return False  # it is missing, or was not written whole
 
 
 def _is_current(tls: TlsFiles) -> bool:
@@ -107,10 +121,10 @@ def _is_current(tls: TlsFiles) -> bool:
     certificate, authority = _read_certificate(tls.certificate), _read_certificate(tls.authority)
     try:
         issuer = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
-        has_key = certificate.public_key() == _load_key(tls.key).public_key()
-    except (x509.ExtensionNotFound, SamaraError):
-        return False  # of an earlier version, or a key that was not written whole
-    is_lasting = certificate.not_valid_after_utc > datetime.now(UTC) + _RENEWAL_TIME
+    except x509.ExtensionNotFound:
+        return False  # of an earlier version
+    is_lasting = certificate.not_valid_after_utc > datetime.now(UTC) + RENEWAL_TIME
+    has_key = is_key_of(tls.key, tls.certificate)
     return has_key and is_lasting and issuer.key_identifier == _key_identifier(authority).digest
 
 
@@ -126,7 +140,7 @@ def _is_authority_current(file: Path) -> bool:
 
 def _write_authority(folder: Path) -> None:
     """Write the certificate of the authority's key."""
-    key = _load_key(_authority_key(folder))
+    key = _load_key(authority_key(folder))
     builder = _builder(_AUTHORITY, key, _AUTHORITY_TIME).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
@@ -137,7 +151,7 @@ def _write_authority(folder: Path) -> None:
 def _write_certificate(folder: Path, names: Iterable[str]) -> None:
     """Write a new key of the server, and then its certificate."""
     tls = tls_files(folder)
-    issuer_key, authority = _load_key(_authority_key(folder)), _read_certificate(tls.authority)
+    issuer_key, authority = _load_key(authority_key(folder)), _read_certificate(tls.authority)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
         _key_identifier(authority)
     )

@@ -105,6 +105,12 @@ class LedgerError(SamaraError):
     refusal_code = RefusalCode.FILE
 
 
+class ArchiveError(SamaraError):
+    """An archive of files is damaged, holds what none may hold, or cannot be read or written."""
+
+    refusal_code = RefusalCode.FILE
+
+
 class TrajectoryError(SamaraError):
     """A trajectory file is damaged, belongs to another run, or is in use by another process."""
 

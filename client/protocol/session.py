@@ -56,6 +56,10 @@ class Session:
     ) -> Self:
         """Return the session at the server's round, after replaying the rounds that it lacks.
 
+        If the catch-up leads from the beginning, or a snapshot, to the server's round, but not from
+        this session's, the state is rebuilt from it: the server goes on from a backup that lacks
+        rounds of this session (docs/decisions/0033).
+
         Args:
             catch_up: missed rounds from the server; a tail without a snapshot begins at the latest
                 right after this session's round. Rounds in this session already are skipped.
@@ -69,7 +73,33 @@ class Session:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
                 or do not end at the server's round and digest.
         """
+        goal = goal_round, goal_digest
+        try:
+            return self._follow(catch_up, header, layout, goal, backend)
+        except CatchUpError as error:
+            if not (self.position.round and len(catch_up)):
+                raise
+            try:
+                rebuilt = Session.begin(header, layout)._follow(
+                    catch_up, header, layout, goal, backend
+                )
+            except CatchUpError:
+                raise error from None
+            return replace(
+                self, position=rebuilt.position, state=rebuilt.state, digest=rebuilt.digest
+            )
+
+    def _follow(
+        self,
+        catch_up: CatchUp,
+        header: LedgerHeader,
+        layout: Layout,
+        goal: tuple[int, bytes],
+        backend: Backend | None,
+    ) -> Self:
+        """Return the session after the rounds of a catch-up that it lacks; see `catch_up`."""
         start, state, end_digest = self.position, self.state, self.digest
+        goal_round, goal_digest = goal
         try:
             if catch_up.snapshot:
                 snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
@@ -90,7 +120,7 @@ class Session:
             ) from error
         position = last.position if last else start
         end_digest = last.end_digest if last else end_digest
-        if (position.round, end_digest) != (goal_round, goal_digest):
+        if (position.round, end_digest) != goal:
             raise CatchUpError(
                 f"the session is at round {position.round} with digest {end_digest.hex()[:12]}, "
                 f"and the server asks for round {goal_round} with {goal_digest.hex()[:12]}; send "

@@ -2,7 +2,7 @@
 
 from devices.jetson import board_state, telemetry
 from devices.jetson.nvpmodel import fastest_power_mode, read_power_mode, read_power_modes
-from devices.live.check_result import CheckResult, Outcome
+from shared.check_result import CheckResult, Outcome
 from shared.errors import DeviceError
 
 _WORTH_SAYING = 100 * 2**20

@@ -2,10 +2,10 @@
 
 import socket
 
-from devices.live.check_result import CheckResult, Outcome
 from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.settings import ClientSettings
 from shared.addresses import parse_address
+from shared.check_result import CheckResult, Outcome
 from shared.errors import DeviceError
 
 GATEWAY = "gateway"

@@ -12,13 +12,9 @@ from pydantic import ValidationError
 from devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, read_client_index
 from devices.live.processes import stopped_client
-from devices.live.sealed_archive import (
-    ArchivedFile,
-    extract_archive,
-    is_safe_path,
-    write_archive,
-)
+from devices.live.sealed_archive import extract_archive, write_archive
 from devices.live.settings import ClientSettings
+from shared.archive import ArchivedFile, is_safe_path
 from shared.errors import DeviceError
 from shared.files import UNFINISHED, make_folder, sync_folder, write_durably
 
@@ -57,8 +53,8 @@ def move_client(folder: Path, file: Path, passphrase: str, is_copy: bool = False
         is_copy: whether the client goes on here.
 
     Raises:
-        DeviceError: if the client runs or has moved already, its folder cannot be read, or the file
-            cannot be written.
+        DeviceError: if the client runs or has moved already.
+        ArchiveError: if its folder cannot be read, or the file cannot be written.
     """
     settings = ClientSettings.read(folder)
     _check_passphrase(passphrase)
@@ -98,8 +94,8 @@ def import_client(file: Path, folder: Path, name: str, passphrase: str) -> Clien
         The client's settings, with paths of this device for key and certificates.
 
     Raises:
-        DeviceError: if the folder is in use or cannot be written, or the file is damaged, not of a
-            client, or encrypted with another passphrase.
+        DeviceError: if the folder is in use or cannot be written, or the file is not of a client.
+        ArchiveError: if the file is damaged, or encrypted with another passphrase.
     """
     _check_passphrase(passphrase)
     unfinished = folder.with_name(folder.name + ".importing")

@@ -23,13 +23,13 @@ from devices.hardware.profile import DeviceProfile, load_device
 from devices.hardware.run_step import examples_in_pass
 from devices.live.board_checks import check_board, name_missing_kernels
 from devices.live.certificate_errors import explain_certificate_error
-from devices.live.check_result import CheckResult, Outcome
 from devices.live.gateway_check import GATEWAY, check_gateways
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
 from devices.live.tls_contexts import unverified_context
 from shared.addresses import parse_address
+from shared.check_result import OF_OTHERS, CheckResult, Outcome, check_disk, describe_size
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
 from shared.sections import ModelSettings
@@ -38,13 +38,10 @@ from shared.signed_scenario import describe_operator
 _PYTHON = (3, 11)
 _SUPERLINK = "superlink"
 """The subject of the check whether the server answers."""
-_LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
 _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
 """Share of the profile's bandwidth below which the check warns."""
 _CONNECT_SECONDS = 10.0
-_OF_OTHERS = 0o077
-"""The bits of a file's mode that let its group and others use it."""
 _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
 """Seconds between a signed request's time and the server's. Flower refuses those outside."""
 
@@ -65,7 +62,7 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     if storage := check_storage(model, profile):
         yield storage
     yield from check_board()
-    yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
+    yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder, "set --home")
     if settings.key:
         yield check_key(settings.key)
     if not settings.insecure:
@@ -138,12 +135,13 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
     try:
         need = expected_footprint(config, profile).total
     except SamaraError:
-        finding = f"{_size(free)} free; the shape of {config.model.path} cannot be read"
+        finding = f"{describe_size(free)} free; the shape of {config.model.path} cannot be read"
         return CheckResult(Outcome.WARN, "memory", finding, "measure it with --dry-run")
     most = "" if config.adapter.inner_layers else f"up to {config.batch:,} examples, "
     finding = (
-        f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
-        f"{most}{examples_in_pass(config)} examples at a time, by {profile.name}"
+        f"{describe_size(free)} free, about {describe_size(need)} needed for steps of "
+        f"{config.queries} queries on {most}{examples_in_pass(config)} examples at a time, "
+        f"by {profile.name}"
     )
     if free < need:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
@@ -178,18 +176,6 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
     return CheckResult(Outcome.PASS, "storage", finding)
 
 
-def check_disk(free: int, folder: Path) -> CheckResult:
-    """Check the free disk space for sessions, ledgers and logs."""
-    finding = f"{_size(free)} free at {folder}"
-    if free < _LEAST_DISK:
-        return CheckResult(
-            Outcome.FAIL, "disk", finding, f"free {_size(_LEAST_DISK)} or set --home"
-        )
-    if free < _ENOUGH_DISK:
-        return CheckResult(Outcome.WARN, "disk", finding, f"free {_size(_ENOUGH_DISK)}")
-    return CheckResult(Outcome.PASS, "disk", finding)
-
-
 def check_scenario(folder: Path) -> CheckResult:
     """Check that the operator, and not the server, has said what is asked of this client."""
     try:
@@ -211,7 +197,7 @@ def check_scenario(folder: Path) -> CheckResult:
 
 def check_key(file: Path) -> CheckResult:
     """Check that nobody else on this machine may read the client's private key."""
-    if os.name == "posix" and file.stat().st_mode & _OF_OTHERS:
+    if os.name == "posix" and file.stat().st_mode & OF_OTHERS:
         finding = f"other users of this machine may read {file}"
         return CheckResult(Outcome.WARN, "key", finding, f"chmod 600 {file}")
     return CheckResult(Outcome.PASS, "key", f"{file} is its owner's alone")
@@ -311,10 +297,6 @@ def _speaks_tls(host: str, port: int) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 def main() -> None:

@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+import tomli_w
+
 from shared.blob_store import BlobStore
 from shared.blobs import publish_blobs
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
 from shared.features import check_features
-from shared.settings import parse_assignment
+from shared.files import write_durably
+from shared.settings import nest, parse_assignment
+
+SCENARIO_FILE = "scenario.toml"
+"""Name of the file in a run's folder with the settings that it is served under."""
 
 
 def read_live_config(scenario: Path | None, assignments: list[str], command: str) -> RunConfig:
@@ -32,3 +38,13 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
     config = publish_blobs(config, BlobStore())
     check_features({"engine": "flower", "clients": "board"} | config.features, command)
     return config
+
+
+def write_scenario(run: Path, config: RunConfig) -> None:
+    """Write the settings of a run to its folder, so that it is served there without another file.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    settings = {key: value for key, value in config.flat().items() if key != "out"}
+    write_durably(run / SCENARIO_FILE, tomli_w.dumps(nest(settings)).encode())

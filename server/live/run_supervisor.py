@@ -7,20 +7,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from filelock import FileLock, Timeout
-
 from server.live.bundle import build_bundle
 from server.live.connections import CONNECTIONS_FILE, write_connections
 from server.live.farewell import count_untold, describe_names, find_untold
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
+from server.live.run_lock import lock_run
 from server.live.server_log import LOG_FILE, limit_log
 from server.live.superlink import RUN_ERROR
 from server.live.superlink_process import SuperLinkProcess
 from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.files import make_folder
 from shared.result import RESULT_FILE
 
 FLOWER_FOLDER = "flower"
@@ -80,7 +78,7 @@ def serve_run(
         display.show("the run has ended before; for another one give another --run")
         if keys is None:  # who was away cannot be told from a stranger
             return True
-    with _lock_folder(folder), _stop_on_signals():
+    with lock_run(folder), _stop_on_signals():
         upkeep, pause = _Upkeep(superlink, display, renew_certificate), 1.0
         try:
             if is_finished and keys:
@@ -307,22 +305,6 @@ def _events_size(folder: Path) -> int:
     """Return the size of a run's events in bytes, which grows with every round."""
     events = folder / METRICS_FILE
     return events.stat().st_size if events.exists() else 0
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a run's folder, so that no other server uses it.
-
-    Raises:
-        SamaraError: if another process has locked it.
-    """
-    make_folder(folder)
-    try:
-        lock = FileLock(folder / "server.lock").acquire(timeout=0)
-    except Timeout:
-        raise SamaraError(f"{folder}: another `samara server up` is serving this run") from None
-    with lock:
-        yield
 
 
 @contextmanager

@@ -37,7 +37,7 @@ _START_SECONDS = 180.0
 """On a small or busy machine the imports alone take a minute."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_MODULE = "server.live.superlink"
+_MODULE, _DATABASE = "server.live.superlink", "superlink.db"
 _SUPEREXEC, _SERVER_APP = "flower-superexec", "flwr-serverapp"
 
 
@@ -84,7 +84,7 @@ class SuperLinkProcess:
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
         self._keys, self._max_bytes = keys, max_bytes
-        self._database = folder / "superlink.db"
+        self._database = folder / _DATABASE
         self._secret_file = folder / "control.secret"
         self._process: subprocess.Popen[bytes] | None = None
         self._certificate_time = 0
@@ -169,7 +169,7 @@ class SuperLinkProcess:
 
     def stop(self) -> None:
         """Stop the SuperLink and all processes it started, also those of an earlier command."""
-        roots = [p for p in psutil.process_iter() if self._is_ours(p)]
+        roots = find_superlinks(self.folder)
         family = list(roots)
         for process in roots:
             try:
@@ -356,13 +356,6 @@ class SuperLinkProcess:
             | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
         )
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            command = process.cmdline()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return False
-        return _MODULE in command and str(self._database) in command
-
     def _read_certificate_time(self) -> int:
         """Return when the certificate's file was written, in ns; the last time if it is missing."""
         try:
@@ -373,6 +366,12 @@ class SuperLinkProcess:
     def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it printed nothing"
+
+
+def find_superlinks(folder: Path) -> list[psutil.Process]:
+    """Return the SuperLinks that run with the database in a folder, whoever started them."""
+    words = {_MODULE, str(folder / _DATABASE)}
+    return [p for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or ())]
 
 
 class _SecretInterceptor:

@@ -17,6 +17,9 @@ from shared.round_delta import RoundDelta
 
 log = logging.getLogger("samara.server")
 
+LOST = "lost"
+"""The key of a round's event that says that the round was lost (server/keeping/restoring.py)."""
+
 
 @dataclass(frozen=True)
 class RoundEvent:
@@ -181,11 +184,12 @@ def _nothing_trained(event: Mapping[str, Any]) -> str:
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
     """Return how many of the last rounds in a row used no report.
 
-    A round that reverts others counts as one that used some.
+    A round that reverts others counts as one that used some; one that was lost with the server that
+    the run was restored from asked for none.
     """
     unused = 0
     for event in events:
-        if event["event"] == "round":
+        if event["event"] == "round" and not event.get(LOST):
             used = event["reports"] or event.get("back_to") is not None
             unused = 0 if used else unused + 1
     return unused

@@ -9,10 +9,12 @@ from typing import Generic, TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from server.restored_run import RestoredRun
 from server.rounds.health import ClientHealth
 from server.rounds.late_reports import report_token
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.sampling import sample_cohort
+from server.rounds.stray_clients import StrayClients
 from server.store import RunStore
 from server.transport.messages import make_message
 from server.transport.roster import Roster, RosterEntry, await_clients
@@ -80,6 +82,7 @@ class RoundPlanner:
     ) -> None:
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = health, cohorts
+        self._strays = StrayClients(RestoredRun.read(store.folder))
 
     @property
     def minimum(self) -> int:
@@ -189,7 +192,7 @@ class RoundPlanner:
         catch_up_from = cache(ledger.catch_up)
         messages, bytes_down = [], {}
         for entry in entries:
-            catch_up = catch_up_from(min(entry.round, last_round))
+            catch_up = catch_up_from(self._strays.round_to_send_from(entry, last_round))
             bytes_down[entry.client] = len(frame) + len(catch_up)
             group = str(last_round + 1)
             messages.append(make_message(entry.node, message_type, group, frame, catch_up, seconds))

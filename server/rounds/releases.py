@@ -6,6 +6,7 @@ for the same instruction would be another release, and the mean of several tells
 
 import base64
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -72,7 +73,8 @@ class Release:
         rho: ρ that it costs a client.
         delta: δ that the run's ε is for.
         clip: largest norm of a client's projected gradients in it; 0 if it is that of the settings.
-        sums: the sums, at least one.
+        sums: the sums; none of a release that was lost with the server that may have made it, and
+            that only costs.
     """
 
     round: int
@@ -81,6 +83,11 @@ class Release:
     delta: float
     clip: float
     sums: tuple[ReleasedSum, ...]
+
+    @classmethod
+    def lost(cls, number: int, rho: float, delta: float) -> Self:
+        """Return a round's release that was lost, which has the round in place of a token."""
+        return cls(number, number.to_bytes(8, "big"), rho, delta, 0.0, ())
 
 
 class ReleaseLog:
@@ -110,13 +117,19 @@ class ReleaseLog:
         """The ε that was spent."""
         return epsilon_of(self.rho, self.delta)
 
+    @property
+    def released_rounds(self) -> set[int]:
+        """The rounds that have a release."""
+        return {release.round for release in self._releases.values()}
+
     def find(self, token: bytes) -> Release | None:
         """Return the release that answers an instruction; None if there is none."""
         return self._releases.get(token)
 
     def last_before(self, number: int) -> Release | None:
-        """Return the latest release of a round before another; None if there is none."""
-        earlier = [release for release in self._releases.values() if release.round < number]
+        """Return the latest release with sums of a round before another; None if there is none."""
+        with_sums = (release for release in self._releases.values() if release.sums)
+        earlier = [release for release in with_sums if release.round < number]
         return max(reversed(earlier), key=lambda release: release.round, default=None)
 
     def check_budget(self, number: int, token: bytes) -> None:
@@ -169,7 +182,16 @@ def read_releases(file: Path) -> list[Release]:
     Raises:
         SamaraError: if a line is no release.
     """
-    return [_read(event, f"{file}:{n}") for n, event in enumerate(read_events(file), 1)]
+    return parse_releases(read_events(file), file)
+
+
+def parse_releases(events: Sequence[dict[str, Any]], file: Path) -> list[Release]:
+    """Return the releases in the lines of a file.
+
+    Raises:
+        LedgerError: if a line is no release.
+    """
+    return [_read(event, f"{file}:{n}") for n, event in enumerate(events, 1)]
 
 
 def describe_spent(run: Path) -> str:
@@ -195,7 +217,7 @@ def _read(event: dict[str, Any], place: str) -> Release:
         token, clip = bytes.fromhex(event["token"]), float(event["clip"])
         delta, rho = float(event["delta"]), float(event["rho"])
         is_sound = rho > 0 and 0 < delta < 1 and clip >= 0
-        if len(token) != 8 or not is_sound or len({len(one.total) for one in sums}) != 1:
+        if len(token) != 8 or not is_sound or len({len(one.total) for one in sums}) > 1:
             raise ValueError("a number in it is out of its range")
         return Release(int(event["round"]), token, rho, delta, clip, sums)
     except (KeyError, TypeError, ValueError) as error:

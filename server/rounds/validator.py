@@ -254,6 +254,8 @@ class ReplyValidator:
             if kind_of(frame) is Kind.REFUSAL:
                 refusal = decode_foreign(Refusal.decode, frame)
                 entry.round = entry.round if round_number is None else refusal.round
+                if refusal.code == RefusalCode.CATCH_UP:
+                    entry.follows = False
                 if refusal.code == RefusalCode.MISSING_BLOB:
                     self._roster.begin_transfer(entry, refusal)
                 raise ReportError(refusal.description)
@@ -263,6 +265,7 @@ class ReplyValidator:
             if answer.token != token:
                 raise ReportError("it answers another instruction than it was sent")
             entry.round = entry.round if round_number is None else round_number
+            entry.follows = True
             check(answer)
         except SamaraError as error:
             if client in result.answers:

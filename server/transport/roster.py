@@ -45,8 +45,7 @@ from shared.wire import Kind, kind_of
 log = logging.getLogger("samara.server")
 
 _POLL_SECONDS = 0.5
-_HELLO_SECONDS = 300.0
-_REFUSED_SECONDS = 300.0
+_HELLO_SECONDS = _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
 _MAX_LAYOUT = 2**20
 
@@ -63,6 +62,7 @@ class RosterEntry:
         facts: the client's description of itself, for the result of the run.
         public_key: public key of the node, PEM; empty where nodes have none.
         by_stream: whether it is attached to a gateway, and not connected by a SuperNode.
+        follows: whether it could catch up with its last instruction; None before an answer.
     """
 
     node: int
@@ -72,6 +72,7 @@ class RosterEntry:
     facts: dict[str, Any]
     public_key: bytes = b""
     by_stream: bool = False
+    follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
         """Return how many examples of a split the client introduced itself with.

@@ -57,6 +57,9 @@ RUN = (
 ELSEWHERE = {
     ("server", "up"): "a live server: tests/e2e/test_live_server.py",
     ("server", "status"): "of a live server: tests/e2e/test_live_server.py",
+    ("server", "backup"): "of a live server: tests/e2e/test_moved_run.py",
+    ("server", "restore"): "on another host: tests/e2e/test_moved_run.py",
+    ("server", "doctor"): "of a live server: tests/e2e/test_moved_run.py",
     ("server", "watch"): "of a live server: tests/e2e/test_watched_run.py",
     ("server", "invite"): "for a live server: tests/e2e/test_joined_client.py",
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",

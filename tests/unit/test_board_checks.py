@@ -18,7 +18,7 @@ from devices.live.board_checks import (
     explain_crash,
     name_missing_kernels,
 )
-from devices.live.check_result import Outcome
+from shared.check_result import Outcome
 
 ORIN_NANO = {"15W": 0, "25W": 1, "MAXN_SUPER": 2, "7W": 3}
 NVPMODEL = """\

@@ -20,9 +20,10 @@ from devices.live.forgetting import Forgotten, describe_rest, find_files, forget
 from devices.live.keys import create_key, read_client_index
 from devices.live.moving import import_client, move_client
 from devices.live.processes import exclusive_lock
-from devices.live.sealed_archive import ArchivedFile, write_archive
+from devices.live.sealed_archive import write_archive
 from devices.live.settings import ClientSettings
-from shared.errors import ConfigError, DeviceError, TrainerError
+from shared.archive import ArchivedFile
+from shared.errors import ArchiveError, ConfigError, DeviceError, SamaraError, TrainerError
 
 PASSPHRASE = "correct horse"
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -137,7 +138,7 @@ def test_a_move_that_fails_leaves_the_client_as_it_was(home: Path, tmp_path: Pat
         (tmp_path / "no" / "folder", "cannot be written"),
         (home / "inside", "lies in the client's folder"),
     ):
-        with pytest.raises(DeviceError, match=message):
+        with pytest.raises(SamaraError, match=message):
             move_client(home, file, PASSPHRASE)
     with pytest.raises(DeviceError, match="needs 8 characters"):
         move_client(home, tmp_path / "moved", "short")
@@ -159,9 +160,9 @@ def test_nothing_is_half_imported(home: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     for content in (whole[:-1], whole[:40], b"", whole[:-9] + bytes(9), bytes(100)):
         damaged.write_bytes(content)
-        with pytest.raises(DeviceError):
+        with pytest.raises(ArchiveError):
             import_client(damaged, tmp_path / "new", "a", PASSPHRASE)
-    with pytest.raises(DeviceError, match="the passphrase is wrong"):
+    with pytest.raises(ArchiveError, match="the passphrase is wrong"):
         import_client(tmp_path / "moved", tmp_path / "new", "a", "incorrect horse")
     assert {path.name for path in tmp_path.iterdir()} == {
         *("old", "moved", "damaged", "kitchen.key", "server.pem")

@@ -16,14 +16,12 @@ from typer.testing import CliRunner
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
 from devices.live import join, preflight
-from devices.live.check_result import CheckResult, Outcome
 from devices.live.client_folder import check_name
 from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
     check_bitsandbytes,
     check_clock,
-    check_disk,
     check_memory,
     check_python,
     check_storage,
@@ -38,6 +36,7 @@ from devices.live.settings import (
 from devices.live.supernode import Reachability, watch_requests
 from samara.command import app
 from shared.addresses import parse_address
+from shared.check_result import CheckResult, Outcome, check_disk
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, InvitationError, SamaraError
 from shared.sections import ModelSettings
@@ -290,7 +289,7 @@ def test_a_disk_that_is_slower_than_its_profile_says(
 
 
 def test_a_full_disk_fails_and_a_fuller_one_warns() -> None:
-    outcomes = [check_disk(free, Path("/x")).outcome for free in (GIB // 10, GIB, 9 * GIB)]
+    outcomes = [check_disk(free, Path("/x"), "move").outcome for free in (GIB // 10, GIB, 9 * GIB)]
     assert outcomes == [Outcome.FAIL, Outcome.WARN, Outcome.PASS]
 
 

@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.live import sealed_archive
-from devices.live.sealed_archive import (
-    ArchivedFile,
-    extract_archive,
-    is_safe_path,
-    write_archive,
-)
-from shared.errors import DeviceError
+from devices.live.sealed_archive import extract_archive, write_archive
+from shared import archive as archives
+from shared.archive import ArchivedFile, is_safe_path
+from shared.errors import ArchiveError
 
 PASSPHRASE = "correct horse"
 CONTENTS = {"a": b"", "runs/0/session": bytes(range(200)), "b.json": b"x" * 64, "c/d": b"yes"}
@@ -30,6 +27,7 @@ def small_and_cheap() -> Iterator[None]:
     """Chunks of 64 bytes, so that a small archive has several, and a key that costs nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sealed_archive, "CHUNK_BYTES", 64)
+        patch.setattr(archives, "PIECE_BYTES", 64)
         patch.setattr(sealed_archive, "SCRYPT_COST", 2)
         yield
 
@@ -57,7 +55,7 @@ def forge(file: Path, listed: Any, contents: bytes = b"") -> Path:
     salt = bytes(16)
     header = sealed_archive._HEADER.pack(b"SAMARAMV", 1, salt)
     text = listed if isinstance(listed, bytes) else json.dumps(listed).encode()
-    content = sealed_archive._LENGTH.pack(len(text)) + text + contents
+    content = archives._LENGTH.pack(len(text)) + text + contents
     key = sealed_archive._key(PASSPHRASE, salt)
     file.write_bytes(header + b"".join(sealed_archive._seal(iter([content]), key, header)))
     return file
@@ -76,7 +74,7 @@ def test_what_was_archived_comes_back(archive: Path, tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / "out" / path).stat().st_mode) == 0o600
     assert (tmp_path / "out" / "runs/0/session").stat().st_mtime_ns == 7
     assert all(content not in archive.read_bytes() for content in CONTENTS.values() if content)
-    with pytest.raises(DeviceError, match="exists; name a new file"):
+    with pytest.raises(ArchiveError, match="exists; name a new file"):
         write_archive(archive, [], PASSPHRASE)
 
 
@@ -88,7 +86,7 @@ def test_every_length_comes_back(size: int, tmp_path: Path) -> None:
 
 
 def test_another_passphrase_opens_nothing(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="the passphrase is wrong, or the file is damaged"):
+    with pytest.raises(ArchiveError, match="the passphrase is wrong, or the file is damaged"):
         extracted(archive, tmp_path / "out", "incorrect horse")
     assert not list((tmp_path / "out").iterdir())
 
@@ -99,7 +97,7 @@ def assert_refused(data: bytes, folder: Path) -> None:
     out.mkdir(exist_ok=True)
     for file in sorted(out.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
-    with pytest.raises(DeviceError):
+    with pytest.raises(ArchiveError):
         extract_archive(folder / "sealed", out, PASSPHRASE)
     assert {path.name for path in folder.iterdir()} == {"sealed", "out"}
 
@@ -203,7 +201,7 @@ def test_a_list_that_is_wrong_is_refused(
     listed: Any, contents: bytes, message: str, tmp_path: Path
 ) -> None:
     forge(tmp_path / "forged", listed, contents)
-    with pytest.raises(DeviceError, match=message):
+    with pytest.raises(ArchiveError, match=message):
         extracted(tmp_path / "forged", tmp_path / "out")
 
 
@@ -212,26 +210,26 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 ) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"before")
-    describe = sealed_archive._describe
+    describe = archives._describe
 
     def describe_then_change(one: ArchivedFile) -> Any:
         described = describe(one)
         source.write_bytes(b"after!")
         return described
 
-    monkeypatch.setattr(sealed_archive, "_describe", describe_then_change)
-    with pytest.raises(DeviceError, match="changed while it was read"):
+    monkeypatch.setattr(archives, "_describe", describe_then_change)
+    with pytest.raises(ArchiveError, match="changed while it was read"):
         write_archive(tmp_path / "sealed", [ArchivedFile("a", source)], PASSPHRASE)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="none: cannot be read"):
+    with pytest.raises(ArchiveError, match="none: cannot be read"):
         write_archive(tmp_path / "x", [ArchivedFile("a", tmp_path / "none")], PASSPHRASE)
-    with pytest.raises(DeviceError, match="cannot be written"):
+    with pytest.raises(ArchiveError, match="cannot be written"):
         write_archive(tmp_path / "no" / "x", [ArchivedFile("a", b"")], PASSPHRASE)
-    with pytest.raises(DeviceError, match=r"'\.\./a' is no path"):
+    with pytest.raises(ArchiveError, match=r"'\.\./a' is no path"):
         write_archive(tmp_path / "x", [ArchivedFile("../a", b"")], PASSPHRASE)
-    with pytest.raises(DeviceError, match="none: No such file"):
+    with pytest.raises(ArchiveError, match="none: No such file"):
         extract_archive(tmp_path / "none", tmp_path, PASSPHRASE)
     assert not list(tmp_path.iterdir())

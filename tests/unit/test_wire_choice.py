@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.live import board as board_module
 from devices.live.board import Board
-from devices.live.check_result import Outcome
 from devices.live.commands import app
 from devices.live.gateway_check import check_gateways
 from devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
 from devices.live.keys import OWN_KEY_FILE, create_key
 from devices.live.settings import ClientSettings
 from devices.live.wire_choice import WireChoice, choose_wire
+from shared.check_result import Outcome
 from shared.config import RunConfig
 from shared.errors import ConfigError, InvitationError, RefusalCode
 from shared.frames.hello import Hello

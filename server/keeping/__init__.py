@@ -1,0 +1,1 @@
+"""Keeping a run: backups, restoring, and what is wrong with its folder."""

@@ -1,0 +1,254 @@
+"""Backups of a run, also while it is served: copies of its files that fit one another.
+
+The ledger decides: it is copied as a reader reads it, to the last whole record, and what the other
+files say of later rounds is left out. What is only of use where and while a server runs stays
+behind: Flower's database (docs/decisions/0011), locks, connections and the page's token.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from server.keeping.backup_file import write_backup
+from server.live.connections import CONNECTIONS_FILE
+from server.live.run_lock import MOVED_FILE, SERVER_LOCK, check_not_moved, is_locked, lock_run
+from server.live.run_supervisor import FLOWER_FOLDER
+from server.restored_run import RESTORED_FILE
+from server.store import (
+    LAYOUT_FILE,
+    LEDGER_FOLDER,
+    METRICS_FILE,
+    NEXT_EVENT_FILE,
+    cluster_folders,
+    read_layout,
+)
+from server.watch.dashboard import TOKEN_FILE
+from shared import DISTRIBUTION
+from shared.archive import ArchivedFile, is_safe_path
+from shared.blob_store import BlobStore, parse_reference
+from shared.errors import ArchiveError, BlobError, SamaraError
+from shared.events import read_events
+from shared.files import UNFINISHED, write_durably
+from shared.ledger.copying import copy_ledger
+from shared.ledger.reading import LOCK_FILE
+from shared.result import RESULT_FILE
+from shared.run_settings import SETTINGS_FILE
+
+MANIFEST_FILE = "backup.json"
+BLOBS_FOLDER = "blobs"
+FORMAT = 1
+_SUFFIX = ".backup"
+_TRANSIENT = {
+    *(LOCK_FILE, SERVER_LOCK, CONNECTIONS_FILE, TOKEN_FILE, MOVED_FILE, RESTORED_FILE),
+    MANIFEST_FILE,
+}
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup that was taken.
+
+    Attributes:
+        file: the file.
+        rounds: last round of each ledger, by the folder of its run or cluster under the run's.
+        files: number of files in it.
+        bytes: size of the file.
+        secrets: paths in it that are private keys.
+        left_out: paths in the run's folder that are neither in it nor of a server that runs.
+        missing: by setting, the hash of a file that clients need and this machine lacks.
+    """
+
+    file: Path
+    rounds: Mapping[str, int]
+    files: int
+    bytes: int
+    secrets: list[str]
+    left_out: list[str]
+    missing: Mapping[str, str]
+
+
+def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
+    """Write a backup of a run, which may be served meanwhile.
+
+    Args:
+        run: folder of the run.
+        target: file to be written, or a folder in which one is named after run and round.
+        moves: whether the run is to go on elsewhere: it must not be served, and no server serves
+            its folder afterwards.
+
+    Raises:
+        SamaraError: if the folder holds no run, or one that has moved or, with `moves`, is served.
+        LedgerError: if its ledger is damaged.
+        ArchiveError: if something cannot be read or written.
+    """
+    run, target = run.resolve(), target.expanduser().absolute()
+    check_not_moved(run)
+    if not (run / LAYOUT_FILE).exists():
+        raise SamaraError(f"{run}: there is no run that has begun: it has no {LAYOUT_FILE}")
+    if target.resolve().is_relative_to(run):
+        raise ArchiveError(f"{target}: lies in the run's folder; name a file elsewhere")
+    if target.exists() and not target.is_dir():
+        raise ArchiveError(f"{target}: exists; name a new file")
+    if not moves:
+        return _write(run, target, moved=False)
+    with lock_run(run):
+        if served := [lock for lock in _ledger_locks(run) if is_locked(lock)]:
+            raise SamaraError(f"{served[0]}: a process of the server still writes; end it first")
+        marker = run / MOVED_FILE
+        mark = {"time": _now(), "file": str(target)}
+        try:  # marked first, so that no crash leaves two runs that go on
+            write_durably(marker, json.dumps(mark).encode())
+            return _write(run, target, moved=True)
+        except BaseException:
+            marker.unlink(missing_ok=True)
+            raise
+
+
+def _ledger_locks(run: Path) -> list[Path]:
+    return [store / LEDGER_FOLDER / LOCK_FILE for store in cluster_folders(run) or [run]]
+
+
+def _write(run: Path, target: Path, moved: bool) -> Backup:
+    place = target if target.is_dir() else target.parent
+    try:
+        staged = Path(tempfile.mkdtemp(UNFINISHED, f"{run.name}-", place))
+    except OSError as error:
+        raise ArchiveError(f"{place}: cannot be written: {error.strerror}") from error
+    try:
+        rounds, left_out = _stage(run, staged)
+        missing = _add_blobs(staged)
+        taken = {"samara backup": FORMAT, "time": _now(), "samara": version(DISTRIBUTION)}
+        manifest = json.dumps(taken | {"rounds": rounds, "moved": moved, "run": run.name})
+        paths = {path.relative_to(staged).as_posix(): path for path in _files_in(staged)}
+        files = [ArchivedFile(MANIFEST_FILE, manifest.encode())]
+        files += [ArchivedFile(path, source) for path, source in paths.items()]
+        if target.is_dir():
+            target /= f"{run.name}-round-{max(rounds.values())}{_SUFFIX}"
+        size = write_backup(target, files)
+    except OSError as error:
+        raise ArchiveError(f"{error.filename or place}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    secrets = [path for path in paths if path.endswith(".key")]
+    return Backup(target, rounds, len(files), size, secrets, left_out, missing)
+
+
+def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
+    """Copy a run's files; return the last round of each ledger, and what was left out.
+
+    Raises:
+        LedgerError: if a ledger is damaged.
+        OSError: if something cannot be read or written.
+    """
+    stores = {store.relative_to(run).as_posix(): store for store in cluster_folders(run) or [run]}
+    rounds = {name: _copy_ledger(store, staged / name) for name, store in stores.items()}
+    for name, store in stores.items():  # before the metrics, whose next event it is
+        with suppress(FileNotFoundError):
+            shutil.copy2(store / NEXT_EVENT_FILE, staged / name / NEXT_EVENT_FILE)
+    ledgers = [store / LEDGER_FOLDER for store in stores.values()]
+    left_out = []
+    for path in _files_in(run):
+        name = path.relative_to(run).as_posix()
+        if any(path.is_relative_to(ledger) for ledger in ledgers) or _is_transient(path, run):
+            continue
+        if path.is_symlink() or not path.is_file() or not is_safe_path(name):
+            left_out.append(name)
+        elif path.name != NEXT_EVENT_FILE:
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                shutil.copy2(path, staged / name)
+    for name, number in rounds.items():
+        _cut_events(staged / name, number)
+    if "." not in rounds:
+        _cut_metrics(staged / METRICS_FILE, min(rounds.values()))
+    _leave_out_later_end(staged, rounds)
+    return rounds, left_out
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            yield path
+
+
+def _is_transient(path: Path, run: Path) -> bool:
+    """Return whether a file is of use only where and while a server runs."""
+    in_flower = path.is_relative_to(run / FLOWER_FOLDER)
+    return in_flower or path.suffix == UNFINISHED or path.name in _TRANSIENT
+
+
+def _copy_ledger(store: Path, target: Path) -> int:
+    """Copy the ledger of a run or of a cluster, if it has begun; return its last round."""
+    target.mkdir(parents=True, exist_ok=True)
+    if not (store / LEDGER_FOLDER).is_dir():
+        return 0
+    layout = read_layout(store)
+    return copy_ledger(store / LEDGER_FOLDER, target / LEDGER_FOLDER, layout).position.round
+
+
+def _cut_events(store: Path, number: int) -> None:
+    """Leave out what the copied files say of rounds after a ledger's last one."""
+    recorded = _cut_metrics(store / METRICS_FILE, number)
+    file = store / NEXT_EVENT_FILE
+    if file.exists():
+        waiting = _read_object(file).get("round")
+        if waiting != number or number in recorded:
+            file.unlink()
+
+
+def _cut_metrics(file: Path, number: int) -> set[int]:
+    """Cut the events of later rounds; return the rounds that have one."""
+    events = read_events(file)
+    kept = [event for event in events if event.get("round", 0) <= number]
+    if len(kept) < len(events):
+        lines = [json.dumps(event, sort_keys=True) + "\n" for event in kept]
+        write_durably(file, "".join(lines).encode())
+    return {event["round"] for event in kept if event.get("event") == "round"}
+
+
+def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
+    """Leave out the result of a run that has ended while it was copied; its server makes it again.
+
+    A run with clusters is left as it is.
+    """
+    end = _read_object(staged / RESULT_FILE).get("final_round")
+    if "." in rounds and end not in (None, rounds["."]):
+        (staged / RESULT_FILE).unlink()
+
+
+def _add_blobs(staged: Path) -> dict[str, str]:
+    """Copy the files that the run's settings name by their hash; return those that are missing."""
+    missing, store = {}, BlobStore()
+    for key, value in _read_object(staged / SETTINGS_FILE).items():
+        try:
+            blob = parse_reference(value) if isinstance(value, str) else None
+        except BlobError:
+            continue
+        if blob is None:
+            continue
+        if source := store.find(blob):
+            (staged / BLOBS_FOLDER).mkdir(exist_ok=True)
+            shutil.copyfile(source, staged / BLOBS_FOLDER / blob.hex())
+        else:
+            missing[key] = blob.hex()
+    return missing
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,235 @@
+"""Checks of a run's folder, which change nothing: what is wrong with it, and what to do.
+
+What the next `samara server up` would repair or refuse is found by opening a copy of the ledger;
+what nobody notices until it is needed, such as a key that others may read or a certificate that
+ends, is looked at besides.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from server.keeping.folder_checks import check_certificates, check_keys, check_permissions
+from server.live.connections import read_connections
+from server.live.run_lock import check_not_moved
+from server.live.run_supervisor import FLOWER_FOLDER
+from server.live.superlink_process import find_superlinks
+from server.restored_run import RestoredRun
+from server.rounds.releases import RELEASES_FILE, parse_releases
+from server.store import LAYOUT_FILE, LEDGER_FOLDER, METRICS_FILE, cluster_folders, read_layout
+from shared.blob_store import BlobStore, parse_reference
+from shared.check_result import CheckResult, Outcome, check_disk
+from shared.config import RunConfig
+from shared.errors import BlobError, SamaraError
+from shared.events import read_whole_events
+from shared.ledger.copying import copy_ledger
+from shared.ledger.latest_state import read_latest_state
+from shared.ledger.reading import read_ledger
+from shared.ledger.records import Record
+from shared.privacy.accountant import ROUNDING, epsilon_of
+from shared.result import RESULT_FILE
+from shared.run_settings import SETTINGS_FILE
+from shared.run_terms import RunTerms
+from shared.settings import describe
+from shared.step_record import STEP_SIZE_FILE
+
+_RESTORE = "restore the newest backup into another folder: samara server restore"
+
+
+def examine(run: Path) -> Iterator[CheckResult]:
+    """Check a run's folder, in the order in which failures are best mended.
+
+    Args:
+        run: folder of a run, which may be served meanwhile.
+
+    Raises:
+        SamaraError: if there is no such folder.
+    """
+    if not run.is_dir():
+        raise SamaraError(f"{run}: there is no such folder")
+    run = run.resolve()
+    yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
+    yield from _check_server(run)
+    yield from check_permissions(run)
+    yield from check_certificates(run)
+    yield from check_keys(run)
+    yield from _check_settings(run)
+    if not (run / LAYOUT_FILE).exists():
+        finding = "the run has not begun: it waits for clients"
+        yield CheckResult(Outcome.PASS, "ledger", finding)
+        return
+    for store in cluster_folders(run) or [run]:
+        yield from _check_store(run, store)
+
+
+def _check_server(run: Path) -> Iterator[CheckResult]:
+    """Say who serves the run, and whether it moved or was restored."""
+    try:
+        check_not_moved(run)
+        restored = RestoredRun.read((cluster_folders(run) or [run])[0])
+    except SamaraError as error:
+        yield CheckResult(Outcome.FAIL, "server", str(error))
+        return
+    processes = find_superlinks(run / FLOWER_FOLDER)
+    if processes and read_connections(run) is None:
+        finding = f"process {processes[0].pid} of it runs, and no `samara server up` looks after it"
+        remedy = "start `samara server up` again, which ends it"
+        yield CheckResult(Outcome.WARN, "server", finding, remedy)
+    else:
+        finding = "serves this run now" if processes else "none serves this run now"
+        yield CheckResult(Outcome.PASS, "server", finding)
+    if restored:
+        finding = f"from a backup of {restored.taken}, which ends at round {restored.round}"
+        yield CheckResult(Outcome.PASS, "restored", finding)
+
+
+def _check_settings(run: Path) -> Iterator[CheckResult]:
+    """Check that this version knows the settings, and that the files that they name are here."""
+    settings = _read_settings(run)
+    if settings is None:
+        remedy = f"restore {SETTINGS_FILE} from a backup, or serve the run as it was begun"
+        yield CheckResult(Outcome.FAIL, "settings", f"{SETTINGS_FILE} is damaged", remedy)
+        return
+    if unknown := sorted(settings.keys() - describe(RunConfig).keys()):
+        finding = f"{', '.join(unknown)}: unknown to this version, a later one began the run"
+        yield CheckResult(Outcome.FAIL, "settings", finding, "update Samara on this machine")
+    elif settings:
+        yield CheckResult(Outcome.PASS, "settings", f"{len(settings)}, all known to this version")
+    for key, value in settings.items():
+        try:
+            blob = parse_reference(value) if isinstance(value, str) else None
+            if blob is None:
+                continue
+            has_blob = BlobStore().find(blob) is not None
+        except BlobError as error:
+            yield CheckResult(Outcome.FAIL, "files", f"{key}: {error}", _RESTORE)
+            continue
+        if has_blob:
+            yield CheckResult(Outcome.PASS, "files", f"{key} is on this machine")
+        else:
+            finding = f"{key}: this machine has no {value}, which clients need"
+            remedy = f"name its file again, --set {key}=FILE, or restore a backup, which has it"
+            yield CheckResult(Outcome.FAIL, "files", finding, remedy)
+
+
+def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
+    """Check the ledger of a run or of a cluster, and what goes with it."""
+    name = "ledger" if store == run else store.name
+    try:  # first, since rounds may end meanwhile
+        recorded = _last_recorded_round(store)
+    except (SamaraError, OSError) as error:
+        yield CheckResult(
+            Outcome.FAIL, "events", str(error), "delete the line, or restore a backup"
+        )
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / LEDGER_FOLDER
+        try:
+            layout = read_layout(store)
+            recovery = copy_ledger(store / LEDGER_FOLDER, copied, layout)
+            number, _ = read_latest_state(copied, layout)
+            records = list(read_ledger(copied)) if recovery.segments else []
+        except (SamaraError, OSError) as error:
+            finding = str(error).replace(f"{copied}", f"{store / LEDGER_FOLDER}")
+            remedy = "update Samara" if "update Samara" in finding else _RESTORE
+            yield CheckResult(Outcome.FAIL, name, finding, remedy)
+            return
+    for note in recovery.notes:
+        finding = note.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
+        yield CheckResult(Outcome.WARN, name, finding, "nothing: `samara server up` does the same")
+    finding = f"{number:,} rounds, {len(records):,} of them kept; the last digest is reproduced"
+    yield CheckResult(Outcome.PASS, name, finding)
+    yield from _check_events(store, number, recorded)
+    yield from _check_releases(run, store, records)
+
+
+def _last_recorded_round(store: Path) -> int:
+    """Return the last round in the metrics of a run; 0 if there is none."""
+    events = read_whole_events(store / METRICS_FILE)
+    return max((e.get("round", 0) for e in events if e.get("event") == "round"), default=0)
+
+
+def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResult]:
+    """Check that metrics, step sizes and result go with a ledger of so many rounds."""
+    try:
+        steps = {event.get("step") for event in read_whole_events(store / STEP_SIZE_FILE)}
+    except (SamaraError, OSError) as error:
+        yield CheckResult(Outcome.FAIL, "events", str(error), _RESTORE)
+        return
+    if recorded > number:
+        finding = f"{METRICS_FILE} has round {recorded}, and the ledger {number}: rounds were lost"
+        yield CheckResult(Outcome.FAIL, "events", finding, _RESTORE)
+    elif missing := sorted(set(range(1, _trained(store, number) + 1)) - steps):
+        finding = f"{STEP_SIZE_FILE} lacks step {missing[0]} of {number}"
+        yield CheckResult(Outcome.FAIL, "events", finding, _RESTORE)
+    else:
+        yield CheckResult(Outcome.PASS, "events", f"the last recorded round is {recorded}")
+    result = _read_object(store / RESULT_FILE)
+    if result is None or (result and result.get("final_round") != number):
+        finding = f"{RESULT_FILE} is damaged, or of another round than the ledger's last, {number}"
+        remedy = f"delete {store / RESULT_FILE}; `samara server up` makes it again"
+        yield CheckResult(Outcome.FAIL, "result", finding, remedy)
+
+
+def _trained(store: Path, number: int) -> int:
+    """Return the rounds of a ledger that took a step; a last one may go back to the best."""
+    settings = _read_settings(store) or {}
+    try:
+        return min(number, RunTerms.of(settings).rounds_of_federation)
+    except (SamaraError, KeyError):
+        return 0
+
+
+def _check_releases(run: Path, store: Path, records: list[Record]) -> Iterator[CheckResult]:
+    """Check that every round that learned something has a release, so that its cost is counted."""
+    settings = _read_settings(run) or {}
+    try:
+        privacy = RunTerms.of(settings).privacy
+        releases = parse_releases(read_whole_events(store / RELEASES_FILE), store / RELEASES_FILE)
+    except (SamaraError, KeyError, OSError) as error:
+        if (store / RELEASES_FILE).exists():
+            yield CheckResult(Outcome.FAIL, "privacy", str(error), _RESTORE)
+        return
+    if privacy is None:
+        return
+    tokens = {release.token for release in releases}
+    uncounted = [
+        record.delta.round
+        for record in records
+        if record.delta.groups and any(record.delta.token) and record.delta.token not in tokens
+    ]
+    rho = sum(release.rho for release in releases)
+    if uncounted:
+        finding = (
+            f"round {uncounted[0]} is in the ledger and has no release in {RELEASES_FILE}: more "
+            "privacy was spent than is counted"
+        )
+        remedy = f"do not go on; {_RESTORE} --reached {records[-1].delta.round}"
+        yield CheckResult(Outcome.FAIL, "privacy", finding, remedy)
+        return
+    budget = privacy.rounds * privacy.mechanism.rho
+    finding = f"{len(releases):,} releases, ε = {epsilon_of(rho, privacy.delta):.3g}"
+    if rho > budget * ROUNDING:
+        finding += f", over the run's {privacy.epsilon:.3g}"
+        yield CheckResult(Outcome.FAIL, "privacy", finding, "begin another run")
+    else:
+        finding += f" of {privacy.epsilon:.3g} at δ = {privacy.delta:g}"
+        yield CheckResult(Outcome.PASS, "privacy", finding)
+
+
+def _read_settings(folder: Path) -> dict[str, Any] | None:
+    return _read_object(folder / SETTINGS_FILE)
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file: empty if it does not exist, None if it is damaged."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

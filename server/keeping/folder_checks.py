@@ -1,0 +1,110 @@
+"""Checks of what a run's folder holds beside its ledger: permissions, certificates, client keys."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.run_supervisor import FLOWER_FOLDER
+from server.watch.dashboard import TOKEN_FILE
+from shared.certificates import (
+    CERTIFICATES_FOLDER,
+    RENEWAL_TIME,
+    authority_key,
+    certificate_end,
+    certificate_names,
+    is_key_of,
+    tls_files,
+)
+from shared.check_result import OF_OTHERS, CheckResult, Outcome
+from shared.errors import SamaraError
+
+_SECRETS = (
+    f"{CERTIFICATES_FOLDER}/*.key",
+    f"{KEYS_FOLDER}/*.key",
+    TOKEN_FILE,
+    f"{FLOWER_FOLDER}/control.secret",
+    f"{FLOWER_FOLDER}/superlink.db*",
+)
+
+
+def check_permissions(run: Path) -> Iterator[CheckResult]:
+    """Check that the run is this user's, and that nobody else may read it or its secrets."""
+    secrets = [file for pattern in _SECRETS for file in sorted(run.glob(pattern))]
+    if os.name == "posix" and (owner := run.stat().st_uid) != os.getuid():
+        finding = f"{run} belongs to user {owner}, and this one is {os.getuid()}"
+        remedy = "run this, and `samara server up`, as its owner"
+        yield CheckResult(Outcome.FAIL, "permissions", finding, remedy)
+        return
+    if run.stat().st_mode & OF_OTHERS:
+        finding = f"other users of this machine may look into {run}"
+        yield CheckResult(Outcome.WARN, "permissions", finding, f"chmod 700 {run}")
+    open_secrets = [file for file in secrets if file.stat().st_mode & OF_OTHERS]
+    for file in open_secrets:
+        finding = f"other users of this machine may read {file}"
+        yield CheckResult(Outcome.FAIL, "permissions", finding, f"chmod 600 {file}")
+    if not open_secrets:
+        finding = f"{len(secrets)} secrets are their owner's alone"
+        yield CheckResult(Outcome.PASS, "permissions", finding)
+
+
+def check_certificates(run: Path) -> Iterator[CheckResult]:
+    """Check the certificates that Samara made for the run, if it made any."""
+    folder = run / CERTIFICATES_FOLDER
+    tls = tls_files(folder)
+    if not folder.is_dir():
+        finding = "the run has none of its own"
+        remedy = "`samara server up` makes them, unless --cert brings one or --insecure needs none"
+        yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
+        return
+    if not tls.authority.exists():
+        finding = f"{tls.authority} is missing, by which every client knows the server"
+        remedy = "copy it from any client (ca.pem in its folder), or restore a backup"
+        yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
+        return
+    try:
+        end, names = certificate_end(tls.authority), sorted(certificate_names(tls.certificate))
+        server_end = certificate_end(tls.certificate)
+        has_key = is_key_of(tls.key, tls.certificate)
+    except SamaraError as error:
+        remedy = "samara server keys renew makes another, if ca.key is there; or restore a backup"
+        yield CheckResult(Outcome.FAIL, "certificate", str(error), remedy)
+        return
+    now = datetime.now(UTC)
+    if end < now:
+        finding = f"{tls.authority} ended on {end:%Y-%m-%d}: no client accepts the server"
+        remedy = "start `samara server up`, and give every client the new ca.pem"
+        yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
+    elif not authority_key(folder).exists():
+        finding = f"{authority_key(folder)} is missing: nothing can be renewed, nor a name added"
+        remedy = f"put it back before {server_end:%Y-%m-%d}"
+        yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
+    if not has_key:
+        finding = f"{tls.key} is missing, or not the key of {tls.certificate.name}"
+        yield CheckResult(Outcome.FAIL, "certificate", finding, "samara server keys renew")
+    elif server_end < now:
+        finding = f"{tls.certificate} ended on {server_end:%Y-%m-%d}"
+        remedy = "start `samara server up`, which signs another, or samara server keys renew"
+        yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
+    elif server_end < now + RENEWAL_TIME:
+        finding = f"{tls.certificate} ends on {server_end:%Y-%m-%d}"
+        remedy = "`samara server up` renews it by itself while it serves"
+        yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
+    else:
+        finding = f"for {', '.join(names)} until {server_end:%Y-%m-%d}"
+        yield CheckResult(Outcome.PASS, "certificate", finding)
+
+
+def check_keys(run: Path) -> Iterator[CheckResult]:
+    """Check the keys of clients."""
+    keys = ClientKeys(run / KEYS_FOLDER)
+    for damage in keys.find_damage():
+        yield CheckResult(Outcome.FAIL, "keys", damage)
+    known = keys.read_all()
+    finding = f"{keys.count_clients()} clients may join, {sum(bool(k.revoked) for k in known)} are"
+    yield CheckResult(Outcome.PASS, "keys", f"{finding} revoked")
+    if private := sorted((run / KEYS_FOLDER).glob("*.key")):
+        finding = f"{len(private)} private keys of clients lie here, such as {private[0].name}"
+        remedy = "delete each once its client has it"
+        yield CheckResult(Outcome.WARN, "keys", finding, remedy)

@@ -1,0 +1,76 @@
+"""The commands that keep a run safe: backups, and what is wrong with its folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def backup(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, which may be served meanwhile.")],
+    target: Annotated[Path, typer.Argument(help="File to write, or a folder that gets one.")],
+    moves: Annotated[
+        bool, typer.Option("--move", help="The run goes on elsewhere: its folder serves no more.")
+    ] = False,
+) -> None:
+    """Write a run to one file, private keys included, also while it is served.
+
+    Example: samara server backup runs/field backups/
+    """
+    from server.keeping.backup import back_up
+
+    taken = back_up(run, target, moves)
+    rounds = ", ".join(
+        f"{'' if name == '.' else name + ' '}round {number}"
+        for name, number in taken.rounds.items()
+    )
+    print(f"{taken.file}: {rounds}, {taken.files:,} files, {taken.bytes:,} bytes")
+    if taken.secrets:
+        print(f"it holds {len(taken.secrets)} private keys and is not encrypted: keep it secret")
+    if taken.left_out:
+        print(f"left out: {', '.join(taken.left_out)}")
+    for key, blob in taken.missing.items():
+        print(f"left out: {key}, since this machine lacks sha256:{blob}")
+    if moves:
+        print("the folder serves no more: go on with `samara server restore` on the other host")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File of `samara server backup`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run here; empty or missing.")],
+    reached: Annotated[
+        int | None,
+        typer.Option(min=0, help="Last round of the earlier server; with differential privacy."),
+    ] = None,
+) -> None:
+    """Make a run's folder from a backup, to go on with it on this host; whole or not at all.
+
+    Example: samara server restore field-round-120.backup --out runs/field
+    """
+    from server.keeping.restoring import restore as restore_run
+    from server.live.live_config import SCENARIO_FILE
+
+    restored = restore_run(file, out, reached)
+    print(f"{out}: goes on after round {restored.round}, as of {restored.taken}")
+    if not restored.moved:
+        print(
+            "end the server that the backup is from, if it still serves: clients that follow two "
+            "servers of one run are refused by one of them"
+        )
+    print(f"samara server up --run {out} {out / SCENARIO_FILE} --name ADDRESS-OF-THIS-HOST")
+
+
+def doctor(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Say what is wrong with a run's folder, and what to do; it changes nothing.
+
+    Example: samara server doctor runs/field
+    """
+    from server.keeping.doctor import examine
+    from shared.check_result import Outcome
+
+    outcomes = []
+    for check in examine(run):
+        print(check)
+        outcomes.append(check.outcome)
+    if Outcome.FAIL in outcomes:
+        raise typer.Exit(1)

@@ -1,0 +1,58 @@
+"""The note in a run's folder about the backup that it was restored from."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from shared.errors import LedgerError
+from shared.files import write_durably
+
+RESTORED_FILE = "restored.json"
+
+
+@dataclass(frozen=True)
+class RestoredRun:
+    """The backup that a run, or a cluster of it, goes on from.
+
+    Attributes:
+        time: when it was restored, UTC, ISO 8601.
+        taken: when the backup was taken, UTC, ISO 8601.
+        round: last round in the backup's ledger.
+        moved: whether no server went on with the run after the backup.
+        reached: last round that its earlier server may have begun, where its releases were charged
+            for; None without differential privacy.
+    """
+
+    time: str
+    taken: str
+    round: int
+    moved: bool
+    reached: int | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write it to the folder of a run.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        write_durably(folder / RESTORED_FILE, text.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what the folder of a run says; None if the run was not restored.
+
+        Raises:
+            LedgerError: if the file is damaged.
+        """
+        file = folder / RESTORED_FILE
+        try:
+            restored = cls(**json.loads(file.read_text(encoding="utf-8")))
+            if type(restored.round) is not int or type(restored.moved) is not bool:
+                raise ValueError("a value is of another type")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise LedgerError(f"{file}: damaged: {error}; restore the backup again") from error
+        return restored
