@@ -1,12 +1,16 @@
-"""Accuracy against ε: zeroth-order rounds of a readout, and DP-FedAvg with the same accountant.
+"""Accuracy against ε: zeroth-order rounds, and DP-FedAvg with the same accountant.
 
     python -m benchmarks.privacy.accuracy --out FOLDER [--data DATA --model MODEL] \\
-        [--sets sst2,messages] [--clients 8,64,1000] [--epsilons none,8,2,0.5] [--seeds 0,1,2]
+        [--sets sst2,messages,sst2-inner] [--clients 8,64,1000] [--epsilons none,8,2,0.5] \\
+        [--methods zeroth-order,chosen,fed-avg] [--seeds 0,1,2]
 
 DATA is a folder of SST-2 and MODEL a sentence encoder. The clients of `sst2` get its training
-texts at random and in equal parts; those of `messages` are the writers of generated messages. What
-is trained is a readout, whose features do not change, so that its losses are exact arithmetic; what
-surrounds them is the code of a run (`benchmarks.privacy.federation`).
+texts at random and in equal parts; those of `messages` are the writers of generated messages, of
+whom many together have at most 64,000. What is trained is a readout, whose features do not change,
+so that its losses are exact arithmetic; what surrounds them is the code of a run
+(`benchmarks.privacy.federation`). In `sst2-inner` it is LoRA-FA inside the encoder, rank 2 on the
+top layer's q and v: steps follow what is linear in it around the base, and accuracies and losses,
+also those by which a factor is chosen, are by passes through the encoder with what was trained.
 
 *Zeroth order* has ROUNDS rounds of one step with as many scalars as a round has by default, and the
 step size of a run by default. *DP-FedAvg* (McMahan et al., 2018) trains the same numbers: a client
@@ -21,13 +25,15 @@ FOLDER/accuracy.jsonl has a line per run; the same command continues, and prints
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from benchmarks.accuracy.cells import listed
@@ -41,6 +47,7 @@ from benchmarks.privacy.federation import (
     noised_sum,
     public_norms,
 )
+from benchmarks.privacy.inner_model import InnerModel
 from benchmarks.privacy.texts import SplitTexts, groups_of, joined, read_texts
 from shared.frames.instructions import Split
 from shared.privacy.vector import encode_vector
@@ -48,7 +55,14 @@ from shared.privacy.vector import encode_vector
 ROUNDS, SCALARS = 40, 256
 LOCAL_STEPS = 4
 FACTORS = (1.0, 0.3, 0.1, 0.03)
+INNER_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
+"""Inside the model 1/L is too careful without noise, so that larger factors are tried as well."""
 ZEROTH_ORDER, CHOSEN, FED_AVG = "zeroth order", "zeroth order, η chosen", "DP-FedAvg"
+INNER = "sst2-inner"
+METHODS = {"zeroth-order": ZEROTH_ORDER, "chosen": CHOSEN, "fed-avg": FED_AVG}
+MOST_MESSAGES = 64_000
+Judge = Callable[[Floats], Row]
+"""A function from trained numbers, float64 [d], to their figures."""
 
 
 def run_zeroth_order(
@@ -73,6 +87,7 @@ def run_zeroth_order(
         federation = Federation(make_config(own), texts[Split.TRAIN], Path(folder))
         federation.run()
     chosen = {"clip": clip, "spent": federation.epsilon, "reverts": federation.reverts}
+    chosen["rates"] = federation.rates
     return federation.numbers, chosen
 
 
@@ -119,9 +134,17 @@ def run_fed_avg(
             numbers = numbers - factor * updates.mean(axis=0)
             continue
         vectors = [encode_vector(u[None].astype(np.float32), 0.0, None, clip) for u in updates]
-        total = noised_sum(vectors, noise_multiplier, clip)
+        total = noised_sum(vectors, noise_multiplier, clip, rounded_noise)
         numbers = numbers - factor * total.gradients / len(clients)
     return numbers
+
+
+def rounded_noise(count: int, sigma: int) -> NDArray[np.object_]:
+    """Return rounded Gaussian noise; at this σ no accuracy tells it from the discrete Gaussian."""
+    noise: NDArray[np.object_] = np.rint(np.random.default_rng().normal(0, sigma, count)).astype(
+        object
+    )
+    return noise
 
 
 def local_rate(public: Texts) -> float:
@@ -145,23 +168,34 @@ def judge(texts: SplitTexts, numbers: Floats) -> Row:
     }
 
 
-def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
-    """Measure all methods on a cell, but for rows that are there.
+def judge_inner(model: InnerModel, numbers: Floats) -> Row:
+    """Return the figures of `judge` by passes through a model."""
+    splits = (Split.TEST, Split.VALIDATION)
+    texts: SplitTexts = {split: [model.texts_at(split, numbers)] for split in splits}
+    return judge(texts, np.zeros_like(numbers))
+
+
+def measure_cell(
+    rows: Rows, cell: Row, texts: SplitTexts, figures: Judge, methods: Sequence[str]
+) -> None:
+    """Measure methods on a cell, but for rows that are there.
 
     Args:
         rows: file of rows.
         cell: data set, clients, ε (None for none) and seed.
         texts: texts of the clients.
+        figures: figures of trained numbers.
+        methods: methods, of `METHODS`.
     """
     privacy: dict[str, Any] = {}
     if cell["epsilon"] is not None:
         privacy = {"privacy.mode": "central", "privacy.epsilon": cell["epsilon"]}
-    start = judge(texts, np.zeros(texts[Split.TRAIN][0].gradients.shape[1]))
+    start = figures(np.zeros(texts[Split.TRAIN][0].gradients.shape[1]))
     zero_shot = {"zero_shot": start["accuracy"], "zero_shot_loss": start["loss"]}
     key = cell | {"method": ZEROTH_ORDER, "factor": None}
-    if not rows.find(**key):
+    if ZEROTH_ORDER in methods and not rows.find(**key):
         numbers, chosen = run_zeroth_order(texts, privacy, cell["seed"])
-        rows.add(key | zero_shot | chosen | judge(texts, numbers))
+        rows.add(key | zero_shot | chosen | figures(numbers))
     public = joined(texts[Split.VALIDATION])
     rate = local_rate(public)
     groups = groups_of(public, examples_of(texts))
@@ -170,16 +204,17 @@ def measure_cell(rows: Rows, cell: Row, texts: SplitTexts) -> None:
     multiplier = 0.0
     if privacy:
         multiplier = make_config(privacy).privacy.mechanism(ROUNDS, 1, 1).noise_multiplier
-    for factor in FACTORS if privacy else FACTORS[:1]:
+    factors = FACTORS if privacy else FACTORS[:1]
+    for factor in INNER_FACTORS if cell["set"] == INNER else factors:
         key = cell | {"method": CHOSEN, "factor": factor}
-        if privacy and not rows.find(**key):
+        if CHOSEN in methods and privacy and not rows.find(**key):
             eta = factor * LOCAL_STEPS * rate
             numbers, chosen = run_zeroth_order(texts, privacy, cell["seed"], eta)
-            rows.add(key | zero_shot | chosen | {"rate": eta} | judge(texts, numbers))
+            rows.add(key | zero_shot | chosen | {"rate": eta} | figures(numbers))
         key = cell | {"method": FED_AVG, "factor": factor}
-        if not rows.find(**key):
+        if FED_AVG in methods and not rows.find(**key):
             numbers = run_fed_avg(texts[Split.TRAIN], rate, factor, clip, multiplier)
-            rows.add(key | zero_shot | {"clip": clip, "rate": rate} | judge(texts, numbers))
+            rows.add(key | zero_shot | {"clip": clip, "rate": rate} | figures(numbers))
 
 
 def chosen_factor(group: Sequence[Row]) -> float | None:
@@ -239,24 +274,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", type=listed, default=["sst2", "messages"])
     parser.add_argument("--clients", type=listed, default=["8", "64", "1000"])
     parser.add_argument("--epsilons", type=listed, default=["none", "8", "2", "0.5"])
+    parser.add_argument("--methods", type=listed, default=list(METHODS))
     parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
     given = parser.parse_args(arguments)
+    methods = [METHODS[name] for name in given.methods]
     rows = Rows(given.out / "accuracy.jsonl")
+    inner = InnerModel(inner_settings(given)) if INNER in given.sets else None
     for name, clients, seed in product(given.sets, given.clients, given.seeds):
-        texts = texts_of(name, int(clients), int(seed), given)
+        texts = texts_of(name, int(clients), int(seed), given, inner)
+        figures = partial(judge, texts)
+        if name == INNER and inner:
+            figures = partial(judge_inner, inner)
         for epsilon in given.epsilons:
             value = None if epsilon == "none" else float(epsilon)
             cell = {"set": name, "clients": int(clients), "epsilon": value, "seed": int(seed)}
-            measure_cell(rows, cell, texts)
+            measure_cell(rows, cell, texts, figures, methods)
     print(table(rows))
 
 
-def texts_of(name: str, clients: int, seed: int, given: argparse.Namespace) -> SplitTexts:
-    """Return the texts of the clients of a cell; only `sst2` is divided by the seed."""
+def inner_settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of SST-2 with adapters inside the encoder."""
+    settings = DATA_SETS["sst2"].prepare(given.data, given.out / "data")
+    adapter = {"adapter.layers": "top:1", "adapter.rank": 2, "adapter.alpha": 4.0}
+    return {**settings, **adapter, "model.path": given.model}
+
+
+def texts_of(
+    name: str, clients: int, seed: int, given: argparse.Namespace, inner: InnerModel | None = None
+) -> SplitTexts:
+    """Return the texts of the clients of a cell; only those of SST-2 are divided by the seed."""
     if name == "messages":
-        return read_texts({}, clients, given.out / f"messages-{clients}.npz")
-    settings = DATA_SETS[name].prepare(given.data, given.out / "data")
-    texts = read_texts({**settings, "model.path": given.model}, 1, given.out / f"{name}.npz")
+        texts = read_texts({}, clients, given.out / f"messages-{clients}.npz")
+        own = np.arange(min(len(texts[Split.TRAIN][0].labels), MOST_MESSAGES // clients))
+        return {**texts, Split.TRAIN: [some.some(own) for some in texts[Split.TRAIN]]}
+    if name == INNER and inner:
+        file = f"{INNER}-{{}}.npz"
+        texts = {s: [inner.linear_texts(s, given.out / file.format(s.name.lower()))] for s in Split}
+    else:
+        settings = DATA_SETS[name].prepare(given.data, given.out / "data")
+        texts = read_texts({**settings, "model.path": given.model}, 1, given.out / f"{name}.npz")
     (train,) = texts[Split.TRAIN]
     order = np.random.default_rng(seed).permutation(len(train.labels))
     parts = np.array_split(order, clients)

@@ -4,7 +4,6 @@ Only the losses are computed here, of all clients in one product, since all try 
 """
 
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,8 @@ from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames.instructions import TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport, hide_report
-from shared.privacy.discrete_gaussian import Below, sample_noise
+from shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
+from shared.privacy.discrete_gaussian import Noise, sample_noise
 from shared.privacy.vector import SENSITIVITY, VectorSum, limit_sum, read_sum
 from shared.replay import STATE_BITS, check_fits, replay, zero_state
 from shared.round_delta import RoundDelta
@@ -181,6 +180,22 @@ def vector_reports(reports: Sequence[Report], clip: float) -> ValidatedReplies[V
     return ValidatedReplies[VectorReport](answers={own.client: own for own in decoded})
 
 
+def noised_reports(
+    reports: Sequence[Report], clip: float, sigma: int, noise: Noise = sample_noise
+) -> ValidatedReplies[NoisedVectorReport]:
+    """Return reports as clipped vectors with the noise of each client, as the server decodes them.
+
+    Args:
+        reports: reports of a round.
+        clip: largest norm of a client's numbers.
+        sigma: σ of the noise that each client adds.
+        noise: source of noise; the operating system's randomness by default.
+    """
+    vectors = [NoisedVectorReport.of(VectorReport.of(own, clip), sigma, noise) for own in reports]
+    decoded = [NoisedVectorReport.decode(vector.encode()) for vector in vectors]
+    return ValidatedReplies[NoisedVectorReport](answers={own.client: own for own in decoded})
+
+
 class Federation:
     """The rounds of a run.
 
@@ -188,18 +203,29 @@ class Federation:
         config: settings of the run.
         clients: texts of every client.
         folder: folder for the releases.
+        noise: source of noise; the operating system's randomness by default.
     """
 
-    def __init__(self, config: RunConfig, clients: Sequence[Texts], folder: Path) -> None:
-        self._config, self._clients = config, clients
+    def __init__(
+        self,
+        config: RunConfig,
+        clients: Sequence[Texts],
+        folder: Path,
+        noise: Noise = sample_noise,
+    ) -> None:
+        self._config, self._clients, self._noise = config, clients, noise
         elements = clients[0].gradients.shape[1]
         self._states = [zero_state(elements)]
-        self._private = open_aggregator(config, folder, elements) if config.privacy.is_on else None
+        self._private = None
+        if config.privacy.is_on:
+            self._private = open_aggregator(config, folder, elements, noise=noise)
         given = None if config.learning_rate == "auto" else config.learning_rate
         decreasing = config.learning_rate_schedule == "linear"
         self._size = StepSize(config.federated_rounds, given, config.epsilon, decreasing)
         self.reverts = 0
         """The number of rounds that were reverts."""
+        self.rates: list[float] = []
+        """η of every round so far."""
 
     @property
     def numbers(self) -> Floats:
@@ -219,6 +245,7 @@ class Federation:
     def run_round(self) -> None:
         """Run one round, as `server.rounds.strategy` does."""
         instruction = self._instruction()
+        self.rates.append(instruction.learning_rate)
         reports = take_local_steps(self._clients, instruction, self.numbers)
         delta, observation = self._aggregate(instruction, reports)
         self._size = self._size.after(observation)
@@ -247,8 +274,12 @@ class Federation:
         if self._private is None:
             cap = self._config.cohort.weight_cap
             return aggregate(instruction, reports, cap), observe_round(instruction, reports, cap)
-        replies = vector_reports(reports, self._config.privacy.clip)
-        made = self._private.aggregate(instruction, replies, 1, len(reports))
+        clip, sigma = self._config.privacy.clip, self._private.mechanism.client_sigma
+        replies: Any = vector_reports(reports, clip)
+        if sigma:
+            replies = noised_reports(reports, clip, sigma, self._noise)
+        minimum = self._config.cohort.minimum
+        made = self._private.aggregate(instruction, replies, minimum, len(reports))
         return made.delta, made.observation
 
 
@@ -283,7 +314,7 @@ def noised_sum(
     vectors: Sequence[NDArray[np.int32]],
     noise_multiplier: float,
     clip: float,
-    below: Below = secrets.randbelow,
+    noise: Noise = sample_noise,
 ) -> VectorSum:
     """Return the sum of vectors with the noise of a release; `PrivateAggregator` makes one so.
 
@@ -291,10 +322,10 @@ def noised_sum(
         vectors: clipped vectors, int32 [n] each.
         noise_multiplier: standard deviation of the noise in units of the sensitivity; 0 for none.
         clip: largest norm of a client's numbers.
-        below: source of randomness; the operating system's by default.
+        noise: source of noise; the operating system's randomness by default.
     """
     total = np.sum(vectors, axis=0, dtype=np.int64).astype(object)
     if noise_multiplier:
         sigma = math.ceil(noise_multiplier * SENSITIVITY)
-        total = total + sample_noise(len(total), sigma, below)
+        total = total + noise(len(total), sigma)
     return read_sum(limit_sum(total), clip)

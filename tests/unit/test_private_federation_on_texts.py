@@ -84,6 +84,22 @@ def test_a_federation_learns_and_one_with_much_noise_does_not(tmp_path: Path) ->
     assert test.loss(noised.numbers) > test.loss(plain.numbers)
 
 
+def test_where_clients_add_the_noise_a_run_has_all_of_it(tmp_path: Path) -> None:
+    clients, own = made(4, 20), {"rounds": 3, "steps": 1, "queries": 8, "cohort.minimum": 4}
+    private = {"privacy.mode": "distributed", "privacy.honest-share": 0.5, "privacy.clip": 1.0}
+    config = make_config({**own, **private, "privacy.epsilon": 1.0})
+    run = Federation(config, clients, tmp_path)
+    run.run()
+    assert run.epsilon == pytest.approx(1.0)
+    needed = config.terms.privacy.mechanism.noise_multiplier  # type: ignore[union-attr]
+    releases = read_releases(tmp_path / RELEASES_FILE)
+    # that of two clients is enough, and four have added it
+    assert [one.sums[0].noise_multiplier for one in releases] == pytest.approx(
+        [needed * 2**0.5] * 3
+    )
+    assert run.rates[0] == 0
+
+
 def test_a_noised_sum_without_noise_is_a_release_without_noise(tmp_path: Path) -> None:
     clients = made(3, 5)
     own = {"rounds": 1, "steps": 1, "queries": 8, "privacy.mode": "central"}
