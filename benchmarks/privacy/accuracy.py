@@ -42,7 +42,6 @@ from benchmarks.accuracy.linear_model import Floats, Texts
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.privacy.federation import (
     Federation,
-    StackedTexts,
     make_config,
     noised_sum,
     public_norms,
@@ -55,8 +54,6 @@ from shared.privacy.vector import encode_vector
 ROUNDS, SCALARS = 40, 256
 LOCAL_STEPS = 4
 FACTORS = (1.0, 0.3, 0.1, 0.03)
-INNER_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
-"""Inside the model 1/L is too careful without noise, so that larger factors are tried as well."""
 ZEROTH_ORDER, CHOSEN, FED_AVG = "zeroth order", "zeroth order, η chosen", "DP-FedAvg"
 INNER = "sst2-inner"
 METHODS = {"zeroth-order": ZEROTH_ORDER, "chosen": CHOSEN, "fed-avg": FED_AVG}
@@ -99,15 +96,13 @@ def local_updates(clients: Sequence[Texts], numbers: Floats, rate: float) -> Flo
         numbers: start, float64 [d].
         rate: η of the steps.
     """
-    stacked = StackedTexts(clients)
-    gradients, labels = stacked.texts.gradients, stacked.texts.labels
-    margins, updates = stacked.margins_at(numbers), np.zeros((len(clients), len(numbers)))
-    for _ in range(LOCAL_STEPS):
-        errors = expit(margins) - labels
-        sums = np.add.reduceat(errors[:, None] * gradients, stacked.starts, axis=0)
-        slopes = sums / stacked.counts[:, None]
-        updates += rate * slopes
-        margins = margins - rate * np.einsum("nd,nd->n", gradients, slopes[stacked.owner])
+    updates = np.zeros((len(clients), len(numbers)))
+    for client, own in enumerate(clients):
+        margins = own.margins + own.gradients @ numbers
+        for _ in range(LOCAL_STEPS):
+            slope = (expit(margins) - own.labels) @ own.gradients / len(own.labels)
+            updates[client] += rate * slope
+            margins -= rate * (own.gradients @ slope)
     return updates
 
 
@@ -204,8 +199,7 @@ def measure_cell(
     multiplier = 0.0
     if privacy:
         multiplier = make_config(privacy).privacy.mechanism(ROUNDS, 1, 1).noise_multiplier
-    factors = FACTORS if privacy else FACTORS[:1]
-    for factor in INNER_FACTORS if cell["set"] == INNER else factors:
+    for factor in FACTORS if privacy else FACTORS[:1]:
         key = cell | {"method": CHOSEN, "factor": factor}
         if CHOSEN in methods and privacy and not rows.find(**key):
             eta = factor * LOCAL_STEPS * rate

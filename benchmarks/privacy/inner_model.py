@@ -99,7 +99,7 @@ class InnerModel:
         prompts = [self._texts[split].prompts[index] for index in chosen.tolist()]
         perturbations = Perturbations(self._runtime.layout, center)
         scores = self._runtime.forward.score_pass(perturbations, prompts)[0]
-        return scores[:, 1] - scores[:, 0]
+        return (scores[:, 1] - scores[:, 0]).float()
 
     def _micro_batches(
         self, split: Split, chosen: NDArray[np.int64]
