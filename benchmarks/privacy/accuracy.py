@@ -83,8 +83,10 @@ def run_zeroth_order(
     with TemporaryDirectory() as folder:
         federation = Federation(make_config(own), texts[Split.TRAIN], Path(folder))
         federation.run()
-    chosen = {"clip": clip, "spent": federation.epsilon, "reverts": federation.reverts}
-    chosen["rates"] = federation.rates
+    chosen = {
+        **{"clip": clip, "spent": federation.epsilon, "reverts": federation.reverts},
+        "rates": federation.rates,
+    }
     return federation.numbers, chosen
 
 
@@ -107,8 +109,8 @@ def local_updates(clients: Sequence[Texts], numbers: Floats, rate: float) -> Flo
 
 
 def run_fed_avg(
-    clients: Sequence[Texts],
-    rate: float,
+    updates_of: Callable[[Floats], Floats],
+    elements: int,
     factor: float,
     clip: float,
     noise_multiplier: float,
@@ -116,21 +118,21 @@ def run_fed_avg(
     """Return the numbers after the rounds of DP-FedAvg, float64 [d].
 
     Args:
-        clients: texts of every client.
-        rate: η of local steps.
+        updates_of: what clients' local steps from a state subtract, float64 [clients, d].
+        elements: number of trained numbers, d.
         factor: factor of the mean update.
         clip: largest norm of an update.
         noise_multiplier: of every release; 0 for none, and updates are not clipped then.
     """
-    numbers = np.zeros(clients[0].gradients.shape[1])
+    numbers = np.zeros(elements)
     for _ in range(ROUNDS):
-        updates = local_updates(clients, numbers, rate)
+        updates = updates_of(numbers)
         if not noise_multiplier:
             numbers = numbers - factor * updates.mean(axis=0)
             continue
         vectors = [encode_vector(u[None].astype(np.float32), 0.0, None, clip) for u in updates]
         total = noised_sum(vectors, noise_multiplier, clip, rounded_noise)
-        numbers = numbers - factor * total.gradients / len(clients)
+        numbers = numbers - factor * total.gradients / len(updates)
     return numbers
 
 
@@ -146,6 +148,15 @@ def local_rate(public: Texts) -> float:
     """Return 1/L of the mean loss on public texts, the η of gradient steps that cannot diverge."""
     products = public.gradients.T @ public.gradients / len(public.labels)
     return 4 / float(np.linalg.eigvalsh(products)[-1])
+
+
+def rate_and_clip(texts: SplitTexts) -> tuple[float, float]:
+    """Return η of local steps, and the median norm of clients' updates, by validation texts."""
+    public = joined(texts[Split.VALIDATION])
+    rate = local_rate(public)
+    groups = groups_of(public, examples_of(texts))
+    updates = local_updates(groups, np.zeros(public.gradients.shape[1]), rate)
+    return rate, float(np.median(np.linalg.norm(updates, axis=1)))
 
 
 def examples_of(texts: SplitTexts) -> int:
@@ -185,17 +196,14 @@ def measure_cell(
     privacy: dict[str, Any] = {}
     if cell["epsilon"] is not None:
         privacy = {"privacy.mode": "central", "privacy.epsilon": cell["epsilon"]}
-    start = figures(np.zeros(texts[Split.TRAIN][0].gradients.shape[1]))
+    elements = texts[Split.TRAIN][0].gradients.shape[1]
+    start = figures(np.zeros(elements))
     zero_shot = {"zero_shot": start["accuracy"], "zero_shot_loss": start["loss"]}
     key = cell | {"method": ZEROTH_ORDER, "factor": None}
     if ZEROTH_ORDER in methods and not rows.find(**key):
         numbers, chosen = run_zeroth_order(texts, privacy, cell["seed"])
         rows.add(key | zero_shot | chosen | figures(numbers))
-    public = joined(texts[Split.VALIDATION])
-    rate = local_rate(public)
-    groups = groups_of(public, examples_of(texts))
-    updates = local_updates(groups, np.zeros(public.gradients.shape[1]), rate)
-    clip = float(np.median(np.linalg.norm(updates, axis=1)))
+    rate, clip = rate_and_clip(texts)
     multiplier = 0.0
     if privacy:
         multiplier = make_config(privacy).privacy.mechanism(ROUNDS, 1, 1).noise_multiplier
@@ -207,7 +215,8 @@ def measure_cell(
             rows.add(key | zero_shot | chosen | {"rate": eta} | figures(numbers))
         key = cell | {"method": FED_AVG, "factor": factor}
         if FED_AVG in methods and not rows.find(**key):
-            numbers = run_fed_avg(texts[Split.TRAIN], rate, factor, clip, multiplier)
+            updates_of = partial(local_updates, texts[Split.TRAIN], rate=rate)
+            numbers = run_fed_avg(updates_of, elements, factor, clip, multiplier)
             rows.add(key | zero_shot | {"clip": clip, "rate": rate} | figures(numbers))
 
 

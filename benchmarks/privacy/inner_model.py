@@ -86,9 +86,8 @@ class InnerModel:
         for places in self._micro_batches(split, chosen):
             centers = torch.from_numpy(states[places]).requires_grad_()
             found = self._margins(split, chosen[places], centers)
-            found.sum().backward()
-            assert centers.grad is not None
-            gradients[places] = centers.grad.numpy()
+            (gradient,) = torch.autograd.grad(found.sum(), centers)
+            gradients[places] = gradient.numpy()
             margins[places] = found.detach().numpy()
         return gradients, margins
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.privacy.inner_model import InnerModel
+from benchmarks.privacy.true_gradients import true_updates
 from shared.frames.instructions import Split
 
 
@@ -38,3 +39,15 @@ def test_slopes_are_those_of_each_text_at_its_own_state(model: InnerModel, tmp_p
     other = model.slopes(Split.TRAIN, chosen, states)
     np.testing.assert_allclose(other[[0, 2]], slopes[[0, 2]], atol=1e-5)
     assert np.abs(other[1] - slopes[1]).max() > 1e-4
+
+
+def test_local_steps_follow_true_gradients(model: InnerModel) -> None:
+    parts = [np.array([0, 1, 2]), np.array([3])]
+    start, rng = np.zeros(model.size), np.random.default_rng(0)
+    updates = true_updates(model, parts, rng, start, 0.1)
+    for own, update in zip(parts, updates, strict=True):
+        before, after = (
+            model.texts_at(Split.TRAIN, numbers).some(own).loss(start)
+            for numbers in (start, start - update)
+        )
+        assert after < before

@@ -1,5 +1,6 @@
 """The federation of the privacy measurements: its reports and its rounds are those of a run."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -133,9 +134,9 @@ def test_local_updates_are_gradient_steps_of_each_client() -> None:
 
 def test_fed_avg_learns_without_noise_and_not_with_much() -> None:
     clients, test = made(6, 20), joined(made(1, 300, seed=1))
-    rate = local_rate(joined(clients))
-    assert test.loss(run_fed_avg(clients, rate, 1.0, 1.0, 0.0)) < 0.3
-    assert test.loss(run_fed_avg(clients, rate, 1.0, 1.0, 100.0)) > np.log(2)
+    updates_of = partial(local_updates, clients, rate=local_rate(joined(clients)))
+    assert test.loss(run_fed_avg(updates_of, ELEMENTS, 1.0, 1.0, 0.0)) < 0.3
+    assert test.loss(run_fed_avg(updates_of, ELEMENTS, 1.0, 1.0, 100.0)) > np.log(2)
 
 
 def test_the_factor_is_chosen_on_validation_and_the_table_shows_its_test_figures() -> None:
