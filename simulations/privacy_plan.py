@@ -184,7 +184,7 @@ def plan_table(run: PlannedRun) -> Table:
 def warn_of_plan(run: PlannedRun) -> str:
     """Return a sentence on the ε with which the rounds teach hardly anything; "" if there is none.
 
-    Runs whose noise of all rounds exceeds what they can say gained at most a quarter of what they
+    Readouts whose noise of all rounds exceeds what they can say gained at most a third of what they
     gain without noise (docs/measurements/privacy.md).
     """
     noisy = [terms for terms in run.terms if run.noise_of_all_rounds(terms) > 1]
