@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from samara.command import run
+from shared.command_group import command_group
 
-app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app = command_group("Measure this machine.")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from devices.jetson.commands import wheelhouse
 from devices.run_command import run
+from shared.command_group import command_group
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
@@ -25,7 +26,7 @@ _STAGES = {
     "update": "on the host",
     "upload": "to the device",
 }
-app = typer.Typer(help="Device profiles, and estimates of what a step costs.", no_args_is_help=True)
+app = command_group("Device profiles, and estimates of what a step costs.")
 
 
 class Grouping(StrEnum):

@@ -32,6 +32,7 @@ _REMEDIES = {
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # click does: shared/command_group.py
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

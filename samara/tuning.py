@@ -67,7 +67,7 @@ def tune(
     ['accuracy', 'examples', 'loss']
 
     Args:
-        settings: settings of docs/guides/tune.md, nested or by dotted keys.
+        settings: settings of docs/reference/tune.md, nested or by dotted keys.
         progress: show the progress; by default on a terminal and in a notebook.
         more: settings that replace those: ``method="lora"``, ``learning_rate=0.1``,
             ``model={"path": "folder"}``.

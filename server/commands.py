@@ -10,8 +10,9 @@ import typer
 
 from server import keeping_commands, key_commands
 from server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
+from shared.command_group import command_group
 
-app = typer.Typer(no_args_is_help=True)
+app = command_group()
 app.add_typer(key_commands.app, name="keys")
 app.command()(key_commands.invite)
 for command in (keeping_commands.backup, keeping_commands.restore, keeping_commands.doctor):

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
+from shared.command_group import command_group
+
+app = command_group("The keys of the clients that may join a run.")
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
 

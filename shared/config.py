@@ -229,7 +229,7 @@ class RunConfig(Settings):
         PersonalSettings(), "Private rounds", page="guides/personal.md"
     )
     privacy: PrivacySettings = setting(
-        PrivacySettings(), "Differential privacy", page="guides/privacy.md"
+        PrivacySettings(), "Differential privacy", page="guides/differential-privacy.md"
     )
     ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="reference/ledger.md")
     fleet: FleetSettings = setting(FleetSettings(), "Emulated devices", page="guides/fleet.md")

@@ -65,7 +65,7 @@ class DataSettings(Section):
         "its runs; a round beyond it, and any round without a `privacy.mode`, is refused. 0 is no "
         "limit",
         identity=False,
-        page="guides/privacy.md",
+        page="guides/differential-privacy.md",
         ge=0,
         le=1e6,
     )

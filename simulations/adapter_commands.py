@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from shared.command_group import command_group
 from shared.scenarios import scenario_file
 
-app = typer.Typer(help="Look at models of runs, carry them away.", no_args_is_help=True)
+app = command_group("Look at models of runs, carry them away.")
 
 
 class Form(StrEnum):

@@ -237,12 +237,13 @@ def compare(
     from simulations.comparison.comparison import compare_runs
     from simulations.comparison.tables import csv_of, render_comparison
 
+    if html is not None:
+        # before the comparison, since it may lack a library
+        from simulations.report.html import page_of
     comparison = compare_runs(runs)
     for part in render_comparison(comparison):
         Console().print(part, "")
     if html is not None:
-        from simulations.report.html import page_of
-
         _write(html, page_of(comparison))
     if csv is not None:
         _write(csv, csv_of(comparison))
@@ -288,7 +289,7 @@ def tune(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of docs/guides/tune.md: key=value. Repeatable."),
+        typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")

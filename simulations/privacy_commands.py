@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Plan differential privacy.", no_args_is_help=True)
+from shared.command_group import command_group
+
+app = command_group("Plan differential privacy.")
 
 
 @app.callback()

@@ -136,6 +136,7 @@ def result_of(
                 "platform": "Linux",
                 "threads": 1,
                 "torch": "2.13.0",
+                "split_examples": {"train": 256, "validation": 30 + client},
                 "fingerprints": {
                     split: f"{client:03x}{index}"
                     for index, split in enumerate(("train", "validation", "test"))

@@ -199,7 +199,7 @@ class PrivacyBudget:
             raise BudgetError(
                 f"round {instruction.round}: the reports of this run have no noise, and "
                 f"data.epsilon-limit = {self.limit:g} allows none without. Leave it out if they "
-                "may be sent (docs/guides/privacy.md)"
+                "may be sent (docs/guides/differential-privacy.md)"
             )
         spent = sum(charge.rho for charge in self.charges.read())
         if spent + self.mechanism.rho > rho_within(self.limit, OWN_DELTA) * ROUNDING:
@@ -208,7 +208,7 @@ class PrivacyBudget:
                 f"round {instruction.round} would bring what this client's reports have cost from "
                 f"ε = {epsilon_of(spent, OWN_DELTA):.3g} to {after:.3g} at δ = {OWN_DELTA:g}, over "
                 f"data.epsilon-limit = {self.limit:g}. Raise the limit if more may be told "
-                "(docs/guides/privacy.md)"
+                "(docs/guides/differential-privacy.md)"
             )
 
     def add(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:

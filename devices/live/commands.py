@@ -10,8 +10,9 @@ import typer
 
 from devices.live import learning_commands, owner_commands, question_commands
 from devices.live.owner_commands import Home, Name
+from shared.command_group import command_group
 
-app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
+app = command_group("Take part in a run with this machine.")
 
 
 class WireName(StrEnum):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devices.live.owner_commands import Home, Name
+from shared.command_group import command_group
 
 if TYPE_CHECKING:
     from shared.settings import Scalar
 
-app = typer.Typer(
-    help="Export programs for phones and run the reference phone.", no_args_is_help=True
-)
-gateway = typer.Typer(help="Let phones take part in a run.", no_args_is_help=True)
+app = command_group("Export programs for phones and run the reference phone.")
+gateway = command_group("Let phones take part in a run.")
 
 
 class Quantization(StrEnum):

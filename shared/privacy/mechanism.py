@@ -67,7 +67,7 @@ class Mechanism:
 
     @property
     def rho(self) -> float:
-        """The ρ that a round costs a client, in what the mode protects (docs/guides/privacy.md).
+        """The ρ that a round costs a client, in what the mode protects (docs/reference/privacy.md).
 
         ``central`` compares a round with the same one without the client, ``distributed`` with the
         same one in which it reports zeros: one vector more. ``local`` compares any two reports of

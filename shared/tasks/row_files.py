@@ -117,12 +117,19 @@ def _decode(path: Path, report: Report, growing: bool) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        for number, line in enumerate(content.split(b"\n"), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                report(number, "is not UTF-8; save the file in UTF-8")
+        lines = enumerate(content.split(b"\n"), 1)
+        first, *others = [number for number, line in lines if not _is_utf8(line)]
+        more = f" (other such lines: {len(others):,})" if others else ""
+        report(first, f"is not UTF-8; save the file in UTF-8{more}")
         return content.decode("utf-8-sig", errors="replace")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _whole_lines(content: bytes) -> bytes:

@@ -11,12 +11,13 @@ from simulations.comparison.columns import COMMON, MAJORITY, Figures
 from simulations.comparison.statistics import Numbers
 
 _LOST = (
-    ("evaluate.best", "true", "to return to the best validated round"),
-    ("adapter.layers", "readout", "to train the last representation alone"),
-    ("learning-rate", "auto", "or a tenth of the present one"),
-    ("method", "readout", "for a private intercept and readout of every client"),
+    ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
+    ("adapter.layers", ("readout",), "to train the last representation alone"),
+    ("learning-rate", ("auto",), "or a tenth of the present one"),
+    ("method", ("readout",), "for a private intercept and readout of every client"),
 )
-"""Settings to try where training has made the model worse, each with what it is good for."""
+"""Settings to try where training has made the model worse: a key, the values that help, of which
+the first is named, and what they are good for."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ class Verdict:
             )
         else:
             settings = [
-                f"{key} = {value} ({why})"
-                for key, value, why in _LOST
-                if str(config.get(key)).lower() != value
+                f"{key} = {helpful[0]} ({why})"
+                for key, helpful, why in _LOST
+                if str(config.get(key)).lower() not in helpful
             ]
             advice = "; ".join([*settings, "more training examples"])
         return f"Try {advice}; samara simulate SCENARIO --sweep FILE searches on validation."

@@ -271,11 +271,12 @@ def _cost(comparison: Comparison) -> Figure:
         axes.annotate(
             "adapter, once",
             (adapter, 1),
-            (4, -2),
+            (0, 3),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             color=MUTED,
-            va="top",
+            ha="center",
+            va="bottom",
             fontsize=10.5,
         )
         axes.grid(axis="y")

@@ -27,7 +27,7 @@ except ImportError as missing:
 
 _KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
 _NO_SETTINGS = {"out", "threads"}
-_ALIKE = {"fingerprints", "examples"}
+_ALIKE = {"fingerprints", "examples", "split_examples"}
 
 
 @dataclass(frozen=True)

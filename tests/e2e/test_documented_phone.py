@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from documented import FENCED, ROOT, blocks, commands
-from live import QUIET
+from live import QUIET, attempts
 
 pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "guides" / "phone.md"
 SECONDS = 1200.0
+SECONDS_TO_END = 30.0
 SAMARA = """#!/bin/sh
 case "$1 $2" in
     "server up") set -- "$@" --port {server} --set rounds=1 --set steps=1 --set queries=2 ;;
@@ -27,6 +28,18 @@ echo "$1 $2: $status" >> statuses
 exit $status
 """
 """A `samara` that makes some commands small, and notes how each has ended."""
+
+
+def _end(shell: subprocess.Popen[bytes]) -> None:
+    """End a shell and what it has started; `server up` ends its SuperLink, given the time to."""
+    with suppress(ProcessLookupError):
+        os.killpg(shell.pid, signal.SIGTERM)
+        shell.wait()
+        try:
+            for _ in attempts("the end of what the shell has started", SECONDS_TO_END):
+                os.killpg(shell.pid, 0)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_the_commands_of_the_guide_make_a_run_with_a_phone(
@@ -58,8 +71,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     try:
         status = shell.wait(SECONDS)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)
+        _end(shell)
     text = (folder / "said").read_text(errors="replace")
     assert status == 0, text[-3000:]
     assert "Traceback" not in text, text

@@ -42,7 +42,7 @@ RUN = (
     "docs/guides/own-model.md",
     "docs/guides/comparing.md",
     "docs/guides/private-rounds.md",
-    "docs/guides/privacy.md",
+    "docs/guides/differential-privacy.md",
     "docs/guides/devices-of-your-own.md",
     "docs/guides/server.md",
     "docs/guides/devices.md",

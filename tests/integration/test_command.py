@@ -166,6 +166,13 @@ def test_five_mistakes_are_reported_at_once(run: Run, scenario: Path, tmp_path: 
     assert not out.exists()
 
 
+@pytest.mark.parametrize("words", [("simulat",), ("server", "verfy"), ("client", "statuss")])
+def test_a_misspelt_command_is_answered_by_one_suggestion(run: Run, words: tuple[str, ...]) -> None:
+    status, printed, errors = run(*words)
+    assert (status, printed) == (2, "")
+    assert errors.count("Did you mean") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

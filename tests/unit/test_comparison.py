@@ -74,6 +74,9 @@ def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compa
     assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in warning
     assert "Try evaluate.best = true" in warning
     assert said(comparison).count("--sweep FILE searches on validation") == 1
+    result["config"]["evaluate.best"] = "loss"  # which has returned to the best round, too
+    (warning,) = compare(result).warnings()
+    assert "evaluate.best" not in warning
     assert not compare(result_of(clients=4)).warnings()
 
 

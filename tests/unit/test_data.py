@@ -250,6 +250,11 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
         (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
         (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
+        (
+            b"text,label\na,0\ncaf\xe9,0\nb,0\n\xe9,0\n\xe8,1\n",
+            3,
+            "is not UTF-8; save the file in UTF-8 (other such lines: 2)",
+        ),
         (b'text,label\n"a"b,0\n', 2, "the row that begins here is not CSV, and nothing after it"),
         (b'text,label\na,0\n"b,0\nc,1\n', 3, "the row that begins here is not CSV"),
         ("text,label\n".encode("utf-16"), 1, "is not UTF-8"),

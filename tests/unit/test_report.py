@@ -138,6 +138,7 @@ def test_what_runs_say_is_text(tmp_path: Path) -> None:
 
 def test_large_federations_make_small_pages(tmp_path: Path) -> None:
     text = page(tmp_path, result_of(clients=400))
+    assert "400 devices: clients 0" in text
     assert len(text.encode()) < 2**20
     assert "300 of 400 clients are drawn" in text
 
