@@ -13,6 +13,7 @@ from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_log import AnswerLog
 from client.protocol.private_report import without_examples
 from client.protocol.session import Session
+from client.protocol.shared_catch_up import Reach
 from client.protocol.signed_runs import SignedRuns
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
@@ -57,7 +58,11 @@ class Replayer(Protocol):
 
 
 def catch_up_session(
-    sessions: SessionStore, replayer: Replayer, instruction: Instruction, catch_up: CatchUp
+    sessions: SessionStore,
+    replayer: Replayer,
+    instruction: Instruction,
+    catch_up: CatchUp,
+    reach: Reach = Session.catch_up,
 ) -> Session:
     """Return the session at the state that an instruction starts from.
 
@@ -66,6 +71,7 @@ def catch_up_session(
         replayer: layout and replay backend.
         instruction: instruction with the server's round and digest.
         catch_up: missed rounds from the server; empty if the session must have all of them.
+        reach: brings the session to the server's round.
 
     Raises:
         CatchUpError: if the session does not reach the server's round and digest.
@@ -78,7 +84,7 @@ def catch_up_session(
         goal = instruction.round - 1, instruction.start_digest
     else:
         goal = instruction.round, instruction.digest
-    return session.catch_up(catch_up, header, layout, *goal, replayer.backend)
+    return reach(session, catch_up, header, layout, *goal, replayer.backend)
 
 
 def make_refusal(instruction: bytes, client: int, last_round: int, error: SamaraError) -> bytes:

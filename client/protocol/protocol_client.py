@@ -33,6 +33,7 @@ from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
 from client.protocol.private_report import make_private, refuse_evaluation
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
+from client.protocol.shared_catch_up import Reach
 from client.protocol.signed_runs import SignedRuns
 from client.training.client_data import ClientData
 from client.training.interrupted_steps import InterruptedSteps
@@ -73,6 +74,7 @@ class ProtocolClient(ClientHandler):
         masking: its part in secure aggregation; None takes part in no run with it.
         has_idle_time: whether private rounds are taken by `take_private_rounds` between messages,
             and not as soon as they are due.
+        reach: brings its sessions to the server's round.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class ProtocolClient(ClientHandler):
         charges: ChargeLog | None = None,
         masking: MaskingClient | None = None,
         has_idle_time: bool = False,
+        reach: Reach = Session.catch_up,
     ) -> None:
 
         def generations_of(split: Split) -> tuple[str, ...]:
@@ -118,6 +121,7 @@ class ProtocolClient(ClientHandler):
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts, self._has_idle_time = pass_counts, has_idle_time
+        self._reach = reach
         self._masking = masking if config.privacy.secure_aggregation else None
         self._interrupted: InterruptedSteps[Any] = InterruptedSteps()
         self._learner = RuntimeLearner(runtime, data)
@@ -316,7 +320,7 @@ class ProtocolClient(ClientHandler):
     def _session_at(self, instruction: Instruction, catch_up: CatchUp | None = None) -> Session:
         """Return the session at an instruction's start, without a catch-up the stored one."""
         missed = catch_up or CatchUp()
-        return catch_up_session(self._sessions, self._runtime, instruction, missed)
+        return catch_up_session(self._sessions, self._runtime, instruction, missed, self._reach)
 
 
 def introduction(

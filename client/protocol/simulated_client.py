@@ -20,6 +20,7 @@ from client.protocol.privacy_budget import ChargeLog
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
+from client.protocol.shared_catch_up import SharedCatchUp
 from client.training.client_data import ClientData
 from client.training.model_runtime import LoadedRun, load_run
 from shared.config import RunConfig
@@ -45,6 +46,7 @@ class RunCache:
     def clear(self) -> None:
         """Forget all models and data."""
         self._files: dict[str, Any] = {}
+        self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
@@ -170,7 +172,12 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
         return ProtocolClient(
-            run.runtime, run.data.undivided(client), config, server_config, sessions
+            run.runtime,
+            run.data.undivided(client),
+            config,
+            server_config,
+            sessions,
+            reach=runs.catch_up.reach,
         )
     config = server_config.among(_client_count(context))
     run = runs.run_for(config)
@@ -196,6 +203,7 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         counts,
         charges=charges,
         masking=masking,
+        reach=runs.catch_up.reach,
     )
 
 

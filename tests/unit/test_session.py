@@ -1,10 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
 from client.protocol.session import Session
+from client.protocol.shared_catch_up import SharedCatchUp
 from shared.errors import CatchUpError
 from shared.ledger import catch_up as catching_up
 from shared.ledger.catch_up import CatchUp
@@ -196,3 +198,35 @@ def test_catching_up_keeps_the_last_answer(session: Session) -> None:
     reported = session.with_report(b"token of", b"report")
     after = catch_up(reported, CatchUp(tail=HISTORY.tail(1)), 3)
     assert (after.token, after.report) == (b"token of", b"report")
+
+
+def test_sessions_of_a_process_share_the_replay_of_the_same_records(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, replayed = SharedCatchUp(), []
+    replay = Session.catch_up
+
+    def counted(session: Session, catch_up: CatchUp, *others: Any) -> Session:
+        replayed.append(len(catch_up))
+        return replay(session, catch_up, *others)
+
+    monkeypatch.setattr(Session, "catch_up", counted)
+
+    def reach(session: Session, tail: bytes, goal: int) -> Session:
+        return shared.reach(
+            session, CatchUp(tail=tail), HEADER, LAYOUT, goal, HISTORY.digests[goal]
+        )
+
+    tail = HISTORY.tail(1)
+    first, other = session.with_report(b"token", b"report"), session
+    for each in (first, other):
+        after = reach(each, tail, 3)
+        np.testing.assert_array_equal(after.state, HISTORY.states[3])
+        assert (after.digest, after.report) == (HISTORY.digests[3], each.report)
+        reach(after, b"", 3)
+    assert replayed == [len(tail), 0, 0]
+    begun = Session.begin(HEADER, LAYOUT)  # at another round: a replay of its own
+    np.testing.assert_array_equal(reach(begun, HISTORY.tail(0), 3).state, HISTORY.states[3])
+    with pytest.raises(CatchUpError):
+        reach(session, tail[:-1], 3)
+    np.testing.assert_array_equal(reach(session, tail, 3).state, HISTORY.states[3])
