@@ -118,10 +118,12 @@ def list_() -> None:
 @app.command()
 def estimate(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="Profile: a name from device list, or a file.")],
     scenario: Annotated[
         Path | None, typer.Argument(help="Scenario whose settings the step has, as in simulate.")
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="Profile: a name from device list, or a file; laptop.")
+    ] = "laptop",
     model: Annotated[
         str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
     ] = "",

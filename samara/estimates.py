@@ -22,7 +22,7 @@ class DeviceEstimate(NamedTuple):
 
 def device_estimate(
     scenario: Scenario,
-    device: str,
+    device: str = "laptop",
     *,
     power: str = "",
     tokens: int = 0,

@@ -302,6 +302,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     file = folder / RESULT_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+    except NotADirectoryError as error:
+        raise SamaraError(f"{folder}: a file; give the folder of a run") from error
     except OSError as error:
         raise SamaraError(
             f"{file}: cannot be read: {error.strerror}; has the run ended?"

@@ -47,7 +47,7 @@ def sample_splits(
         if not drawn:
             raise DataError(
                 f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
-                "is cut from the training rows"
+                "is cut from the training rows, of which there must be enough for it"
             )
         kept.update(drawn)
     return [example for index, example in enumerate(examples) if index in kept]

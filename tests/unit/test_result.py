@@ -122,3 +122,10 @@ def test_every_key_is_documented(part: type[BaseModel]) -> None:
 def test_made_up_results_have_the_keys_of_real_ones() -> None:
     known = set(RunResult.model_fields) - {"groups", "fleet"}  # of clusters, of fleets alone
     assert set(json.loads(json.dumps(result_of()))) == known
+
+
+def test_a_file_in_place_of_a_run_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "reviews.csv"
+    file.write_text("text,label\n")
+    with pytest.raises(SamaraError, match=r"reviews\.csv: a file; give the folder of a run"):
+        RunResult.read(file)

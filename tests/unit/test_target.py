@@ -63,6 +63,11 @@ def test_the_command_names_its_assumption(tmp_path: Path) -> None:
     assert "Assumed: a readout on SST-2 with MiniLM" in told.output
     told = CliRunner().invoke(app, [*arguments.split(), "--json"])
     assert json.loads(told.output)["target"]["points"] == 3
+    told, laptop = (
+        CliRunner().invoke(app, ["device", "estimate", "sst2", "--model", "tinyllama-1.1b", *named])
+        for named in ([], ["--device", "laptop"])
+    )
+    assert (told.exit_code, told.output) == (0, laptop.output)
 
 
 @pytest.mark.parametrize(
