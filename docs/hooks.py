@@ -14,6 +14,7 @@ COMMANDS = "<!-- commands -->"
 MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
 CODE = re.compile(r"(?<!<span></span>)<code>[^<]*</code>")
 JOINT = re.compile(r"(?<=[A-Za-z][./_])(?=[A-Za-z])")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def on_config(config: Any) -> Any:
@@ -30,9 +31,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose code may break after dots, slashes and underscores, and no interval."""
+    """Return a page whose code may break after dots, slashes and underscores.
+
+    Intervals and the names of options do not break.
+    """
     html = html.replace(" ± ", "&nbsp;±&nbsp;")
-    return CODE.sub(lambda code: JOINT.sub("<wbr>", code[0]), html)
+    return CODE.sub(lambda code: _with_breaks(code[0]), html)
+
+
+def _with_breaks(code: str) -> str:
+    return OPTION.sub(r'<span class="option">\g<0></span>', JOINT.sub("<wbr>", code))
 
 
 def message_list(family: str) -> str:
