@@ -53,7 +53,7 @@ def check_not_moved(folder: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         moved = f"on {content['time']} to {content['file']}"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError, KeyError, TypeError):
         moved = "to another host"

@@ -69,12 +69,13 @@ def scenario(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_devices_that_are_too_fast_are_refused_with_the_dilation_that_would_do(
-    scenario: Path, tmp_path: Path
+    scenario: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    done = CliRunner().invoke(app, ["rehearse", str(scenario), "--out", str(tmp_path / "r")])
+    out = tmp_path_factory.mktemp("r") / "o"
+    done = CliRunner().invoke(app, ["rehearse", str(scenario), "--out", str(out)])
     assert isinstance(done.exception, ConfigError)
     assert "or more lets a second of the devices take as many seconds here" in str(done.exception)
-    assert not (tmp_path / "r").exists()
+    assert not out.exists()
 
 
 @pytest.mark.exhaustive

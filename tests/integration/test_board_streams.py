@@ -132,7 +132,8 @@ def test_rounds_evaluations_and_personal_models_are_the_same_by_both_wires(board
         boards.run(config, by_stream)
         result = RunResult.read(Path(config.out))
         assert len(result.evaluations) >= 4
-        assert all(event.reports == 3 for event in result.rounds)
+        # After them the model may return to what it was when it was best on validation.
+        assert all(event.reports == 3 for event in result.rounds[: config.rounds])
         content = json.loads((Path(config.out) / "result.json").read_text())
         columns = [event["columns"] for event in content["evaluations"]]
         found.append((result.final_digest, columns))

@@ -42,6 +42,8 @@ OTHER: dict[str, Any] = {
     "adapter.basis": "a.basis",
     "adapter.damping": "a.damping",
     "adapter.start": "start.safetensors",
+    # Simulations have no faults, and a rehearsal serves a run without them.
+    "rehearsal.faults": '[{"kind": "link-cut", "client": 0, "at": 1.0}]',
 }
 
 

@@ -92,8 +92,10 @@ def test_mistakes_about_method_and_data_are_reported_together() -> None:
         assert f"\n  {key}: " in str(refused.value)
 
 
-def test_the_page_on_tuning_names_every_setting_of_its_own() -> None:
-    page = (ROOT / "docs" / "guides" / "tune.md").read_text()
+def test_the_pages_on_tuning_name_every_setting_of_its_own_and_every_method() -> None:
+    reference, guide = (
+        (ROOT / "docs" / folder / "tune.md").read_text() for folder in ("reference", "guides")
+    )
     own = [key for key in TuneSettings().flat() if not key.startswith(("model.", "adapter."))]
-    assert [key for key in own if f"`{key}`" not in page] == []
-    assert [method for method in SPACES if f"`{method}`" not in page] == []
+    assert [key for key in own if f"`{key}`" not in reference] == []
+    assert [method for method in SPACES if f"`{method}`" not in guide] == []
