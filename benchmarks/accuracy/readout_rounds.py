@@ -37,7 +37,7 @@ from server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
 from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.frames.instructions import Split
-from shared.step_size import REACH, Observation, StepSize
+from shared.step_size import Observation, StepSize
 
 Floats = NDArray[np.float32]
 
@@ -276,14 +276,10 @@ def _take_steps(
     exact: bool,
 ) -> tuple[Floats, tuple[float, float, float]]:
     """Return the sum of a client's estimates, with its loss, Σ (g/q)² and curvature."""
-    weights, total, losses, square, curvature = start, np.zeros_like(start), [], 0.0, 0.0
-    for step in range(config.steps):
-        loss, slope, bend = part.loss_and_slope(weights)
-        slope = slope + pull * weights - correction
-        if step == 0:
-            curvature = bend
-        if rate**2 * square <= (REACH * config.epsilon) ** 2:
-            losses.append(loss)
+    weights, total, square = start, np.zeros_like(start), 0.0
+    loss, _, curvature = part.loss_and_slope(start)
+    for _ in range(config.steps):
+        slope = part.loss_and_slope(weights)[1] + pull * weights - correction
         along = float(rng.chisquare(config.queries))
         norm = float(np.linalg.norm(slope)) or 1e-30
         square += along * norm**2 / config.queries**2
@@ -295,7 +291,7 @@ def _take_steps(
             slope += np.float32(norm * np.sqrt(along) / config.queries) * noise
         weights = weights - np.float32(rate) * slope
         total += slope
-    return total, (float(np.mean(losses)), square, curvature)
+    return total, (loss, square, curvature)
 
 
 def _validation(

@@ -76,7 +76,9 @@ class LocalStepPlan:
         self._instruction, self._client = instruction, client
         self._labels, self._label_count = labels, label_count
         self._seeds = instruction.seeds(client)
-        self._has_batches_of_one_label = has_batches_of_one_label(instruction, label_count)
+        of_one_label = has_batches_of_one_label(instruction, label_count)
+        self._has_batches_of_one_label = of_one_label
+        self._has_whole_batches = not of_one_label and len(labels) <= instruction.batch
         self._estimates: list[GradientEstimate] = []
         self._losses: list[float] = []
         self._energy = 0.0
@@ -114,9 +116,10 @@ class LocalStepPlan:
     ) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
         """Record the estimate of the next step, and return the update that it makes.
 
-        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The step's loss counts in the
-        report while the client is near the state that the round began with (`REACH`): farther out
-        it says nothing about the global model.
+        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The reported loss is to be that
+        of the state that the round began with. If every batch is all of the client's examples, it
+        is the first step's. Otherwise that one would be the loss of few examples, and those of
+        later steps count too while the client is near that state (`REACH`).
 
         Args:
             estimate: result of the step's estimator.
@@ -140,7 +143,8 @@ class LocalStepPlan:
             share = np.float32(min(1.0, available / instruction.batch))
             estimate = replace(estimate, gradients=share * estimate.gradients)
         self._estimates.append(estimate)
-        if available and self._energy <= (REACH * instruction.epsilon) ** 2:
+        is_near = self._energy <= (REACH * instruction.epsilon) ** 2
+        if available and is_near and not (self._losses and self._has_whole_batches):
             self._losses.append(estimate.mean_loss)
         coefficients = instruction.coefficients(instruction.clipped(estimate.gradients))
         self._energy += float(coefficients @ coefficients)

@@ -25,9 +25,9 @@ class Report:
         token: token of the instruction that it answers, 8 bytes.
         client: client index.
         examples: number of the client's training examples.
-        mean_loss: mean over the perturbations of all local steps that began within
-            `shared.step_size.REACH` of the round's start; later ones say nothing about the global
-            model.
+        mean_loss: loss near the round's start. If every step's batch is all of the client's
+            examples, the mean over the first step's perturbations; otherwise over those of all
+            steps that began within `shared.step_size.REACH` of the start.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
             use (`TrainInstruction.sums`).
         summed_steps: K if the gradients are sums, 0 otherwise.

@@ -1,8 +1,10 @@
-"""The plan of local steps in clustering rounds."""
+"""The plan of local steps: the batches of clustering rounds, and the loss that is reported."""
 
 import numpy as np
+import pytest
 from helpers import instruction_with
 
+from client.estimators.prge import GradientEstimate
 from client.training.local_step_plan import LocalStepPlan
 from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy
 
@@ -26,3 +28,17 @@ def test_labels_take_turns_and_count_by_their_share_of_the_batch() -> None:
     shares = np.array([0.75, 0, 1, 0.75], np.float32)
     reported = plan.report(bytes(8)).gradients
     np.testing.assert_array_equal(reported, shares[:, None] * np.stack(gradients))
+
+
+@pytest.mark.parametrize(
+    ("batch", "reported"),
+    [(5, 0.7), (100, 0.7), (4, 0.5)],
+    ids=["all examples", "more than all", "a part of the examples"],
+)
+def test_the_reported_loss_is_that_of_the_start(batch: int, reported: float) -> None:
+    """Later steps say what a client has learned in the round, and count only for their examples."""
+    instruction = instruction_with(learning_rate=0.0, steps=3, batch=batch)
+    plan = LocalStepPlan(instruction, 0, np.array([0, 1, 0, 1, 1]), label_count=2)
+    for loss in (0.7, 0.5, 0.3):
+        plan.finish_step(GradientEstimate(np.ones(instruction.queries, np.float32), loss))
+    assert plan.report(bytes(8)).mean_loss == pytest.approx(reported)
