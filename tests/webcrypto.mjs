@@ -33,11 +33,19 @@ async function keyOf(secret, point) {
   return subtle.importKey("jwk", jwk, CURVE, true, ["deriveBits"]);
 }
 
-async function agree(key, point, purpose) {
+async function digestOf(token, clients) {
+  const listed = concat(text("samara-clients-1\0"), token, ...clients.map(u32));
+  return new Uint8Array(await subtle.digest("SHA-256", listed));
+}
+
+// A key of two clients is bound to both, and to the list of clients that both were given.
+const pairOf = (digest, one, other) => concat(digest, u32(Math.min(one, other)), u32(Math.max(one, other)));
+
+async function agree(key, point, purpose, pair) {
   const other = await subtle.importKey("raw", point, CURVE, true, []);
   const shared = await subtle.deriveBits({ name: "ECDH", public: other }, key, 256);
   const base = await subtle.importKey("raw", shared, "HKDF", false, ["deriveBits"]);
-  const info = text("samara-masking-1\0" + purpose);
+  const info = concat(text("samara-masking-2\0" + purpose + "\0"), pair);
   const how = { name: "HKDF", hash: "SHA-256", salt: new Uint8Array(0), info };
   return new Uint8Array(await subtle.deriveBits(how, base, 256));
 }
@@ -95,11 +103,12 @@ export async function derive(given) {
   const keys = async (use) =>
     keyOf(bytesOf(me[`${use}_secret`]), bytesOf(me[`${use}_key`]));
   const [sealingKey, maskKey] = [await keys("sealing"), await keys("mask")];
-  const pairs = [], pairKeys = [];
+  const pairs = [], pairKeys = [], digest = await digestOf(token, [...own.keys()]);
   for (const { neighbour, content } of given.pairs) {
     const other = own.get(neighbour);
-    const forShares = await agree(sealingKey, bytesOf(other.sealing_key), "shares");
-    const forMasks = await agree(maskKey, bytesOf(other.mask_key), "mask");
+    const pair = pairOf(digest, me.client, neighbour);
+    const forShares = await agree(sealingKey, bytesOf(other.sealing_key), "shares", pair);
+    const forMasks = await agree(maskKey, bytesOf(other.mask_key), "mask", pair);
     const nonce = bytesOf(given.nonce), written = bytesOf(content);
     const sealed = await seal(forShares, written, nonce, me.client, neighbour, token);
     const opened = await unseal(forShares, sealed, me.client, neighbour, token);
@@ -118,6 +127,7 @@ export async function derive(given) {
   for (const one of given.clients) commitments.push(hex(await commitTo(bytesOf(one.mask_seed))));
   const shares = sharesOf(numberOf(seed), given.points, given.coefficients.map(BigInt));
   return {
+    clients_digest: hex(digest),
     commitments,
     pairs,
     masked: (await masked(vector, me.client, seed, pairKeys)).map(String),
@@ -159,8 +169,10 @@ export async function take(given) {
   );
   const how = { name: "ECDSA", hash: "SHA-256" };
   const signature = new Uint8Array(await subtle.sign(how, device.privateKey, said));
-  const forShares = await agree(sealer.key, bytesOf(other.sealing_key), "shares");
-  const forMasks = await agree(masker.key, bytesOf(other.mask_key), "mask");
+  const clients = [client, other.client].sort((one, next) => one - next);
+  const pair = pairOf(await digestOf(token, clients), ...clients);
+  const forShares = await agree(sealer.key, bytesOf(other.sealing_key), "shares", pair);
+  const forMasks = await agree(masker.key, bytesOf(other.mask_key), "mask", pair);
   const nonce = globalThis.crypto.getRandomValues(new Uint8Array(12));
   const content = concat(seed, [0], masker.secret, [0]);
   const pairs = [[other.client, forMasks]];

@@ -31,6 +31,7 @@ from shared.secure_aggregation.keys import (
     RoundKey,
     commit_to,
     fresh_seed,
+    pair_of,
     seal,
     unseal,
 )
@@ -168,10 +169,12 @@ class MaskingClient:
         state = self._state_of(report.token)
         if not state.received or state.is_masked:
             raise MaskingError("a masked report is asked for out of turn")
-        keys = self._keys_of(state)
-        partners = SealedShares.decode(state.received).sealed
-        secret = RoundKey(state.mask_secret)
-        pair_keys = {one: secret.agree(keys[one].mask_key, MASKING) for one in partners}
+        listed, secret = KeyList.decode(state.key_list), RoundKey(state.mask_secret)
+        keys, digest = _keys_of(listed), listed.clients_digest
+        pair_keys = {
+            one: secret.agree(keys[one].mask_key, MASKING, pair_of(digest, self._client, one))
+            for one in SealedShares.decode(state.received).sealed
+        }
         masked = mask_vector(report.vector, self._client, state.seed, pair_keys)
         self._store.write_masking(replace(state, is_masked=b"\1"))
         return MaskedReport(report.token, self._client, masked)
@@ -225,14 +228,15 @@ class MaskingClient:
         points = [neighbour + 1 for neighbour in neighbours]
         secrets = (int.from_bytes(s, "little") for s in (state.seed, state.mask_secret))
         seeds, keys = (split_secret(s, points, least_number(len(points))) for s in secrets)
-        sealed, own = {}, b""
+        sealed, own, sealing = {}, b"", RoundKey(state.sealing_secret)
         for theirs, seed_share, key_share in zip(listed.keys, seeds, keys, strict=True):
             content = seed_share.to_bytes(SHARE_BYTES, "little")
             if theirs.client == self._client:
                 own = content
                 continue
             content += key_share.to_bytes(SHARE_BYTES, "little")
-            key = RoundKey(state.sealing_secret).agree(theirs.sealing_key, SEALING)
+            pair = pair_of(listed.clients_digest, self._client, theirs.client)
+            key = sealing.agree(theirs.sealing_key, SEALING, pair)
             sealed[theirs.client] = seal(key, content, self._client, theirs.client, state.token)
         self._store.write_masking(replace(state, own_share=own, key_list=listed.encode()))
         return SealedShares(state.token, self._client, sealed).encode()
@@ -278,14 +282,17 @@ class MaskingClient:
         state = self._state_of(listed.token)
         if not state.is_masked or state.survivors not in (b"", frame):
             raise MaskingError("a list of survivors before the masked report, or a second one")
-        self._check_survivors(listed.survivors, state)
-        signature = self._signer.sign(listed.signed)
+        asked = KeyList.decode(state.key_list)
+        self._check_survivors(listed.survivors, asked, state)
+        signature = self._signer.sign(listed.signed(asked.clients_digest))
         self._store.write_masking(replace(state, survivors=frame))
         return SurvivorSignature(listed.token, self._client, signature).encode()
 
-    def _check_survivors(self, survivors: Collection[int], state: MaskingState) -> None:
+    def _check_survivors(
+        self, survivors: Collection[int], asked: KeyList, state: MaskingState
+    ) -> None:
         """Raise `MaskingError` unless the sum of survivors hides this client's vector."""
-        asked, chosen = KeyList.decode(state.key_list), set(survivors)
+        chosen = set(survivors)
         if self._client not in chosen or not chosen <= set(asked.clients):
             raise MaskingError("the list of survivors lacks this client, or has others than asked")
         if len(chosen) < max(self._fewest, least_number(len(asked.clients))):
@@ -297,39 +304,40 @@ class MaskingClient:
     def _reveal(self, frame: bytes) -> bytes:
         """Return shares of one secret of each neighbour, and forget this round's secrets.
 
-        So many neighbours must have signed the same list that no other list has as many.
+        So many neighbours must have signed the same list that no other list has as many. Who was
+        given another list of the round's clients has signed something else.
         """
         listed = SignatureList.decode(frame)
         state = self._state_of(listed.token)
         if not state.survivors:
             raise MaskingError("shares are asked for before a list of survivors is signed")
-        survivors, keys = SurvivorList.decode(state.survivors), self._keys_of(state)
+        survivors, asked = SurvivorList.decode(state.survivors), KeyList.decode(state.key_list)
+        keys, signed = _keys_of(asked), survivors.signed(asked.clients_digest)
         signers = listed.signatures.keys() & keys.keys() & set(survivors.survivors)
         if len(signers) < len(listed.signatures) or len(signers) < least_number(len(keys)):
             raise MaskingError("too few neighbours have signed the list of survivors")
         for signer in signers:
-            if not is_signed_by(
-                keys[signer].device_key, listed.signatures[signer], survivors.signed
-            ):
+            if not is_signed_by(keys[signer].device_key, listed.signatures[signer], signed):
                 raise MaskingError(f"client {signer} has not signed this list of survivors")
-        shares = self._read_shares(state, keys, set(survivors.survivors))
+        shares = self._read_shares(state, asked, set(survivors.survivors))
         self._store.write_masking(MaskingState(state.token))
         return shares.encode()
 
     def _read_shares(
-        self, state: MaskingState, keys: dict[int, MaskingKeys], survivors: set[int]
+        self, state: MaskingState, asked: KeyList, survivors: set[int]
     ) -> RevealedShares:
         """Return the shares for a survivor list, without those of neighbours that forged them.
 
         Args:
             state: state of the round.
-            keys: keys of the neighbourhood.
+            asked: keys of the neighbourhood, and the clients of which it is one.
             survivors: the survivors.
         """
         seeds, mask_keys = {self._client: state.own_share}, {}
-        secret = RoundKey(state.sealing_secret)
+        secret, keys = RoundKey(state.sealing_secret), _keys_of(asked)
         for sender, sealed in SealedShares.decode(state.received).sealed.items():
-            key = secret.agree(keys[sender].sealing_key, SEALING)
+            pair = pair_of(asked.clients_digest, self._client, sender)
+            key = secret.agree(keys[sender].sealing_key, SEALING, pair)
             try:
                 content = unseal(key, sealed, sender, self._client, state.token)
             except MaskingError:
@@ -351,6 +359,6 @@ class MaskingClient:
             raise MaskingError("the round is another one than this client has keys for")
         return state
 
-    @staticmethod
-    def _keys_of(state: MaskingState) -> dict[int, MaskingKeys]:
-        return {keys.client: keys for keys in KeyList.decode(state.key_list).keys}
+
+def _keys_of(listed: KeyList) -> dict[int, MaskingKeys]:
+    return {keys.client: keys for keys in listed.keys}

@@ -19,7 +19,7 @@ from shared.events import append_event, read_events, read_whole_events
 from shared.files import make_folder, sync_folder, write_durably
 from shared.frames.instructions import TrainInstruction
 from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
-from shared.privacy.mechanism import Mechanism
+from shared.privacy.terms import PrivacyTerms
 
 CHARGES_FILE = "privacy.jsonl"
 OWN_DELTA = 1e-5
@@ -159,12 +159,12 @@ class PrivacyBudget:
 
     Attributes:
         charges: the client's file.
-        mechanism: who adds which noise in the run; None if nobody does.
+        terms: the run's differential privacy; None if nobody adds noise.
         limit: largest ε of all reports together, ``data.epsilon-limit``; 0 for none.
     """
 
     charges: ChargeLog
-    mechanism: Mechanism | None
+    terms: PrivacyTerms | None
     limit: float
 
     def find_report(self, token: bytes) -> bytes:
@@ -174,7 +174,7 @@ class PrivacyBudget:
             BudgetError: if one did, and is no longer kept.
             TrainerError: if the file cannot be read.
         """
-        if self.mechanism is None:
+        if self.terms is None:
             return b""
         for charge in self.charges.read():
             if charge.token == token:
@@ -187,23 +187,31 @@ class PrivacyBudget:
         return b""
 
     def check(self, instruction: TrainInstruction) -> None:
-        """Raise an error if the report on an instruction is beyond the budget.
+        """Raise an error if the report on an instruction is beyond the run's budget or the owner's.
 
         Raises:
             BudgetError: if it is.
             TrainerError: if the file cannot be read.
         """
-        if not self.limit:
-            return
-        if self.mechanism is None:
+        if self.terms is None:
+            if not self.limit:
+                return
             raise BudgetError(
                 f"round {instruction.round}: the reports of this run have no noise, and "
                 f"data.epsilon-limit = {self.limit:g} allows none without. Leave it out if they "
                 "may be sent (docs/guides/differential-privacy.md)"
             )
-        spent = sum(charge.rho for charge in self.charges.read())
-        if spent + self.mechanism.rho > rho_within(self.limit, OWN_DELTA) * ROUNDING:
-            after = epsilon_of(spent + self.mechanism.rho, OWN_DELTA)
+        charges, run, rho = self.charges.read(), instruction.run_id.hex(), self._rho
+        in_run = sum(charge.rho for charge in charges if charge.run == run)
+        if in_run + rho > self.terms.rounds * rho * ROUNDING:
+            raise BudgetError(
+                f"round {instruction.round} of run {run} would be one more than the "
+                f"{self.terms.rounds:,} that its settings say and its ε is for; this client has "
+                "reported on as many (docs/guides/differential-privacy.md)"
+            )
+        spent = sum(charge.rho for charge in charges)
+        if self.limit and spent + rho > rho_within(self.limit, OWN_DELTA) * ROUNDING:
+            after = epsilon_of(spent + rho, OWN_DELTA)
             raise BudgetError(
                 f"round {instruction.round} would bring what this client's reports have cost from "
                 f"ε = {epsilon_of(spent, OWN_DELTA):.3g} to {after:.3g} at δ = {OWN_DELTA:g}, over "
@@ -222,7 +230,12 @@ class PrivacyBudget:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
-        if self.mechanism is None:
+        if self.terms is None:
             return
-        run, mode, rho = instruction.run_id.hex(), self.mechanism.mode, self.mechanism.rho
-        self.charges.add(Charge(run, instruction.round, token, mode, rho, report))
+        run, mode = instruction.run_id.hex(), self.terms.mechanism.mode
+        self.charges.add(Charge(run, instruction.round, token, mode, self._rho, report))
+
+    @property
+    def _rho(self) -> float:
+        """The ρ of a report."""
+        return self.terms.mechanism.rho if self.terms else 0.0

@@ -114,8 +114,7 @@ class ProtocolClient(ClientHandler):
             return smallest_batch(instruction, data.labels(Split.TRAIN), runtime.label_count)
 
         terms = config.terms.privacy
-        mechanism = terms.mechanism if terms else None
-        privacy = PrivacyBudget(charges, mechanism, limits.epsilon_limit) if charges else None
+        privacy = PrivacyBudget(charges, terms, limits.epsilon_limit) if charges else None
         guard = AnswerGuard(limits, smallest, budget, answered, privacy)
         super().__init__(data.client, sessions, guard, answer_log, size, signed_runs)
         self._runtime, self._data = runtime, data

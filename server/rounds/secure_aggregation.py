@@ -199,7 +199,7 @@ class SecureAggregation:
                 raise ReportError("its shares are for other clients than its neighbours")
 
         sent = run.ask(lists, SealedShares, check_shares)
-        begun = [MaskedRound.of(bucket, keys, around, sent) for bucket in buckets]
+        begun = [MaskedRound.of(run.token, bucket, keys, around, sent) for bucket in buckets]
         run.known = self._keep(run, begun, self._check_agreed)
         agreed = [client for known in run.known for client in known.partners]
         run.idle = sent.keys() - agreed
@@ -268,10 +268,12 @@ class SecureAggregation:
         self._check_enough(len(survivors), len(run.nodes), "are in a sum", self._minimum)
         around = {c: at for known, _ in buckets for c, at in known.neighbourhoods.items()}
         keys = {c: own for known, _ in buckets for c, own in known.keys.items()}
+        digests = {c: known.clients_digest for known, _ in buckets for c in known.keys}
 
         def is_signed(signature: SurvivorSignature) -> None:
-            key, listed = keys[signature.client].device_key, survivors[signature.client]
-            if not is_signed_by(key, signature.signature, listed.signed):
+            client = signature.client
+            key, signed = keys[client].device_key, survivors[client].signed(digests[client])
+            if not is_signed_by(key, signature.signature, signed):
                 raise ReportError("it has not signed the list of survivors")
 
         asked = {client: listed.encode() for client, listed in survivors.items()}

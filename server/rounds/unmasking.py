@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from shared.errors import MaskingError
 from shared.frames.masking import MaskingKeys, RevealedShares
 from shared.secure_aggregation.graph import least_number
-from shared.secure_aggregation.keys import MASKING, SECRET_BYTES, RoundKey, commit_to
+from shared.secure_aggregation.keys import (
+    MASKING,
+    SECRET_BYTES,
+    RoundKey,
+    commit_to,
+    digest_of_clients,
+    pair_of,
+)
 from shared.secure_aggregation.masks import Masked, unmask_sum
 from shared.secure_aggregation.shamir import PRIME, combine_shares
 
@@ -27,15 +34,18 @@ class MaskedRound:
         keys: keys of each client that has sent some.
         neighbourhoods: each client's neighbours and itself.
         partners: clients that have shared their secrets, so that the others have masks with them.
+        clients_digest: digest of the clients, to which keys and signatures are bound, 32 bytes.
     """
 
     keys: Mapping[int, MaskingKeys]
     neighbourhoods: Mapping[int, Sequence[int]]
     partners: Collection[int]
+    clients_digest: bytes
 
     @classmethod
     def of(
         cls,
+        token: bytes,
         clients: Sequence[int],
         keys: Mapping[int, MaskingKeys],
         neighbourhoods: Mapping[int, Sequence[int]],
@@ -44,6 +54,7 @@ class MaskedRound:
         """Return what is known of some clients.
 
         Args:
+            token: token of the round's instruction, 8 bytes.
             clients: the clients, ascending.
             keys: keys of all clients.
             neighbourhoods: neighbours of all clients.
@@ -53,7 +64,12 @@ class MaskedRound:
             {client: keys[client] for client in clients},
             {client: neighbourhoods[client] for client in clients},
             [client for client in clients if client in sent],
+            digest_of_clients(token, clients),
         )
+
+    def pair_of(self, one: int, other: int) -> bytes:
+        """Return what the key of two clients is bound to."""
+        return pair_of(self.clients_digest, one, other)
 
     def threshold_of(self, client: int) -> int:
         """Return the number of shares that give a client's secrets."""
@@ -79,7 +95,10 @@ def recover_sum(
         with_it = [one for one in known.neighbourhoods[client] if one in masked]
         key = _find_key(known, client, revealed) if with_it else None
         if key:
-            missing[client] = {one: key.agree(known.keys[one].mask_key, MASKING) for one in with_it}
+            missing[client] = {
+                one: key.agree(known.keys[one].mask_key, MASKING, known.pair_of(client, one))
+                for one in with_it
+            }
     return unmask_sum((masked[client] for client in sorted(masked)), seeds, missing)
 
 

@@ -19,7 +19,7 @@ from shared.client_index import check_client_index
 from shared.errors import FrameError
 from shared.privacy.vector import MAX_VECTORS
 from shared.secure_aggregation.graph import DEGREE
-from shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES
+from shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES, digest_of_clients
 from shared.secure_aggregation.shamir import SHARE_BYTES
 from shared.wire import Kind, Reader, pack, unpack
 
@@ -140,6 +140,11 @@ class KeyList:
     clients: tuple[int, ...]
     keys: tuple[MaskingKeys, ...]
 
+    @property
+    def clients_digest(self) -> bytes:
+        """The digest of the clients, to which keys and signatures are bound, 32 bytes."""
+        return digest_of_clients(self.token, self.clients)
+
     def encode(self) -> bytes:
         """Return the list as a frame."""
         body = self.token + _clients(self.clients) + _COUNT.pack(len(self.keys))
@@ -214,11 +219,14 @@ class SurvivorList:
     token: bytes
     survivors: tuple[int, ...]
 
-    @property
-    def signed(self) -> bytes:
-        """The bytes that clients sign: that this is the one list of the round."""
+    def signed(self, clients_digest: bytes) -> bytes:
+        """Return the bytes that clients sign: that this is the one list of the round.
+
+        Args:
+            clients_digest: digest of the clients that the signer was given, of which these stayed.
+        """
         listed = hashlib.sha256(_clients(self.survivors)).digest()
-        return b"samara-survivors-1\0" + self.token + listed
+        return b"samara-survivors-2\0" + self.token + clients_digest + listed
 
     def encode(self) -> bytes:
         """Return the list as a frame."""

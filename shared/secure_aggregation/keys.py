@@ -2,10 +2,15 @@
 
 Key agreement is ECDH on P-256, keys are derived by HKDF-SHA256, and shares are encrypted by
 AES-256-GCM: what every client has, browsers' WebCrypto included.
+
+A key of two clients is bound to the two and to the list of clients that both were given. So a
+client that sends another one's public key as its own makes no mask twice, and who was given another
+list can read nothing.
 """
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +32,7 @@ SEAL_BYTES = NONCE_BYTES + _TAG_BYTES
 """The bytes by which a ciphertext is longer than what it hides."""
 SEALING, MASKING = b"shares", b"mask"
 """The purposes of the keys that two clients agree on: encrypting shares, and their masks."""
+_INFO = b"samara-masking-2\0"
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,18 +68,19 @@ class RoundKey:
         public = self._private.public_key()
         return public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
-    def agree(self, public: bytes, purpose: bytes) -> bytes:
+    def agree(self, public: bytes, purpose: bytes, pair: bytes) -> bytes:
         """Return the key that this key and another client's public key lead to, 32 bytes.
 
         Args:
             public: the other's public key, 65 bytes.
             purpose: `SEALING` or `MASKING`; both sides give the same.
+            pair: the two clients, `pair_of`; both sides give the same.
 
         Raises:
             MaskingError: if the public key is none.
         """
         shared = self._private.exchange(ec.ECDH(), load_public(public))
-        return HKDF(SHA256(), 32, salt=None, info=b"samara-masking-1\0" + purpose).derive(shared)
+        return HKDF(SHA256(), 32, salt=None, info=_INFO + purpose + b"\0" + pair).derive(shared)
 
 
 def load_public(public: bytes) -> ec.EllipticCurvePublicKey:
@@ -86,6 +93,28 @@ def load_public(public: bytes) -> ec.EllipticCurvePublicKey:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
     except ValueError as error:
         raise MaskingError("a public key that is no point on P-256") from error
+
+
+def digest_of_clients(token: bytes, clients: Sequence[int]) -> bytes:
+    """Return the digest of a list of clients, to which keys and signatures are bound, 32 bytes.
+
+    Args:
+        token: token of the round's instruction, 8 bytes.
+        clients: indices of the round's clients, or of a bucket's, ascending.
+    """
+    listed = b"".join(client.to_bytes(4, "little") for client in clients)
+    return hashlib.sha256(b"samara-clients-1\0" + token + listed).digest()
+
+
+def pair_of(clients_digest: bytes, one: int, other: int) -> bytes:
+    """Return the two clients of a list whose keys are agreed on, in either order, 40 bytes.
+
+    Args:
+        clients_digest: digest of the list, `digest_of_clients`.
+        one, other: client indices.
+    """
+    first, second = sorted((one, other))
+    return clients_digest + first.to_bytes(4, "little") + second.to_bytes(4, "little")
 
 
 def fresh_seed() -> bytes:

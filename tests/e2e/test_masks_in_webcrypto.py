@@ -14,7 +14,16 @@ import pytest
 from browsers import dom_of, serve_folder
 
 from shared.frames.masking import MaskingKeys
-from shared.secure_aggregation.keys import MASKING, SEALING, RoundKey, commit_to, fresh_seed, unseal
+from shared.secure_aggregation.keys import (
+    MASKING,
+    SEALING,
+    RoundKey,
+    commit_to,
+    digest_of_clients,
+    fresh_seed,
+    pair_of,
+    unseal,
+)
 from shared.secure_aggregation.masks import mask_vector, unmask_sum
 from shared.signing import is_signed_by, normalize_public_key
 
@@ -71,7 +80,7 @@ def test_webcrypto_derives_the_keys_masks_ciphertexts_and_shares_of_the_golden_f
     made = run("derive", golden)
     assert made.pop("commitments") == [client["commitment"] for client in golden["clients"]]
     assert made == {key: golden[key] for key in made}
-    assert made.keys() == {"pairs", "masked", "shares"}
+    assert made.keys() == {"clients_digest", "pairs", "masked", "shares"}
 
 
 def test_a_client_with_webcrypto_and_one_of_ours_are_in_one_sum(run: Run) -> None:
@@ -99,16 +108,17 @@ def test_a_client_with_webcrypto_and_one_of_ours_are_in_one_sum(run: Run) -> Non
     assert normalize_public_key(keys.device_key) == keys.device_key
     assert is_signed_by(keys.device_key, keys.signature, keys.signed)
     assert not is_signed_by(keys.device_key, keys.signature, keys.signed + b"!")
-    shared = sealer.agree(keys.sealing_key, SEALING)
+    pair = pair_of(digest_of_clients(token, (ours, theirs)), ours, theirs)
+    shared = sealer.agree(keys.sealing_key, SEALING, pair)
     content = unseal(shared, bytes.fromhex(script["sealed"]), theirs, ours, token)
     their_seed, their_secret = content[:32], content[33:65]
     assert commit_to(their_seed) == keys.commitment
     assert RoundKey(their_secret).public == keys.mask_key
     masked = [
-        mask_vector(vectors[0], ours, seed, {theirs: masker.agree(keys.mask_key, MASKING)}),
+        mask_vector(vectors[0], ours, seed, {theirs: masker.agree(keys.mask_key, MASKING, pair)}),
         np.array([int(number) for number in script["masked"]], np.uint64),
     ]
     total = unmask_sum(masked, [seed, their_seed], {})
     assert total.tolist() == vectors.sum(axis=0).tolist()
-    left = {ours: {theirs: RoundKey(their_secret).agree(masker.public, MASKING)}}
+    left = {ours: {theirs: RoundKey(their_secret).agree(masker.public, MASKING, pair)}}
     assert unmask_sum(masked[1:], [their_seed], left).tolist() == vectors[1].tolist()

@@ -10,12 +10,21 @@ from unittest.mock import patch
 import numpy as np
 
 from shared.secure_aggregation import keys
-from shared.secure_aggregation.keys import MASKING, SEALING, RoundKey, commit_to, seal
+from shared.secure_aggregation.keys import (
+    MASKING,
+    SEALING,
+    RoundKey,
+    commit_to,
+    digest_of_clients,
+    pair_of,
+    seal,
+)
 from shared.secure_aggregation.masks import mask_stream, mask_vector
 from shared.secure_aggregation.shamir import PRIME, SHARE_BYTES, split_secret
 
 TOKEN = bytes(range(8))
 CLIENT, NEIGHBOURS = 4, (2, 2**32 - 2)
+CLIENTS = tuple(sorted((CLIENT, *NEIGHBOURS)))
 VECTOR = np.array([0, 1, -1, 2**24, -(2**62), 2**62 - 1, 123_456_789], np.int64)
 NONCE = bytes(range(100, 112))
 POINTS, THRESHOLD = (1, 2, 5, 2**32 - 1), 3
@@ -40,10 +49,13 @@ def client_of(client: int) -> dict[str, Any]:
     }
 
 
-def pair_of(neighbour: int) -> dict[str, Any]:
+def pair_with(neighbour: int) -> dict[str, Any]:
     """What the client and a neighbour agree on, and what it seals for it."""
+    pair = pair_of(digest_of_clients(TOKEN, CLIENTS), CLIENT, neighbour)
     sealing, mask = (
-        RoundKey(secret_of(CLIENT, use)).agree(RoundKey(secret_of(neighbour, use)).public, purpose)
+        RoundKey(secret_of(CLIENT, use)).agree(
+            RoundKey(secret_of(neighbour, use)).public, purpose, pair
+        )
         for use, purpose in enumerate((SEALING, MASKING))
     )
     content = bytes((neighbour + place) % 256 for place in range(2 * SHARE_BYTES))
@@ -61,7 +73,7 @@ def pair_of(neighbour: int) -> dict[str, Any]:
 
 def made_masks() -> dict[str, Any]:
     """A client with one neighbour before and one after it, and a secret in shares."""
-    pairs = [pair_of(neighbour) for neighbour in NEIGHBOURS]
+    pairs = [pair_with(neighbour) for neighbour in NEIGHBOURS]
     pair_keys = {pair["neighbour"]: pair["key_for_masks"] for pair in pairs}
     seed, drawn = secret_of(CLIENT, 2), iter(COEFFICIENTS)
     masked = mask_vector(VECTOR, CLIENT, seed, pair_keys)
@@ -70,7 +82,8 @@ def made_masks() -> dict[str, Any]:
     return {
         "token": TOKEN,
         "nonce": NONCE,
-        "clients": [client_of(client) for client in sorted((CLIENT, *NEIGHBOURS))],
+        "clients": [client_of(client) for client in CLIENTS],
+        "clients_digest": digest_of_clients(TOKEN, CLIENTS),
         "client": CLIENT,
         "pairs": pairs,
         "vector": [str(number) for number in VECTOR.tolist()],

@@ -15,7 +15,15 @@ from shared.secure_aggregation.graph import (
     neighbourhood_of,
     neighbourhoods,
 )
-from shared.secure_aggregation.keys import MASKING, SEALING, RoundKey, seal, unseal
+from shared.secure_aggregation.keys import (
+    MASKING,
+    SEALING,
+    RoundKey,
+    digest_of_clients,
+    pair_of,
+    seal,
+    unseal,
+)
 from shared.secure_aggregation.masks import mask_vector, unmask_sum
 from shared.secure_aggregation.shamir import PRIME, combine_shares, split_secret
 
@@ -110,8 +118,10 @@ def test_the_threshold_is_above_two_thirds(count: int) -> None:
 
 def test_what_is_sealed_is_read_by_its_receiver_in_its_round_alone() -> None:
     one, other = RoundKey.generate(), RoundKey.generate()
-    key = one.agree(other.public, SEALING)
-    assert other.agree(one.public, SEALING) == key != one.agree(other.public, MASKING)
+    pair = pair_of(digest_of_clients(b"12345678", (1, 2, 3)), 1, 2)
+    key = one.agree(other.public, SEALING, pair)
+    assert other.agree(one.public, SEALING, pair) == key
+    assert key != one.agree(other.public, MASKING, pair)
     sealed = seal(key, b"content", 1, 2, b"12345678")
     assert unseal(key, sealed, 1, 2, b"12345678") == b"content"
     for changed in (
@@ -126,6 +136,6 @@ def test_what_is_sealed_is_read_by_its_receiver_in_its_round_alone() -> None:
             unseal(*changed)
     for point in (b"", b"\4" + bytes(64), one.public[:-1]):
         with pytest.raises(MaskingError, match="no point on P-256"):
-            one.agree(point, MASKING)
+            one.agree(point, MASKING, pair)
     with pytest.raises(MaskingError, match="no private key"):
         assert RoundKey(bytes(32)).public

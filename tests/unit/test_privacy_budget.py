@@ -24,8 +24,11 @@ from client.protocol.privacy_budget import (
 from shared.errors import BudgetError, TrainerError
 from shared.privacy.accountant import epsilon_of, rho_of
 from shared.privacy.mechanism import Mechanism
+from shared.privacy.terms import PrivacyTerms
 
 LOCAL = Mechanism("local", noise_multiplier=20.0, honest=1, numbers=9)
+ROUNDS = 50
+LOCAL_TERMS = PrivacyTerms(LOCAL, 1.0, False, ROUNDS, 1e-5)
 ROUND = instruction_with()
 
 
@@ -33,8 +36,10 @@ def token(number: int) -> bytes:
     return number.to_bytes(8, "little")
 
 
-def budget(folder: Path, limit: float = 0.0, mechanism: Mechanism | None = LOCAL) -> PrivacyBudget:
-    return PrivacyBudget(ChargeLog(folder), mechanism, limit)
+def budget(
+    folder: Path, limit: float = 0.0, terms: PrivacyTerms | None = LOCAL_TERMS
+) -> PrivacyBudget:
+    return PrivacyBudget(ChargeLog(folder), terms, limit)
 
 
 def test_a_report_is_charged_and_found_again_by_another_process(tmp_path: Path) -> None:
@@ -59,6 +64,18 @@ def test_the_budget_is_that_of_all_runs(tmp_path: Path) -> None:
     assert budget(tmp_path, limit).find_report(token(0)) == b"report"
     budget(tmp_path, 1.2 * limit).check(ROUND)
     assert epsilon_spent(ChargeLog(tmp_path).read()) == pytest.approx(limit)
+
+
+def test_a_run_gets_no_more_rounds_than_its_epsilon_is_for(tmp_path: Path) -> None:
+    """Also without a limit of the owner's, whatever round the server says it is."""
+    for number in range(ROUNDS):
+        own, asked = budget(tmp_path), instruction_with(round=1 + number % 3)
+        own.check(asked)
+        own.add(asked, token(number), b"report")
+    with pytest.raises(BudgetError, match="would be one more than the 50 that its settings say"):
+        budget(tmp_path).check(ROUND)
+    assert budget(tmp_path).find_report(token(ROUNDS - 1)) == b"report"
+    budget(tmp_path).check(instruction_with(run_id=b"another!"))
 
 
 def test_reports_without_noise_are_refused_where_there_is_a_limit(tmp_path: Path) -> None:

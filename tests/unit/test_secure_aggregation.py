@@ -28,7 +28,7 @@ from shared.frames.refusal import Refusal
 from shared.frames.vector_report import MaskedReport, VectorReport
 from shared.secure_aggregation import graph
 from shared.secure_aggregation.graph import least_number
-from shared.secure_aggregation.keys import RoundKey
+from shared.secure_aggregation.keys import RoundKey, digest_of_clients
 from shared.wire import Kind, kind_of
 
 SCHEDULES = 100
@@ -252,7 +252,8 @@ class Asked:
         self.token = self.device.memory.read_masking().token
 
     def signatures(self, survivors: SurvivorList, signers: list[int]) -> bytes:
-        made = {client: self.grid.devices[client].sign(survivors.signed) for client in signers}
+        signed = survivors.signed(digest_of_clients(self.token, tuple(self.grid.clients)))
+        made = {client: self.grid.devices[client].sign(signed) for client in signers}
         return SignatureList(self.token, dict(sorted(made.items()))).encode()
 
 

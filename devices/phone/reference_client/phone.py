@@ -255,8 +255,7 @@ class Phone(ClientHandler):
         return terms
 
     def _guard_under(self, privacy: PrivacyTerms | None) -> AnswerGuard:
-        mechanism = privacy.mechanism if privacy else None
-        charged = PrivacyBudget(self._charges, mechanism, self._limits.epsilon_limit)
+        charged = PrivacyBudget(self._charges, privacy, self._limits.epsilon_limit)
         smallest = self._trainer.smallest_batch
         return AnswerGuard(self._limits, smallest, self._budget, self._answered, charged)
 
