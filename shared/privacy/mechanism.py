@@ -23,7 +23,10 @@ TRUST: dict[str, str] = {
     "without secure aggregation the server sees single reports, and is trusted to forget them",
 }
 """Sentences on who adds noise and who must be trusted, by mode."""
-_SUMS = "the server sees sums alone, unless a third of a round's clients are in league with it"
+_SUMS = (
+    "the server sees sums alone, unless a third of a round's clients are in league with it or made "
+    "up by it"
+)
 MASKED_TRUST: dict[str, str] = {
     "central": f"secure aggregation: {_SUMS}; it is trusted to add noise to them",
     "local": f"every client adds the noise, and with secure aggregation {_SUMS}",
