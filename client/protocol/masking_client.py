@@ -60,6 +60,7 @@ class MaskingState:
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
+        rules: fewest clients of a round and of a bucket, under which it takes part.
         sealing_secret: private key with which its shares are read, 32 bytes.
         mask_secret: private key that the masks of its pairs follow from, 32 bytes.
         seed: seed of its own mask, 32 bytes.
@@ -72,6 +73,7 @@ class MaskingState:
     """
 
     token: bytes = b""
+    rules: bytes = b""
     sealing_secret: bytes = b""
     mask_secret: bytes = b""
     seed: bytes = b""
@@ -87,10 +89,10 @@ class MaskingState:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def generate(cls, token: bytes) -> Self:
+    def generate(cls, token: bytes, rules: bytes) -> Self:
         """Return the state of a round with fresh secrets."""
         secrets = RoundKey.generate().secret, RoundKey.generate().secret, fresh_seed()
-        return cls(token, *secrets)
+        return cls(token, rules, *secrets)
 
 
 class MaskingStore(Protocol):
@@ -135,6 +137,8 @@ class MaskingClient:
         self._client, self._signer, self._store = client, signer, store
         self._minimum, self._bucket = max(minimum, LEAST_CLIENTS), bucket
         self._fewest = max(fewest_in_a_sum(bucket, minimum), LEAST_CLIENTS)
+        # masking frames name no run: keys that were sent under one run's rules are none of another
+        self._rules = f"{minimum} {bucket}".encode()
 
     def answer(self, frame: bytes) -> bytes:
         """Return the answer to a frame; nothing to sealed shares, which are kept.
@@ -182,11 +186,11 @@ class MaskingClient:
     def _send_keys(self, token: bytes) -> bytes:
         """Return this client's keys for a round; the same ones if it is asked again."""
         state = self._store.read_masking()
-        if state.token == token:
+        if (state.token, state.rules) == (token, self._rules):
             if not state.keys:
                 raise MaskingError("the keys of this round were used, and are forgotten")
             return state.keys
-        state = MaskingState.generate(token)
+        state = MaskingState.generate(token, self._rules)
         keys = MaskingKeys(
             token,
             self._client,
@@ -320,7 +324,7 @@ class MaskingClient:
             if not is_signed_by(keys[signer].device_key, listed.signatures[signer], signed):
                 raise MaskingError(f"client {signer} has not signed this list of survivors")
         shares = self._read_shares(state, asked, set(survivors.survivors))
-        self._store.write_masking(MaskingState(state.token))
+        self._store.write_masking(MaskingState(state.token, state.rules))
         return shares.encode()
 
     def _read_shares(
@@ -352,10 +356,11 @@ class MaskingClient:
         """Return the state of a round.
 
         Raises:
-            MaskingError: if there is none, as after a restart.
+            MaskingError: if there is none, as after a restart, or under the rules of another run.
         """
         state = self._store.read_masking()
-        if state.token != token or len(state.seed) != SECRET_BYTES:
+        is_of_it = (state.token, state.rules) == (token, self._rules)
+        if not is_of_it or len(state.seed) != SECRET_BYTES:
             raise MaskingError("the round is another one than this client has keys for")
         return state
 

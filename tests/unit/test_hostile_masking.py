@@ -208,7 +208,8 @@ def test_a_client_gives_one_of_two_shares_of_a_peer_whatever_it_is_asked() -> No
     for frame in frames:
         with pytest.raises(MaskingError):
             hostile.clients[asked].answer(frame)
-    assert set(hostile.signers[asked].memory.read_masking().to_bytes().values()) == {TOKEN, b""}
+    kept = hostile.signers[asked].memory.read_masking().to_bytes()
+    assert {name for name, value in kept.items() if value} == {"token", "rules"}
     both = replace(revealed, keys={CLIENTS[1]: bytes(33)} | revealed.keys)
     with pytest.raises(FrameError, match="each once"):
         RevealedShares.decode(both.encode())
@@ -236,6 +237,25 @@ def test_a_token_after_a_restart_has_nothing_of_the_masks_before() -> None:
         assert getattr(fresh, name) != getattr(keys[asked], name)
     with pytest.raises(MaskingError, match="has others for this client than it sent"):
         hostile.share(keys, CLIENTS, [asked])
+
+
+@pytest.mark.parametrize("rules", [(5, 0), (3, 3)])
+def test_keys_of_a_run_mask_no_report_of_another(rules: tuple[int, int]) -> None:
+    """Masking frames name no run: one with a smaller `cohort.minimum` could lend its key list."""
+    hostile, asked = HostileServer(), CLIENTS[0]
+    sent = hostile.share(hostile.keys(), CLIENTS, CLIENTS)
+    hostile.deliver(asked, sent)
+    device, lax = hostile.signers[asked], hostile.clients[asked]
+    hostile.clients[asked] = MaskingClient(asked, device, device.memory, *rules)
+    for use in (
+        lambda: hostile.report(asked),
+        lambda: hostile.deliver(asked, sent),
+        lambda: hostile.sign(asked, CLIENTS),
+    ):
+        with pytest.raises(MaskingError, match="another one than this client has keys for"):
+            use()
+    hostile.clients[asked] = lax
+    assert hostile.report(asked).any()
 
 
 def test_what_another_round_had_is_of_no_use() -> None:
