@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar, Self, TypeVar
 
@@ -140,7 +141,7 @@ class KeyList:
     clients: tuple[int, ...]
     keys: tuple[MaskingKeys, ...]
 
-    @property
+    @cached_property
     def clients_digest(self) -> bytes:
         """The digest of the clients, to which keys and signatures are bound, 32 bytes."""
         return digest_of_clients(self.token, self.clients)
