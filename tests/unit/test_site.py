@@ -153,11 +153,12 @@ def test_a_message_of_this_place_is_on_the_page(file: str, text: str) -> None:
 def test_pages_that_the_code_names_exist() -> None:
     named = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg|png)")
     folders = ("samara", "server", "client", "shared", "simulations", "devices", "benchmarks")
-    files = [file for name in folders for file in (ROOT / name).rglob("*.*")]
+    found = [file for name in folders for file in (ROOT / name).rglob("*.*")]
+    files = [file for file in found if "node_modules" not in file.parts]
     missing = {
         f"{file.relative_to(ROOT)}: {page}"
         for file in [*files, ROOT / "Makefile", *ROOT.glob("*.md")]
-        if file.suffix in (".py", ".toml", ".sh", ".service", ".proto", ".md", "")
+        if file.suffix in (".py", ".toml", ".sh", ".service", ".proto", ".md", ".ts", "")
         if file.name != "CHANGELOG.md"
         for page in named.findall(file.read_text(encoding="utf-8"))
         if not (ROOT / page).is_file()
