@@ -18,6 +18,7 @@ from shared.tasks.embedded import check_data_is_given
 from simulations.comparison.columns import client_columns
 from simulations.comparison.comparison import Comparison as _Comparison
 from simulations.comparison.comparison import compare_runs
+from simulations.comparison.measure import named_figures
 from simulations.progress import watched
 from simulations.repetitions import SeedInterval, repeat, seed_intervals
 
@@ -39,19 +40,19 @@ class Comparison(_Comparison):
         return text_of(lambda console: console.print(*parts, sep="\n"))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the tested differences, a row each, in shares of accuracy."""
+        """Return the tested differences, a row each: shares of accuracy, or bits per byte saved."""
         import pandas
 
         rows = [
             {
                 "of": self.name_of(row.condition),
                 "against": self.name_of(row.against),
-                "difference": row.accuracy.mean,
-                "low": row.accuracy.low,
-                "high": row.accuracy.high,
+                "difference": row.quality.mean,
+                "low": row.quality.low,
+                "high": row.quality.high,
                 "p": row.p,
-                "gaining": row.accuracy.gaining,
-                "losing": row.accuracy.losing,
+                "gaining": row.quality.gaining,
+                "losing": row.quality.losing,
             }
             for row in self.tested
         ]
@@ -117,7 +118,8 @@ class Run:
         """Return a row per client and model or baseline, measured on the client's test examples.
 
         Columns: ``client``, ``model`` (such as zero-shot, global, personalized), ``examples``,
-        ``accuracy``, ``macro_f1``, ``loss``.
+        ``accuracy``, ``macro_f1``, ``loss``; in a generation ``tokens``, ``accuracy`` (of tokens),
+        ``loss``, ``perplexity``, ``bits_per_byte``.
 
         Raises:
             SamaraError: if no client evaluated on test examples.
@@ -128,10 +130,7 @@ class Run:
             {
                 "client": client,
                 "model": name,
-                "examples": own.examples,
-                "accuracy": own.accuracy,
-                "macro_f1": own.macro_f1,
-                "loss": own.loss,
+                **named_figures(own),
             }
             for name, figures in client_columns(self.result).items()
             for client, own in figures.items()

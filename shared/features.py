@@ -76,9 +76,25 @@ EXCLUSIONS = (
         "choose a classification, or a choice whose candidates the task lists",
     ),
     Exclusion(
-        {"task": ("generation",)},
-        "a federation evaluates by counts of labels, and here answers are texts; choose a "
-        "classification, or a choice whose candidates the task lists",
+        {"task": ("generation",), "engine": ("flower", "fleet")},
+        "texts are trained by the in-process engine of samara simulate; leave --engine and "
+        "fleet.devices out, or choose a classification",
+    ),
+    Exclusion(
+        {"task": ("generation",), "clients": ("emulated", "board", "phone")},
+        "texts are trained by simulated clients; leave fleet.devices out",
+    ),
+    Exclusion(
+        {"task": ("generation",), "label bias": ("trained",)},
+        "a text has no labels; set adapter.label-bias to false, and another method than readout",
+    ),
+    Exclusion(
+        {"task": ("generation",), "gradients": ("exact",)},
+        "the backward pass is that of the cross-entropy over labels; set gradients to differences",
+    ),
+    Exclusion(
+        {"task": ("generation",), "basis": ("informed",)},
+        "a basis is found from labels; leave adapter.basis empty",
     ),
     Exclusion(
         {"engine": ("in-process", "flower"), "clients": ("emulated",)},
@@ -264,6 +280,10 @@ REGISTERED_EXCLUSIONS = (
     Exclusion(
         {"objective": ("registered",), "gradients": ("exact",)},
         "the backward pass is that of the cross-entropy; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": ("registered",), "task": ("generation",)},
+        "texts are trained by the cross-entropy of their tokens; set objective to cross-entropy",
     ),
 )
 """Combinations that do not exist with registered code (`shared.extensions`); a personalization has

@@ -90,12 +90,38 @@ def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDA
 
 
 def evaluation_column(
-    name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]
+    name: str,
+    scores: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    tokens: NDArray[np.int64] | None = None,
 ) -> EvaluationColumn:
-    """Return the loss and the confusion counts of scores [n, labels] against true labels [n]."""
+    """Return the loss and the confusion counts of scores [n, labels] against true labels [n].
+
+    In a generation the scores are log-likelihoods per token and shares of likeliest tokens, and
+    all tokens together count: the loss is their mean, and the confusion has one true label, the
+    text's own token, with the counts of tokens that the model predicts and that it does not.
+
+    Args:
+        name: name of the column.
+        scores: float32 [n, labels]; [n, 2] in a generation.
+        labels: int64 [n].
+        tokens: number of tokens of each answer of a generation, int64 [n].
+    """
+    if tokens is not None:
+        return _token_column(name, scores, tokens)
     label_count = scores.shape[1]
     if len(labels) == 0:
         return EvaluationColumn(name, 0.0, np.zeros((label_count, label_count), np.int64))
     loss = float(cross_entropy(scores[None], labels)[0])
     counts = Confusion.from_predictions(labels, scores.argmax(axis=1), label_count).counts
     return EvaluationColumn(name, loss, counts)
+
+
+def _token_column(
+    name: str, scores: NDArray[np.float32], tokens: NDArray[np.int64]
+) -> EvaluationColumn:
+    count = int(tokens.sum())
+    log_likelihoods, shares = scores.astype(np.float64).T
+    predicted = int(np.rint(shares * tokens).sum())
+    loss = float(-(log_likelihoods * tokens).sum() / count) if count else 0.0
+    return EvaluationColumn(name, loss, np.array([[predicted, count - predicted], [0, 0]]))

@@ -20,7 +20,7 @@ from shared.errors import SamaraError
 from shared.frames.instructions import Split
 from shared.model.layer_selection import chosen_blocks
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask
+from shared.tasks.kinds import ClassificationTask, GenerationTask
 from simulations.report.fleet import span_of
 
 log = logging.getLogger("samara.simulation")
@@ -75,6 +75,10 @@ def _count(shares: Sequence[ClientData], split: Split) -> int:
 
 def _labels(config: RunConfig, shares: Sequence[ClientData]) -> str:
     task = load_task(config.task)
+    if isinstance(task, GenerationTask):
+        texts = [share.tokenized(Split.TRAIN) for share in shares]
+        tokens = sum(int(own.token_counts.sum()) for own in texts)
+        return f"none; {tokens:,} tokens of {sum(own.byte_count for own in texts):,} bytes"
     if not isinstance(task, ClassificationTask):
         return "the rows' own candidates"
     found = Counter(e.label for share in shares for e in share.in_split(Split.TRAIN))

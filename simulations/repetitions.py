@@ -12,23 +12,26 @@ from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.result import RunResult
 from simulations.comparison.columns import client_columns
+from simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from simulations.comparison.statistics import CONFIDENCE
 
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """The accuracy of one column over seeds; each seed counts by its mean over the clients.
+    """The quality of one column over seeds; each seed counts by its mean over the clients.
 
     Attributes:
-        accuracies: mean accuracy over the clients, by seed.
+        by_seed: mean over the clients of their accuracy, or of minus their bits per byte, by seed.
         mean: mean over the seeds.
         low, high: 95 % interval of the mean by Student's t; NaN with one seed.
+        measure: what the quality is.
     """
 
-    accuracies: dict[int, float]
+    by_seed: dict[int, float]
     mean: float
     low: float
     high: float
+    measure: Measure = ACCURACY
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -72,7 +75,7 @@ def repeat(config: RunConfig, seeds: Sequence[int], run: Callable[[RunConfig], P
 
 
 def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
-    """Return the accuracy of every column on the clients' test examples, over seeds.
+    """Return the quality of every column on the clients' test examples, over seeds.
 
     Raises:
         SamaraError: if no client evaluated on test examples.
@@ -86,19 +89,20 @@ def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
     return {
         name: _interval(
             {
-                seed: float(np.mean([own.accuracy for own in columns[name].values()]))
+                seed: float(np.mean([figures_of(own).quality for own in columns[name].values()]))
                 for seed, columns in by_seed.items()
-            }
+            },
+            measure_of(next(iter(by_seed.values()))[name].values()),
         )
         for name in names
     }
 
 
-def _interval(accuracies: dict[int, float]) -> SeedInterval:
-    values = np.array(list(accuracies.values()))
+def _interval(by_seed: dict[int, float], measure: Measure) -> SeedInterval:
+    values = np.array(list(by_seed.values()))
     mean, count = float(values.mean()), len(values)
     half = math.nan
     if count > 1:
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1))
         half /= math.sqrt(count)
-    return SeedInterval(accuracies, mean, mean - half, mean + half)
+    return SeedInterval(by_seed, mean, mean - half, mean + half, measure)

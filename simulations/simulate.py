@@ -26,7 +26,7 @@ from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.extensions import check_extensions
-from shared.features import check_features
+from shared.features import check_features, kind_of
 from shared.frames.instructions import Split
 from shared.machine import cores
 from shared.model.loading import check_torch_device
@@ -74,6 +74,7 @@ def simulate(
         "engine": "fleet" if emulated and engine == "in-process" else engine,
         "clients": "simulated",
         "cohorts": "recorded" if cohorts else "sampled",
+        "task": kind_of(load_task(config.task)),
     }
     check_features(features | config.features, "simulate")
     check_extensions(config.flat())

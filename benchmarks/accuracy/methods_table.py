@@ -27,9 +27,8 @@ from simulations.comparison.comparison import (
     Comparison,
     compare_runs,
     format_p,
-    format_percent,
-    points,
 )
+from simulations.comparison.measure import ACCURACY
 from simulations.comparison.statistics import correct_by_holm, paired_difference
 from simulations.comparison.tables import csv_of, render_comparison
 from simulations.simulate import simulate
@@ -41,16 +40,16 @@ def print_words(comparison: Comparison, words: dict[int, Confusion], console: Co
     accuracy = np.array([words[client].accuracy for client in runs.clients])
     macro_f1 = np.array([words[client].macro_f1 for client in runs.clients])
     console.print(
-        f"base rate + words: accuracy {format_percent(accuracy.mean())}, macro-F1 "
-        f"{format_percent(macro_f1.mean())}"
+        f"base rate + words: accuracy {ACCURACY.level(accuracy.mean())}, macro-F1 "
+        f"{ACCURACY.level(macro_f1.mean())}"
     )
     conditions = [variant.conditions[variant.final_column] for variant in runs.variants]
-    differences = [paired_difference(one.accuracy, accuracy) for one in conditions]
+    differences = [paired_difference(one.quality, accuracy) for one in conditions]
     table = Table("against base rate + words", "accuracy", "95 % interval", "p (Holm)")
     corrected = correct_by_holm([one.p for one in differences])
     for condition, one, p in zip(conditions, differences, corrected, strict=True):
-        interval = f"{points(one.low)} … {points(one.high)}"
-        table.add_row(comparison.name_of(condition), points(one.mean), interval, format_p(p))
+        interval = f"{ACCURACY.gain(one.low)} … {ACCURACY.gain(one.high)}"
+        table.add_row(comparison.name_of(condition), ACCURACY.gain(one.mean), interval, format_p(p))
     console.print(table)
 
 

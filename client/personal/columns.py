@@ -65,7 +65,7 @@ def evaluate_personal_model(
     private: NDArray[np.int64],
     split: Split = Split.TEST,
 ) -> tuple[EvaluationColumn, ...]:
-    """Evaluate every column on a client's test examples.
+    """Evaluate every column on a client's test examples; a generation has those without labels.
 
     Base rate always answers the client's most frequent training label, without reading the text.
     Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
@@ -88,17 +88,19 @@ def evaluate_personal_model(
         ReplayError: if that round leaves the exact range of the state.
     """
     parts = composition(terms, learner.layout)
-    personal, labels = learner.score_evaluated(parts.model(state, private), split)
+    personal, labels, tokens = learner.score_evaluated(parts.model(state, private), split)
     if split is not Split.TEST:
-        return (evaluation_column(PERSONALIZED, personal, labels),)
+        return (evaluation_column(PERSONALIZED, personal, labels, tokens),)
     zero_shot = learner.score_evaluated(None, split).scores
-    train = learner.score(None, Split.TRAIN)
-    bias = fit_label_bias(*train, learner.solve)
-    scores = {
-        BASE_RATE: np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
-        ZERO_SHOT: zero_shot,
-        LABEL_BIAS: zero_shot + bias,
-    }
+    scores = {ZERO_SHOT: zero_shot}
+    if tokens is None:
+        train = learner.score(None, Split.TRAIN)
+        bias = fit_label_bias(train.scores, train.labels, learner.solve)
+        scores = {
+            BASE_RATE: np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
+            ZERO_SHOT: zero_shot,
+            LABEL_BIAS: zero_shot + bias,
+        }
     if terms.method == "finetune":
         local = run_private_rounds(learner, terms, zero_state(len(state)))
         scores[LOCAL] = learner.score_evaluated(local, split).scores
@@ -107,4 +109,4 @@ def evaluate_personal_model(
         model = parts.model(state, intercept_state(learner, state))
         scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
-    return tuple(evaluation_column(name, its, labels) for name, its in scores.items())
+    return tuple(evaluation_column(name, its, labels, tokens) for name, its in scores.items())

@@ -136,8 +136,8 @@ class LabelBiases:
         with_bias = replay(nothing, dense, learner.layout.distribution)
 
         def loss(private: State) -> float:
-            scores, labels = learner.score(parts.model(w, private), split)
-            return float(cross_entropy(scores[None], labels)[0])
+            scored = learner.score(parts.model(w, private), split)
+            return float(cross_entropy(scored.scores[None], scored.labels)[0])
 
         before, after = loss(nothing), loss(with_bias)
         return math.isfinite(after) and after < before

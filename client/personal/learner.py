@@ -24,10 +24,12 @@ class ScoredExamples(NamedTuple):
     Attributes:
         scores: float32 [n, labels].
         labels: right labels, int64 [n].
+        tokens: number of tokens of each answer, int64 [n]; None but for a generation.
     """
 
     scores: NDArray[np.float32]
     labels: NDArray[np.int64]
+    tokens: NDArray[np.int64] | None = None
 
 
 class Learner(Protocol):

@@ -30,7 +30,7 @@ from shared.frames.instructions import (
     token_of,
 )
 from shared.frames.report import Report
-from shared.label_scores import cross_entropy
+from shared.label_scores import evaluation_column
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
@@ -184,8 +184,8 @@ def _mixture_shrinks(
 
     def loss_of(share: float) -> float:
         kept = replay(p, KEPT_SHARES[share], learner.layout.distribution)
-        scores, labels = learner.score(w + kept, Split.VALIDATION)
-        return float(cross_entropy(scores[None], labels)[0]) if len(labels) else math.nan
+        scored = learner.score(w + kept, Split.VALIDATION)
+        return evaluation_column("", *scored).mean_loss if len(scored.labels) else math.nan
 
     return KEPT_SHARES[choose_kept_share(loss_of)]
 

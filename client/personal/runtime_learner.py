@@ -106,10 +106,12 @@ class RuntimeLearner:
 
     def _scored(self, state: State | None, examples: LabelledPrompts) -> ScoredExamples:
         runtime, prompts = self._runtime, examples.prompts
+        tokens = examples.token_counts if isinstance(runtime.task, GenerationTask) else None
         if not prompts:
-            return ScoredExamples(np.zeros((0, runtime.label_count), np.float32), examples.labels)
+            width = runtime.label_count if tokens is None else 2
+            return ScoredExamples(np.zeros((0, width), np.float32), examples.labels, tokens)
         scores = runtime.base_scores(prompts) if state is None else runtime.scores(state, prompts)
-        return ScoredExamples(scores, examples.labels)
+        return ScoredExamples(scores, examples.labels, tokens)
 
 
 def runtime_personalizer(

@@ -44,12 +44,13 @@ from shared.config import RunConfig
 from shared.errors import DataError, FrameError, MaskingError, SamaraError
 from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
+from shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_folder, run_id_of
+from shared.tasks.kinds import GenerationTask
 from shared.tasks.rows import data_fingerprint
 
 log = logging.getLogger("samara.client")
@@ -343,6 +344,10 @@ def introduction(
     if not hides_examples:
         counts = {split.name.lower(): len(data.in_split(split)) for split in Split}
         facts[SPLIT_EXAMPLES] = counts
+        if isinstance(runtime.task, GenerationTask):
+            texts = {split.name.lower(): data.tokenized(split) for split in Split}
+            facts[SPLIT_TOKENS] = {key: int(own.token_counts.sum()) for key, own in texts.items()}
+            facts[SPLIT_BYTES] = {key: own.byte_count for key, own in texts.items()}
     if (
         data.client_count and not hides_examples
     ):  # a hash of a person's own few examples could be recognised

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from shared.data_settings import EMBEDDED_DATA, DataSettings
 from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
-from shared.model.scorers import Prompt, Scorer
+from shared.model.scorers import GenerationScorer, Prompt, Scorer
+from shared.model.windows import cut_into_windows
 from shared.tasks.data import load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import USER_FIELD, Task
@@ -42,6 +43,16 @@ class LabelledPrompts:
     labels: NDArray[np.int64]
     parts: tuple[tuple[Prompt, ...], ...]
 
+    @property
+    def token_counts(self) -> NDArray[np.int64]:
+        """The number of tokens of each example's answer in a generation, int64 [n]."""
+        return np.array([len(prompt.targets[0]) for prompt in self.prompts], np.int64)
+
+    @property
+    def byte_count(self) -> int:
+        """The length in UTF-8 of all answers of a generation."""
+        return sum(prompt.target_bytes for prompt in self.prompts)
+
     def first(self, count: int | None) -> "LabelledPrompts":
         """Return the first examples; all of them if the count is None."""
         return LabelledPrompts(self.prompts[:count], self.labels[:count], self.parts)
@@ -61,6 +72,13 @@ class ExampleTokenizer:
         """Return an example as the model reads it."""
         with self.lock:
             return self._scorer.prompt(example.text, example.answers, example.cut)
+
+    def windows(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return examples with long plain texts cut into windows."""
+        if not isinstance(self._scorer, GenerationScorer) or not self._scorer.is_plain_text:
+            return examples
+        with self.lock:
+            return cut_into_windows(examples, self._scorer)
 
 
 class ClientData:

@@ -266,7 +266,7 @@ def _losses_in_one_pass(
     )
     scores = runtime.forward.scores(perturbations, prompts, schedule)
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
-    objective = training_objective(runtime.config.objective)
+    objective = training_objective(runtime.config.objective, runtime.task)
     return [objective(by_client[:, index], own) for index, own in enumerate(labels)]
 
 

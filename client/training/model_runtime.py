@@ -155,6 +155,10 @@ class ModelRuntime:
             lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
         )
 
+    def examples(self, client_count: int) -> Sequence[Example]:
+        """Return the examples of the task as they are trained: long plain texts in windows."""
+        return self.tokenize.windows(self._examples(client_count))
+
     @property
     def has_readout_alone(self) -> bool:
         """Return whether the model runs once per example, since nothing inside it is trained."""
@@ -245,7 +249,7 @@ class ModelRuntime:
         run_id = run_id_of(config, self.layout, self.model_id)
 
         def decide() -> Execution:
-            examples = self._examples(config.data.clients)
+            examples = self.examples(config.data.clients)
             training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
             if isinstance(self.forward, ReadoutForward):
                 usual = EVALUATION_MICRO_BATCH
@@ -362,13 +366,14 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     """
     torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
-    check_features({"task": kind_of(task)}, f"task {task.name!r}")
+    check_features({"task": kind_of(task)} | config.features, f"task {task.name!r}")
     examples = examples or example_reader(task, config.data)
     model = load_model(config.model)
     keep_freed_memory()
     runtime = ModelRuntime(config, model, task, examples)
-    limit = config.evaluate.limit
-    return LoadedRun(runtime, ClientDataSource(examples, config.data, runtime.tokenize, limit))
+    evaluated = config.evaluate.limit
+    data = ClientDataSource(runtime.examples, config.data, runtime.tokenize, evaluated)
+    return LoadedRun(runtime, data)
 
 
 def _letter_count(example: Example) -> int:

@@ -22,21 +22,22 @@ TRIMMED_ACCURACY = "trimmed_client_accuracy"
 """The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""
 
 
-def check_evaluation(evaluation: Evaluation, most_examples: int) -> None:
+def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
     """Raise an error for an evaluation that counts more than its client can have.
 
     Args:
         evaluation: the evaluation.
-        most_examples: number of examples of the split that the client introduced itself with.
+        most_predictions: number of examples of the split, in a generation of tokens, that the
+            client introduced itself with.
 
     Raises:
         ReportError: naming the column and what is wrong with it.
     """
     for column in evaluation.columns:
-        if (count := int(column.counts.sum())) > most_examples:
+        if (count := int(column.counts.sum())) > most_predictions:
             raise ReportError(
                 f"it counts {count} examples in column {column.name!r}; it introduced itself "
-                f"with {most_examples}"
+                f"with {most_predictions}"
             )
         if abs(column.mean_loss) > MAX_GRADIENT:
             raise ReportError(f"its loss in column {column.name!r} is over {MAX_GRADIENT:g}")

@@ -191,7 +191,7 @@ class ReplyValidator:
         token = token_of(instruction.encode())
         result = ValidatedReplies[Evaluation]()
         entries = self._roster.entries.values()
-        most = {entry.client: entry.most_examples(instruction.split) for entry in entries}
+        most = {entry.client: entry.most_predictions(instruction.split) for entry in entries}
 
         def check(evaluation: Evaluation) -> None:
             kept = keep_requested(evaluation, requested)

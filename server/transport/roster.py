@@ -35,7 +35,7 @@ from shared.errors import (
     SamaraError,
     TakenIndexError,
 )
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
+from shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stated_count
 from shared.frames.instructions import Split
 from shared.frames.refusal import Refusal
 from shared.layout import Layout
@@ -75,13 +75,12 @@ class RosterEntry:
     follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
-        """Return how many examples of a split the client introduced itself with.
+        """Return how many examples of a split the client says it has; or of training, if none."""
+        return stated_count(self.facts, SPLIT_EXAMPLES, split.name, self.examples)
 
-        Clients of earlier versions name their training examples alone, usually the largest split.
-        """
-        counts = self.facts.get(SPLIT_EXAMPLES)
-        count = counts.get(split.name.lower()) if isinstance(counts, dict) else None
-        return count if type(count) is int else self.examples
+    def most_predictions(self, split: Split) -> int:
+        """Return how many predictions an evaluation may count: examples, or tokens of answers."""
+        return stated_count(self.facts, SPLIT_TOKENS, split.name, self.most_examples(split))
 
 
 class Roster:

@@ -1,14 +1,17 @@
 """The hello: the frame with which a client introduces itself."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from shared.client_index import check_client_index
 from shared.wire import Kind, Reader, encode_text, pack, unpack
 
 SPLIT_EXAMPLES = "split_examples"
 """The key of the facts that holds the number of examples of each split, by its name."""
+SPLIT_TOKENS, SPLIT_BYTES = "split_tokens", "split_bytes"
+"""The keys of the facts that hold the tokens of each split's answers, and their bytes in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,9 @@ class Hello:
         model_id: model id, 32 bytes.
         layout: canonical JSON of its layout.
         facts: JSON object. `clients` is the number of clients that its data set is divided among,
-            0 if the data are all its own; `split_examples` bounds what its evaluations may count;
-            the rest, such as versions and threads, is only recorded.
+            0 if the data are all its own; `split_examples`, or in a
+            generation `split_tokens`, bounds what its evaluations may count; `split_bytes` is the
+            length of the same texts; the rest, such as versions and threads, is only recorded.
     """
 
     client: int
@@ -53,3 +57,17 @@ class Hello:
         reader.end()
         check_client_index(client)
         return hello
+
+
+def stated_count(facts: Mapping[str, Any], key: str, split: str, default: int) -> int:
+    """Return a count of a split in a client's facts, which may lack it.
+
+    Args:
+        facts: facts of a hello, from the network.
+        key: key of the counts by split.
+        split: name of the split; case does not matter.
+        default: the count if the client does not state it, as those of earlier versions.
+    """
+    counts = facts.get(key)
+    count = counts.get(split.lower()) if isinstance(counts, dict) else None
+    return count if type(count) is int else default

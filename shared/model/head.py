@@ -33,17 +33,69 @@ def log_likelihoods(
     Returns:
         float32 [P, positions, w].
     """
+    read, wanted = _read_positions(hidden, lengths, supervised, tokens)
+    results = [
+        logits.gather(1, tokens_here) - logits.logsumexp(1, keepdim=True)
+        for logits, tokens_here in _logits_with_tokens(base, read, wanted)
+    ]
+    return torch.cat(results).view(*read.shape[:2], -1)
+
+
+def token_predictions(
+    base: BaseModel,
+    hidden: Tensor,
+    lengths: Tensor,
+    supervised: Sequence[Sequence[int]],
+    tokens: list[int],
+) -> tuple[Tensor, Tensor]:
+    """Return log-likelihoods of a token per supervised position, and whether it is the likeliest.
+
+    Args:
+        base: the model.
+        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
+        lengths: int64 [m], tokens of each sequence.
+        supervised: positions that are read, for each sequence.
+        tokens: token for each of these positions, in this order.
+
+    Returns:
+        float32 [P, positions], and bool [P, positions]; of equally likely tokens each counts.
+    """
+    read, wanted = _read_positions(hidden, lengths, supervised, [[token] for token in tokens])
+    log_likelihood, is_likeliest = [], []
+    for logits, tokens_here in _logits_with_tokens(base, read, wanted):
+        own = logits.gather(1, tokens_here)
+        log_likelihood.append(own - logits.logsumexp(1, keepdim=True))
+        is_likeliest.append(own >= logits.amax(1, keepdim=True))
+    shape = read.shape[:2]
+    return torch.cat(log_likelihood).view(shape), torch.cat(is_likeliest).view(shape)
+
+
+def _read_positions(
+    hidden: Tensor,
+    lengths: Tensor,
+    supervised: Sequence[Sequence[int]],
+    tokens: list[list[int]],
+) -> tuple[Tensor, Tensor]:
+    """Return the hidden states at supervised positions, [P, positions, hidden], and their tokens.
+
+    The tokens are int64 [P·positions, w].
+    """
     by_perturbation = hidden.view(-1, len(lengths), *hidden.shape[1:])
     sequences = [index for index, positions in enumerate(supervised) for _ in positions]
     read_at = [position for positions in supervised for position in positions]
     read = by_perturbation[:, sequences, read_at]
     wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
-    results, start = [], 0
+    return read, wanted
+
+
+def _logits_with_tokens(
+    base: BaseModel, read: Tensor, wanted: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of each tile of positions with the tokens that are read there."""
+    start = 0
     for logits in tiled_logits(base, read.flatten(0, 1)):
-        tokens_here = wanted[start : start + len(logits)]
-        results.append(logits.gather(1, tokens_here) - logits.logsumexp(1, keepdim=True))
+        yield logits, wanted[start : start + len(logits)]
         start += len(logits)
-    return torch.cat(results).view(*read.shape[:2], -1)
 
 
 def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:

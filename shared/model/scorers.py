@@ -8,14 +8,15 @@ A scorer runs no blocks: a forward engine passes it the body's output.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError, TaskError
-from shared.model.head import log_likelihoods, tiled_logits
+from shared.model.head import log_likelihoods, tiled_logits, token_predictions
 from shared.model.loading import BaseModel
+from shared.model.truncation import truncate
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
 
 COSINE_TEMPERATURE = 0.05
@@ -34,11 +35,13 @@ class Prompt:
         supervised: positions whose output is read, for each sequence.
         targets: token whose log-likelihood is read at each of these positions, for each sequence;
             empty where a scorer reads the same tokens of every prompt.
+        target_bytes: length in UTF-8 of the text that the targets of a generation stand for.
     """
 
     sequences: tuple[Ids, ...]
     supervised: tuple[tuple[int, ...], ...]
     targets: tuple[Ids, ...] = ()
+    target_bytes: int = 0
 
 
 class Scorer(ABC):
@@ -92,34 +95,6 @@ class Scorer(ABC):
         joined = whole[: len(stem)] == stem
         return whole[len(stem) :] if joined else self._ids(text, special=False)
 
-    def _truncate(self, text: str, limit: int, cut: Span | None, keep_end: bool = False) -> str:
-        """Shorten a text to at most `limit` tokens.
-
-        Args:
-            text: text to be shortened.
-            limit: most tokens.
-            cut: part that is shortened first, from its end.
-            keep_end: whether the rest of the excess is removed from the beginning, not the end.
-        """
-        while True:
-            offsets = self.base.tokenizer(
-                text, add_special_tokens=False, return_offsets_mapping=True
-            )["offset_mapping"]
-            excess = len(offsets) - limit
-            if excess <= 0:
-                return text
-            start, end = cut or (0, 0)
-            inside = [begin for begin, stop in offsets if start <= begin < stop <= end]
-            if inside:
-                kept = inside[-min(excess, len(inside))]
-                text, cut = text[:kept] + text[end:], (start, kept)
-            elif keep_end:
-                # Tokens of one character share its offsets; the text gets shorter all the same.
-                text, cut = text[max(1, offsets[excess][0]) :], None
-            else:
-                kept = min(offsets[limit - 1][1], offsets[limit][0], len(text) - 1)
-                text, cut = text[:kept], None
-
     def _remaining_tokens(self, used: int, by: str) -> int:
         if self.max_length <= used:
             raise TaskError(
@@ -163,7 +138,8 @@ class CausalScorer(Scorer):
         """Tokenize an example; one sequence per label unless every label word is one token."""
         longest = max(len(word) for word in self.label_tokens)
         used = len(self._start) + len(self._ids(self._stem, special=False)) + longest
-        fitting = self._truncate(text, self._remaining_tokens(used, "the question"), cut)
+        limit = self._remaining_tokens(used, "the question")
+        fitting = truncate(self.base, text, limit, cut)
         stem = self._start + self._ids(fitting + self._stem, special=False)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
@@ -195,7 +171,7 @@ class _ContinuationScorer(Scorer):
         """Tokenize a text, shortened so that `reserved` tokens fit after it."""
         limit = self._remaining_tokens(reserved + 1, by)
         stem = self._bos + self._ids(
-            self._truncate(text.rstrip(" "), limit, cut, keep_end=True), False
+            truncate(self.base, text.rstrip(" "), limit, cut, keep_end=True), False
         )
         if not (stem or self._begin):
             raise TaskError(
@@ -204,8 +180,8 @@ class _ContinuationScorer(Scorer):
             )
         return stem or self._begin
 
-    def _answer(self, text: str, answer: str) -> Ids:
-        """Return the tokens that an answer adds to a text."""
+    def answer_tokens(self, text: str, answer: str) -> Ids:
+        """Return the tokens that an answer adds to a text; none raises a TaskError."""
         words = text.rstrip().rfind(" ") + 1
         tokens = self._continuation_tokens(text[words:], answer)
         if not tokens:
@@ -225,7 +201,7 @@ class ChoiceScorer(_ContinuationScorer):
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example as one sequence per candidate."""
-        candidates = [self._answer(text, answer) for answer in answers]
+        candidates = [self.answer_tokens(text, answer) for answer in answers]
         longest = max(len(candidate) for candidate in candidates)
         return _continued(self._stem(text, longest, "a candidate", cut), candidates)
 
@@ -233,24 +209,47 @@ class ChoiceScorer(_ContinuationScorer):
 class GenerationScorer(_ContinuationScorer):
     """A scorer by the mean log-likelihood per token of the first accepted answer.
 
-    It also gives the likeliest next tokens, for decoding.
+    A row has a second score, the share of these tokens that are the likeliest ones. It also gives
+    the likeliest next tokens, for decoding.
 
     Attributes:
         stop: text that ends an answer.
+        most_tokens: number of tokens of an answer, at most.
+        is_plain_text: whether a text is nothing but an answer.
     """
 
     labels = 1
 
     def __init__(self, base: BaseModel, task: GenerationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
-        self._tokens, self.stop = task.tokens, task.stop
+        self.most_tokens, self.stop = task.tokens, task.stop
+        self.is_plain_text = task.is_plain_text
+        if self.is_plain_text:  # a window has as much before it
+            self.most_tokens = max(1, min(task.tokens, self.max_length // 2))
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize a text with its answer and the stop text; without answers, the text alone."""
-        stem = self._stem(text, self._tokens, "an answer", cut)
+        stem = self._stem(text, self.most_tokens, "an answer", cut)
         if not answers:
             return Prompt((stem,), ((len(stem) - 1,),))
-        return _continued(stem, [self._answer(text, answers[0] + self.stop)[: self._tokens]])
+        answer, most = answers[0] + self.stop, self.most_tokens
+        tokens = self.answer_tokens(text, answer)
+        if len(tokens) > most:
+            tokens, answer = tokens[:most], truncate(self.base, answer, most, None)
+        return replace(_continued(stem, [tokens]), target_bytes=len(answer.encode()))
+
+    def width(self, prompts: Sequence[Prompt]) -> int:
+        """Return the number of scores of a row: two."""
+        return 2
+
+    def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute mean log-likelihoods per token, and the shares of tokens that are likeliest."""
+        tokens = [token for prompt in prompts for token in prompt.targets[0]]
+        predictions = token_predictions(self.base, hidden, lengths, _supervised(prompts), tokens)
+        counts = [len(prompt.targets[0]) for prompt in prompts]
+        parts = [torch.split(of_tokens.float(), counts, dim=1) for of_tokens in predictions]
+        means = [torch.stack([row.mean(1) for row in rows], dim=1) for rows in parts]
+        return torch.stack(means, dim=-1)
 
     def next_tokens(self, hidden: Tensor, lengths: Tensor) -> list[int]:
         """Return the likeliest token after each of m sequences.
@@ -265,7 +264,7 @@ class GenerationScorer(_ContinuationScorer):
     def answer(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """Return the answer in the tokens decoded so far, and whether it is complete."""
         eos = self.base.tokenizer.eos_token_id
-        ended = len(tokens) >= self._tokens or eos in tokens
+        ended = len(tokens) >= self.most_tokens or eos in tokens
         before_eos = tokens[: tokens.index(eos)] if eos in tokens else tokens
         text: str = self.base.tokenizer.decode(before_eos, skip_special_tokens=True)
         if stop := self.stop.strip(" "):
@@ -294,7 +293,7 @@ class MaskedScorer(Scorer):
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize text and question with the mask in place of the label word."""
         limit = self._remaining_tokens(len(self._ids(self._question, special=True)), "the question")
-        ids = self._ids(self._truncate(text, limit, cut) + self._question, special=True)
+        ids = self._ids(truncate(self.base, text, limit, cut) + self._question, special=True)
         last = len(ids) - 1 - ids[::-1].index(self.base.tokenizer.mask_token_id)
         return Prompt((ids,), ((last,),))
 
@@ -326,7 +325,7 @@ class EncoderScorer(Scorer):
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize the text alone, with the tokenizer's special tokens."""
         limit = self._remaining_tokens(len(self._ids("", special=True)), "nothing")
-        return Prompt((self._ids(self._truncate(text, limit, cut), special=True),), ((),))
+        return Prompt((self._ids(truncate(self.base, text, limit, cut), special=True),), ((),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the cosines of pooled hidden states and label embeddings over the temperature."""

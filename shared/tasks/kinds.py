@@ -345,7 +345,10 @@ class ChoiceTask(_Task):
 
 
 class GenerationTask(_Task):
-    """A task whose answer is a text that the model decodes."""
+    """A task whose answer is a text that the model decodes.
+
+    A task of plain texts asks nothing: its text has no other field than ``{answer}``.
+    """
 
     answer_field: ClassVar[str] = "answer"
 
@@ -356,6 +359,13 @@ class GenerationTask(_Task):
 
     @field_validator("text")
     @classmethod
+    def _text_reads_a_field(cls, template: str) -> str:
+        if template.strip() != "{answer}":  # which alone is a plain text
+            super()._text_reads_a_field(template)
+        return template.strip() if template.strip() == "{answer}" else template
+
+    @field_validator("text")
+    @classmethod
     def _answer_is_last(cls, template: str) -> str:
         fields = [field for _, field in parse_template(template) if field is not None]
         if fields.count(cls.answer_field) != 1 or fields[-1] != cls.answer_field:
@@ -363,6 +373,11 @@ class GenerationTask(_Task):
                 "must hold {answer} once and behind all fields; what follows it ends the answer"
             )
         return template
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Return whether nothing of a row stands before an answer."""
+        return not self.source_fields
 
     @property
     def stop(self) -> str:

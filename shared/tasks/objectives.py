@@ -87,14 +87,16 @@ def minus_answer_metric(
     return np.array([-answer_metric(task, one, answers) for one in predictions])
 
 
-def training_objective(name: str) -> Objective:
+def training_objective(name: str, task: Task) -> Objective:
     """Return the objective of a federation's steps: cross-entropy, or a registered one.
+
+    In a generation the cross-entropy is that of each token of the answer over the vocabulary.
 
     Raises:
         ConfigError: if this machine does not have it.
     """
     if name == CROSS_ENTROPY:
-        return cross_entropy
+        return negative_log_likelihood if isinstance(task, GenerationTask) else cross_entropy
     objective: Objective = extension("objective", name)
     return objective
 

@@ -188,7 +188,7 @@ class _ExampleReader:
         absent = owner is None or owner is _ABSENT
         user = "" if absent else self._as_text(task.user_names[0], owner)
         text, label, answers = self._render(fields)
-        if not self.mistakes and not any(value.strip() for value in values.values()):
+        if values and not self.mistakes and not any(value.strip() for value in values.values()):
             self.mistakes.append("the text is empty")
         if self.mistakes:
             return None
@@ -198,7 +198,7 @@ class _ExampleReader:
         names = [
             name for name in values if _field_value(record, task.source_fields[name]) is not _ABSENT
         ]
-        content = tuple(values[name] for name in names)
+        content = tuple(values[name] for name in names) if values else answers
         return Row(Example(text, label, user, "", answers, cut), content)
 
     def _render(self, fields: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:

@@ -15,8 +15,10 @@ from shared.columns import (
     ZERO_SHOT,
 )
 from shared.errors import SamaraError
+from shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS, stated_count
 from shared.label_scores import Confusion
 from shared.result import ClientMetrics, RunResult
+from simulations.comparison.measure import TextMetrics
 
 Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""
@@ -54,8 +56,8 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     """Return the figures of every column on the clients' own test examples.
 
     The first column is the majority: the most frequent label in the validation examples of all
-    clients, given as the answer to every question. The personal comparison follows where the run
-    has one, otherwise global and what it began with: zero-shot, or the start.
+    clients, given as the answer to every question; texts have none. The personal comparison
+    follows where the run has one, otherwise global and what it began with: zero-shot, or the start.
 
     Raises:
         SamaraError: if no client evaluated on test examples, or a column is missing.
@@ -66,7 +68,7 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     if any(GLOBAL not in columns for columns in tests):
         raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which clients answered it")
     columns: dict[str, Figures] = {}
-    for evaluation in result.evaluations:
+    for evaluation in () if has_texts(result) else result.evaluations:
         if evaluation.split == "validation" and GLOBAL in evaluation.columns:
             labels = np.sum(evaluation.columns[GLOBAL].confusion, axis=1)
             columns[MAJORITY] = _constant(tests[0][GLOBAL].clients, int(labels.argmax()))
@@ -75,12 +77,35 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     by_name.setdefault(first_column(result), tests[0][GLOBAL].clients)
     order = [name for name in COMMON if name in by_name]
     order += [name for name in by_name if name not in COMMON]
-    return columns | {name: by_name[name] for name in order}
+    return columns | {name: with_bytes(by_name[name], result, "test") for name in order}
 
 
 def first_column(result: RunResult) -> str:
     """Return the name of the global model before the first round: zero-shot, or the start."""
     return START if result.config.get("adapter.start") else ZERO_SHOT
+
+
+def has_texts(result: RunResult) -> bool:
+    """Return whether a run is a generation: its clients state the length of their texts."""
+    return any(SPLIT_BYTES in own.facts for own in result.clients.values())
+
+
+def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
+    """Return figures on a split, in a generation with the bytes of the texts that they are of.
+
+    A client of a generation that does not state how long its texts are is left out.
+    """
+    if not has_texts(result):
+        return figures
+    counted: dict[int, ClientMetrics] = {}
+    for client, own in figures.items():
+        facts = result.clients[client].facts
+        tokens = stated_count(facts, SPLIT_TOKENS, split, 0)
+        length = stated_count(facts, SPLIT_BYTES, split, 0)
+        if tokens > 0 and length > 0:
+            share = own.examples / tokens  # 1, unless an evaluation counts a part of the split
+            counted[client] = TextMetrics(**own.model_dump(), bytes=length * share)
+    return counted
 
 
 def _constant(figures: Figures, label: int) -> Figures:

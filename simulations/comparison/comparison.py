@@ -9,6 +9,8 @@ import numpy as np
 
 from shared.columns import GLOBAL
 from shared.config import RunConfig
+from simulations.comparison.columns import with_bytes
+from simulations.comparison.measure import Measure, figures_of, measure_of
 from simulations.comparison.statistics import (
     CONFIDENCE,
     Difference,
@@ -33,11 +35,11 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """A condition with the summary of its accuracy and its mean macro-F1."""
+    """A condition with the summary of its quality and the mean of its second figure."""
 
     condition: Condition
-    accuracy: Summary
-    macro_f1: float
+    quality: Summary
+    second: float
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,16 @@ class TestedDifference:
     Attributes:
         condition: the condition that is tested.
         against: the condition that it is tested against.
-        accuracy: paired differences in accuracy; its p-value is uncorrected.
+        quality: paired differences in quality; its p-value is uncorrected.
         p: p-value, corrected by Holm over all tested differences.
-        macro_f1: mean difference in macro-F1; not tested.
+        second: mean difference in the second figure; not tested.
     """
 
     condition: Condition
     against: Condition
-    accuracy: Difference
+    quality: Difference
     p: float
-    macro_f1: float
+    second: float
 
     @property
     def is_significant(self) -> bool:
@@ -94,12 +96,13 @@ class ValidationPoint:
     Attributes:
         round: the round after which it took place.
         bytes: bytes of training, both ways, per client until then.
-        accuracy: accuracy of every client on its validation examples, float64 [clients].
+        quality: accuracy of every client on its validation examples, or minus its loss in bits per
+            byte, float64 [clients].
     """
 
     round: int
     bytes: float
-    accuracy: Numbers
+    quality: Numbers
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,12 @@ class Comparison:
     """The comparison of a set of runs."""
 
     runs: ComparisonSet
+
+    @cached_property
+    def measure(self) -> Measure:
+        """The measure that the runs are compared by."""
+        columns = self.runs.variants[0].runs[0].columns.values()
+        return measure_of(own for figures in columns for own in figures.values())
 
     @cached_property
     def summaries(self) -> list[ConditionSummary]:
@@ -123,9 +132,9 @@ class Comparison:
         """The tested differences, with p-values corrected over all of them."""
         rows = []
         for condition, against in self.runs.pairs():
-            accuracy = paired_difference(condition.accuracy, against.accuracy)
-            f1 = float((condition.macro_f1 - against.macro_f1).mean())
-            rows.append(TestedDifference(condition, against, accuracy, accuracy.p, f1))
+            quality = paired_difference(condition.quality, against.quality)
+            second = float((condition.second - against.second).mean())
+            rows.append(TestedDifference(condition, against, quality, quality.p, second))
         corrected = correct_by_holm([row.p for row in rows])
         return [replace(row, p=p) for row, p in zip(rows, corrected, strict=True)]
 
@@ -181,19 +190,17 @@ class Comparison:
         main = self.main
         one, other = self.name_of(main.condition), self.name_of(main.against)
         if not main.is_significant:
-            if main.accuracy.mean < 0:
+            if main.quality.mean < 0:
                 return f"{one} is not shown to be better than {other}"
             return f"No difference between {one} and {other} is shown"
-        return (
-            f"{one} serves clients {'better' if main.accuracy.mean > 0 else 'worse'} than {other}"
-        )
+        return f"{one} serves clients {'better' if main.quality.mean > 0 else 'worse'} than {other}"
 
     def warnings(self) -> list[str]:
         """Return by which baseline a variant's own model is beaten, and what to try."""
         lines = []
         for variant in self.runs.variants:
-            accuracies = {name: own.accuracy for name, own in variant.conditions.items()}
-            verdict = Verdict.of(accuracies)
+            qualities = {name: own.quality for name, own in variant.conditions.items()}
+            verdict = Verdict.of(qualities, self.measure)
             if verdict is not None and verdict.loses:
                 which = f"{variant.label}: " if len(self.runs.variants) > 1 else ""
                 advice = verdict.what_to_try(variant.first.config)
@@ -203,15 +210,16 @@ class Comparison:
     def evidence(self) -> str:
         """Return the figures behind the headline."""
         main, clients = self.main, len(self.runs.clients)
-        own = main.accuracy
-        gained = f"{points(own.mean)} points of accuracy"
+        own = main.quality
+        measure = self.measure
+        gained = f"{measure.gain(own.mean)} {measure.gained}"
         if clients < 2:
             return f"{gained} for one client, which says nothing about others."
         few = "so few clients cannot show one; " if self.too_few else ""
         disagree = not main.is_significant and own.low * own.high > 0
         alone = f" for all {len(self.tested)}; the interval is of this comparison alone"
         return (
-            f"{few}{gained} (95 % interval {points(own.low)} to {points(own.high)}), "
+            f"{few}{gained} (95 % interval {measure.gain(own.low)} to {measure.gain(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
             f"corrected p {format_p(main.p)}{alone if disagree else ''}."
         )
@@ -244,7 +252,7 @@ class Comparison:
             ValidationPoint(
                 number,
                 float(np.mean([history[number].bytes for history in histories])),
-                np.mean([history[number].accuracy for history in histories], axis=0),
+                np.mean([history[number].quality for history in histories], axis=0),
             )
             for number in sorted(shared)
         ]
@@ -271,25 +279,13 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     return Comparison(read_comparison_set(folders))
 
 
-def format_percent(share: float) -> str:
-    """Return a share as a percentage without the sign, rounded in decimal."""
-    return f"{round(share * 100, 6):.1f}"
-
-
-def points(difference: float) -> str:
-    """Return a difference of shares in percentage points, with its sign."""
-    return f"{round(difference * 100, 1) + 0.0:+.1f}".replace("-", "−")
-
-
 def format_p(p: float) -> str:
     """Return a p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _summary(condition: Condition) -> ConditionSummary:
-    return ConditionSummary(
-        condition, summarize(condition.accuracy), float(condition.macro_f1.mean())
-    )
+    return ConditionSummary(condition, summarize(condition.quality), float(condition.second.mean()))
 
 
 def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
@@ -304,6 +300,8 @@ def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
         number = evaluation.round
         if all(client in column.clients for client in clients):
             until = sum(size for spent_in, size in spent.items() if spent_in <= number)
-            accuracy = np.array([column.clients[client].accuracy for client in clients])
-            validations[number] = ValidationPoint(number, until / len(result.clients), accuracy)
+            own = with_bytes(column.clients, result, evaluation.split)
+            if all(client in own for client in clients):
+                quality = np.array([figures_of(own[client]).quality for client in clients])
+                validations[number] = ValidationPoint(number, until / len(result.clients), quality)
     return validations

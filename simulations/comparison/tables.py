@@ -16,9 +16,8 @@ from simulations.comparison.comparison import (
     Comparison,
     TestedDifference,
     format_p,
-    format_percent,
-    points,
 )
+from simulations.comparison.measure import ACCURACY, BITS_PER_BYTE, Measure
 
 _NAMED_LOSERS = 5
 
@@ -43,7 +42,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         title = f"Newcomers, who never trained the global model, mean over {newcomers}"
         yield _conditions(title, comparison, new=True)
     for title, rows in comparison.by_title().items():
-        yield _differences(title, rows)
+        yield _differences(title, rows, comparison.measure)
     yield _notes(comparison)
     yield _costs(comparison)
 
@@ -52,7 +51,11 @@ def csv_of(comparison: Comparison) -> str:
     """Return CSV with a line per variant, client and column, as means over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    columns = ["variant", "runs", "client", "column", "accuracy", "macro_f1"]
+    figures_shown = ["accuracy", "macro_f1"]
+    if comparison.measure is BITS_PER_BYTE:
+        figures_shown = ["bits_per_byte", "perplexity"]
+    sign = -1 if comparison.measure is BITS_PER_BYTE else 1
+    columns = ["variant", "runs", "client", "column", *figures_shown]
     rows.writerow([*columns, *ClientCost._fields])
     for variant in comparison.runs.variants:
         folders = " ".join(str(run.folder) for run in variant.runs)
@@ -62,22 +65,22 @@ def csv_of(comparison: Comparison) -> str:
             *conditions,
             *((runs.newcomers, condition) for condition in variant.newcomer_conditions.values()),
         ]:
-            figures = zip(clients, condition.accuracy, condition.macro_f1, strict=True)
-            for client, accuracy, macro_f1 in figures:
+            figures = zip(clients, sign * condition.quality, condition.second, strict=True)
+            for client, level, second in figures:
                 spent = np.mean([run.result.training_cost(client) for run in variant.runs], axis=0)
-                shown = [variant.label, folders, client, condition.name, accuracy, macro_f1]
+                shown = [variant.label, folders, client, condition.name, level, second]
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
 
 def _conditions(title: str, comparison: Comparison, new: bool = False) -> RenderableType:
-    table = _table()
+    table, measure = _table(), comparison.measure
     for heading in (
-        "accuracy\n%",
+        measure.heading.replace(", ", "\n"),
         "95 %\ninterval",
         "worst\ntenth",
-        "spread\n± points",
-        "macro-F1\n%",
+        "spread\n± points" if measure is ACCURACY else "spread\n±",
+        measure.second_heading.replace(", ", "\n"),
     ):
         table.add_column(heading, justify="right")
     before = ""
@@ -85,55 +88,60 @@ def _conditions(title: str, comparison: Comparison, new: bool = False) -> Render
         if before not in ("", line.condition.variant) and not comparison.runs.compares_methods:
             table.add_section()
         before = line.condition.variant
-        own = line.accuracy
+        own = line.quality
         table.add_row(
             Text(comparison.name_of(line.condition)),
-            format_percent(own.mean),
-            "" if isnan(own.low) else f"{format_percent(own.low)} – {format_percent(own.high)}",
-            format_percent(own.worst),
-            format_percent(own.spread),
-            format_percent(line.macro_f1),
+            measure.level(own.mean),
+            "" if isnan(own.low) else measure.interval(own.low, own.high),
+            measure.level(own.worst),
+            measure.size(own.spread),
+            measure.second_level(line.second),
         )
     return Group(Text(title, style="italic"), table)
 
 
-def _differences(title: str, rows: Mapping[str, TestedDifference]) -> RenderableType:
+def _differences(
+    title: str, rows: Mapping[str, TestedDifference], measure: Measure
+) -> RenderableType:
     """Return a table of tested differences; p-values are corrected over all tables together."""
+    unit = "percentage points" if measure is ACCURACY else measure.gap
     table = _table()
     for heading in (
-        "accuracy\n",
+        f"{measure.name if measure is ACCURACY else 'saved'}\n",
         "95 %\ninterval",
         "p\n(Holm)",
         "effect\n−1 … 1",
         "clients\nlosing",
         "worst\ntenth",
-        "macro-F1\n",
+        f"{measure.second}\n",
     ):
         table.add_column(heading, justify="right")
     for name, row in rows.items():
-        own = row.accuracy
+        own = row.quality
         table.add_row(
             Text(name),
-            points(own.mean),
-            "" if isnan(own.low) else f"{points(own.low)} … {points(own.high)}",
+            measure.gain(own.mean),
+            "" if isnan(own.low) else f"{measure.gain(own.low)} … {measure.gain(own.high)}",
             format_p(row.p),
             f"{own.effect:+.2f}".replace("-", "−"),
             f"{own.losing / len(own.by_client):.0%}",
-            points(own.worst),
-            points(row.macro_f1),
+            measure.gain(own.worst),
+            measure.second_gain(row.second),
         )
-    return Group(Text(f"{title}, in percentage points", style="italic"), table)
+    return Group(Text(f"{title}, in {unit}", style="italic"), table)
 
 
 def _notes(comparison: Comparison) -> RenderableType:
     main, clients = comparison.main, comparison.runs.clients
     lines = []
-    order = main.accuracy.by_client.argsort(kind="stable")
+    order = main.quality.by_client.argsort(kind="stable")
     losers = [
-        (clients[i], main.accuracy.by_client[i]) for i in order if main.accuracy.by_client[i] < 0
+        (clients[i], main.quality.by_client[i]) for i in order if main.quality.by_client[i] < 0
     ]
     if losers:
-        shown = ", ".join(f"{client} ({points(lost)})" for client, lost in losers[:_NAMED_LOSERS])
+        shown = ", ".join(
+            f"{client} ({comparison.measure.gain(lost)})" for client, lost in losers[:_NAMED_LOSERS]
+        )
         more = f" and {len(losers) - _NAMED_LOSERS} more" if len(losers) > _NAMED_LOSERS else ""
         pair = f"{comparison.name_of(main.condition)} against {comparison.name_of(main.against)}"
         lines.append(f"Clients that lose, {pair}: {shown}{more}")

@@ -21,6 +21,7 @@ from simulations.comparison.columns import (
     Figures,
     client_columns,
 )
+from simulations.comparison.measure import figures_of
 from simulations.comparison.statistics import Numbers
 
 _LISTED = 5
@@ -65,13 +66,14 @@ class Condition:
     Attributes:
         variant: label of the variant.
         name: the column.
-        accuracy, macro_f1: figures of the clients, float64 [clients].
+        quality, second: figures of the clients, float64 [clients]; see
+            `simulations.comparison.measure.Figures`.
     """
 
     variant: str
     name: str
-    accuracy: Numbers
-    macro_f1: Numbers
+    quality: Numbers
+    second: Numbers
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,14 @@ class ComparisonSet:
             methods = {v.label for v in self.variants if v.method not in BASELINES}
             candidates = [pair for pair in pairs if pair[0].variant in methods] or pairs
             return max(
-                candidates, key=lambda pair: (pair[0].accuracy.mean(), pair[1].accuracy.mean())
+                candidates, key=lambda pair: (pair[0].quality.mean(), pair[1].quality.mean())
             )
         first, last = self.variants[0], self.variants[-1]
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
         against = [first.conditions[name] for name in names[:-1] if name in COMMON]
-        return first.conditions[names[-1]], max(against, key=lambda each: each.accuracy.mean())
+        return first.conditions[names[-1]], max(against, key=lambda each: each.quality.mean())
 
 
 def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
@@ -284,18 +286,13 @@ def _value_in(config: Mapping[str, object], key: str) -> object:
 
 
 def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Condition]:
-    def mean(name: str, metric: str) -> Numbers:
-        of_runs = [
-            [getattr(run.columns[name][client], metric) for client in clients] for run in runs
-        ]
-        means: Numbers = np.mean(of_runs, axis=0)
-        return means
+    def means(name: str) -> tuple[Numbers, Numbers]:
+        of_runs = [[figures_of(run.columns[name][client]) for client in clients] for run in runs]
+        quality, second = np.mean(of_runs, axis=0).reshape(-1, 2).T
+        return quality, second
 
     names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
-    return {
-        name: Condition(label, name, mean(name, "accuracy"), mean(name, "macro_f1"))
-        for name in names
-    }
+    return {name: Condition(label, name, *means(name)) for name in names}
 
 
 def _check(run: Run, first: Run) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from shared.columns import BASE_RATE, GLOBAL, LOCAL
 from simulations.comparison.columns import COMMON, MAJORITY, Figures
+from simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from simulations.comparison.statistics import Numbers
 
 _LOST = (
@@ -18,6 +19,8 @@ _LOST = (
 )
 """Settings to try where training has made the model worse: a key, the values that help, of which
 the first is named, and what they are good for."""
+_WITH_LABELS = ("adapter.layers", "method")
+"""Those of these settings whose values need labels."""
 
 
 @dataclass(frozen=True)
@@ -26,28 +29,31 @@ class Verdict:
 
     Attributes:
         name: column of the model.
-        against: baseline with the highest mean accuracy.
-        differences: accuracy of each client less that of the baseline, float64 [clients].
+        against: baseline with the best mean.
+        differences: quality of each client less that of the baseline, float64 [clients].
+        measure: what they are compared by.
     """
 
     name: str
     against: str
     differences: Numbers
+    measure: Measure = ACCURACY
 
     @classmethod
-    def of(cls, accuracies: Mapping[str, Numbers]) -> Self | None:
+    def of(cls, qualities: Mapping[str, Numbers], measure: Measure = ACCURACY) -> Self | None:
         """Return the verdict on the last column, or None if there is no baseline.
 
         Args:
-            accuracies: accuracy of every client by column, float64 [clients].
+            qualities: quality of every client by column, float64 [clients]; more is better.
+            measure: what the clients are compared by.
         """
-        name = list(accuracies)[-1]
-        baselines = [other for other in accuracies if other in COMMON and other != name]
+        name = list(qualities)[-1]
+        baselines = [other for other in qualities if other in COMMON and other != name]
         if not baselines:
             return None
-        best = max(baselines, key=lambda other: accuracies[other].mean())
+        best = max(baselines, key=lambda other: qualities[other].mean())
         # Equal shares must tie, whatever binary fractions make of them.
-        return cls(name, best, np.round(accuracies[name] - accuracies[best], 12))
+        return cls(name, best, np.round(qualities[name] - qualities[best], 12), measure)
 
     @property
     def loses(self) -> bool:
@@ -56,11 +62,12 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the verdict in words."""
-        mean, clients = round(float(self.differences.mean()) * 100, 1), len(self.differences)
+        mean, clients, measure = self.differences.mean(), len(self.differences), self.measure
         gaining, losing = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        where = (
-            f"{abs(mean):.1f} points {'below' if mean < 0 else 'above'}" if mean else "level with"
-        )
+        size = measure.size(abs(mean))
+        where = f"{size} {measure.gap} {measure.worse if mean < 0 else measure.better}"
+        if not float(size):
+            where = "level with"
         return (
             f"{self.name} is {where} {self.against}, the best baseline: "
             f"{gaining} of {clients} clients gain, {losing} lose"
@@ -85,6 +92,7 @@ class Verdict:
             settings = [
                 f"{key} = {helpful[0]} ({why})"
                 for key, helpful, why in _LOST
+                if self.measure is ACCURACY or key not in _WITH_LABELS
                 if str(config.get(key)).lower() not in helpful
             ]
             advice = "; ".join([*settings, "more training examples"])
@@ -100,9 +108,10 @@ def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:
     clients = sorted(set.intersection(*(set(figures) for figures in columns.values())))
     if not clients:
         return None
+    qualities = {
+        name: np.array([figures_of(figures[client]).quality for client in clients])
+        for name, figures in columns.items()
+    }
     return Verdict.of(
-        {
-            name: np.array([figures[client].accuracy for client in clients])
-            for name, figures in columns.items()
-        }
+        qualities, measure_of(own for its in columns.values() for own in its.values())
     )

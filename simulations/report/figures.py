@@ -6,7 +6,8 @@ import numpy as np
 
 from shared.columns import GLOBAL, ZERO_SHOT
 from simulations.comparison.columns import START
-from simulations.comparison.comparison import Comparison, TestedDifference, format_percent, points
+from simulations.comparison.comparison import Comparison, TestedDifference
+from simulations.comparison.measure import Measure
 from simulations.comparison.statistics import Numbers
 from simulations.comparison.variants import Variant
 from simulations.report.drawing import (
@@ -43,20 +44,21 @@ def figures_of(comparison: Comparison) -> list[Figure]:
 
 
 def _slopes(comparison: Comparison, variant: Variant) -> Figure:
+    measure = comparison.measure
     stops = [name for name in (ZERO_SHOT, START, GLOBAL) if name in variant.conditions]
     stops += variant.personal
     names = [_stop_name(comparison, variant, name) for name in stops]
-    values = np.array([variant.conditions[name].accuracy for name in stops]) * 100
+    values = np.array([variant.conditions[name].quality for name in stops]) * measure.factor
     everywhere = np.concatenate(
         [
-            v.conditions[name].accuracy
+            v.conditions[name].quality
             for v in comparison.runs.variants
             for name in stops
             if name in v.conditions
         ]
     )
     chosen = _chosen(values[-1] - values[0])
-    gains = values[-1] >= values[-2]
+    gains = (values[-1] - values[-2]) * measure.factor >= 0
 
     def draw(axes: Axes) -> None:
         places = np.arange(len(stops))
@@ -67,9 +69,9 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         means = values.mean(axis=1)
         axes.plot(places, means, color=INK, linewidth=2.6, marker="o", markersize=6)
         axes.set_xlim(-0.3, len(stops) - 0.7)
-        axes.set_ylim(*_around(everywhere * 100))
+        axes.set_ylim(*_around(everywhere * measure.factor))
         labels = [
-            f"{name}\n{format_percent(mean / 100)} %"
+            f"{name}\n{_shown(measure, mean / measure.factor)}"
             for name, mean in zip(names, means, strict=True)
         ]
         axes.set_xticks(places, labels, color=INK)
@@ -80,15 +82,15 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         f" {len(chosen)} of {len(gains)} clients are drawn." if len(chosen) < len(gains) else ""
     )
     means = ", ".join(
-        f"{name} {format_percent(mean / 100)} %"
+        f"{name} {_shown(measure, mean / measure.factor)}"
         for name, mean in zip(names, values.mean(axis=1), strict=True)
     )
     return draw_figure(
         f"slopes{variant.label}",
         f"Every client's way{of}",
-        f"Accuracy, %. A line is a client, rust where {names[-1]} is worse than {names[-2]}; "
+        f"{_title(measure)}. A line is a client, rust where {names[-1]} is worse than {names[-2]}; "
         f"the bold one is the mean.{thinned}",
-        f"Slope chart of accuracy for {len(gains)} clients. Means: {means}. "
+        f"Slope chart of {measure.name} for {len(gains)} clients. Means: {means}. "
         f"{int((~gains).sum())} clients fall at the last step.",
         draw,
         3.6,
@@ -109,69 +111,74 @@ def _differences(comparison: Comparison) -> Figure:
         for name, tested in group.items()
     ]
 
+    scale = abs(comparison.measure.factor)
+
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=MUTED, linewidth=1)
         for place, (_, tested) in enumerate(rows):
-            own = tested.accuracy
+            own = tested.quality
             colours = [DOWN if value < 0 else UP for value in own.by_client]
-            _dots(axes, own.by_client * 100, place, colours)
-            axes.plot([own.low * 100, own.high * 100], [place] * 2, color=INK, linewidth=2.6)
-            axes.plot(own.mean * 100, place, "o", color=INK, markersize=6)
+            _dots(axes, own.by_client * scale, place, colours)
+            axes.plot([own.low * scale, own.high * scale], [place] * 2, color=INK, linewidth=2.6)
+            axes.plot(own.mean * scale, place, "o", color=INK, markersize=6)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.grid(axis="x")
-        axes.set_xlabel("points of accuracy, better to the right")
+        axes.set_xlabel(f"{comparison.measure.gained}, better to the right")
 
     (title, *more) = comparison.by_title()
-    description = "; ".join(_describe(name, tested) for name, tested in rows)
+    description = "; ".join(_describe(name, tested, comparison.measure) for name, tested in rows)
     return draw_figure(
         "differences",
         "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
         "A dot is a client, rust where it loses; bold are mean and 95 % interval.",
-        f"Differences of accuracy by client. {description}.",
+        f"Differences of {comparison.measure.name} by client. {description}.",
         draw,
         1.0 + 0.46 * len(rows),
     )
 
 
-def _describe(name: str, tested: TestedDifference) -> str:
-    own = tested.accuracy
-    return f"{name}: {points(own.mean)} points, {own.losing} of {len(own.by_client)} lose"
+def _describe(name: str, tested: TestedDifference, measure: Measure) -> str:
+    own = tested.quality
+    return (
+        f"{name}: {measure.gain(own.mean)} {measure.gap}, {own.losing} of {len(own.by_client)} lose"
+    )
 
 
 def _distribution(comparison: Comparison) -> Figure:
-    lines = comparison.summaries
+    lines, measure = comparison.summaries, comparison.measure
 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines):
             colour = _series(comparison, line.condition.variant)
-            _dots(
-                axes, line.condition.accuracy * 100, place, [colour] * len(line.condition.accuracy)
-            )
-            mean = line.accuracy.mean * 100
+            own = line.condition.quality * measure.factor
+            _dots(axes, own, place, [colour] * len(own))
+            mean = line.quality.mean * measure.factor
             axes.plot([mean, mean], [place - 0.3, place + 0.3], color=INK, linewidth=2.6)
         names = [comparison.name_of(line.condition) for line in lines]
         axes.set_yticks(range(len(lines)), names, color=INK)
         axes.set_ylim(len(lines) - 0.45, -0.55)
         axes.grid(axis="x")
-        axes.set_xlabel("accuracy, %")
+        axes.set_xlabel(measure.heading)
 
     description = "; ".join(
-        f"{comparison.name_of(line.condition)}: mean {line.accuracy.mean:.1%}, "
-        f"worst tenth {line.accuracy.worst:.1%}"
+        f"{comparison.name_of(line.condition)}: mean {_shown(measure, line.quality.mean)}, "
+        f"worst tenth {_shown(measure, line.quality.worst)}"
         for line in lines
     )
     return draw_figure(
         "distribution",
         "How evenly clients are served",
         "A dot is a client; the bold mark is their mean.",
-        f"Distribution of accuracy over clients. {description}.",
+        f"Distribution of {measure.name} over clients. {description}.",
         draw,
         1.0 + 0.4 * len(lines),
     )
 
 
 def _learning(comparison: Comparison) -> Figure:
+    measure = comparison.measure
+
     def draw(axes: Axes) -> None:
         ends = {}
         for variant in comparison.runs.variants:
@@ -179,10 +186,10 @@ def _learning(comparison: Comparison) -> Figure:
             rounds = [moment.round for moment in curve]
             colour = _series(comparison, variant.label)
             if len(comparison.runs.variants) == 1:
-                own = np.array([moment.accuracy for moment in curve]) * 100
+                own = np.array([moment.quality for moment in curve]) * measure.factor
                 drawn = [np.column_stack([rounds, own[:, i]]) for i in _chosen(own[-1])]
                 axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1, alpha=0.3))
-            means = [moment.accuracy.mean() * 100 for moment in curve]
+            means = [moment.quality.mean() * measure.factor for moment in curve]
             axes.plot(rounds, means, _style(comparison, variant.label), color=colour, linewidth=2.6)
             if len(rounds) > 1:
                 ends[variant.label] = float(rounds[-1]), float(means[-1])
@@ -193,7 +200,8 @@ def _learning(comparison: Comparison) -> Figure:
         axes.margins(x=0.02)
 
     description = "; ".join(
-        f"{variant.label}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
+        f"{variant.label}: from {_shown(measure, curve[0].quality.mean())} to "
+        f"{_shown(measure, curve[-1].quality.mean())}"
         for variant in comparison.runs.variants
         if (curve := comparison.curve(variant))
     )
@@ -201,12 +209,22 @@ def _learning(comparison: Comparison) -> Figure:
     return draw_figure(
         "learning",
         "The global model learns",
-        "Accuracy on validation examples, %, mean over clients"
+        f"{_title(measure)} on validation examples, mean over clients"
         + ("; thin lines are clients." if alone else "."),
-        f"Validation accuracy of the global model by round. {description}.",
+        f"Validation {measure.name} of the global model by round. {description}.",
         draw,
         3.0,
     )
+
+
+def _title(measure: Measure) -> str:
+    """Return the heading of a measure as the beginning of a sentence."""
+    return measure.heading[0].upper() + measure.heading[1:]
+
+
+def _shown(measure: Measure, quality: float) -> str:
+    """Return a quality as text with its unit."""
+    return measure.level(quality) + measure.unit
 
 
 def _or_nan(loss: float | None) -> float:
@@ -252,7 +270,7 @@ def _loss(comparison: Comparison) -> Figure:
 
 
 def _cost(comparison: Comparison) -> Figure:
-    variants = comparison.runs.variants
+    variants, measure = comparison.runs.variants, comparison.measure
     adapter = comparison.cost(variants[0]).adapter_bytes / 1024
 
     def draw(axes: Axes) -> None:
@@ -260,7 +278,7 @@ def _cost(comparison: Comparison) -> Figure:
         for variant in variants:
             curve = comparison.curve(variant)
             spent = [moment.bytes / 1024 for moment in curve]
-            means = [moment.accuracy.mean() * 100 for moment in curve]
+            means = [moment.quality.mean() * measure.factor for moment in curve]
             colour = _series(comparison, variant.label)
             style = _style(comparison, variant.label)
             axes.plot(spent, means, style, color=colour, linewidth=2.2, marker="o", markersize=5)
@@ -284,16 +302,17 @@ def _cost(comparison: Comparison) -> Figure:
         axes.margins(x=0.04)
 
     description = "; ".join(
-        f"{variant.label}: {curve[-1].accuracy.mean():.1%} for {curve[-1].bytes / 1024:.1f} KiB"
+        f"{variant.label}: {_shown(measure, curve[-1].quality.mean())} for "
+        f"{curve[-1].bytes / 1024:.1f} KiB"
         for variant in variants
         if (curve := comparison.curve(variant))
     )
     return draw_figure(
         "cost",
-        "Accuracy for bytes",
-        "Validation accuracy, %, against traffic in training. "
+        f"{measure.name[0].upper()}{measure.name[1:]} for bytes",
+        f"Validation {measure.heading}, against traffic in training. "
         "Dashed: what one transfer of the adapter's numbers would take.",
-        f"Validation accuracy of the global model against bytes per client. {description}.",
+        f"Validation {measure.name} of the global model against bytes per client. {description}.",
         draw,
         3.0,
     )

@@ -12,9 +12,10 @@ import tomli_w
 
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
 from shared.settings import nest
 from simulations.comparison.columns import explain_columns
-from simulations.comparison.comparison import Comparison, format_p, format_percent, points
+from simulations.comparison.comparison import Comparison, format_p
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
 from simulations.report.fleet import kinds_of, unit_of_parts
@@ -27,7 +28,7 @@ except ImportError as missing:
 
 _KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
 _NO_SETTINGS = {"out", "threads"}
-_ALIKE = {"fingerprints", "examples", "split_examples"}
+_ALIKE = {"fingerprints", "examples", "split_examples", SPLIT_TOKENS, SPLIT_BYTES}
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,13 @@ def page_of(comparison: Comparison) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    measure = comparison.measure
     environment.filters |= {
-        "percent": format_percent,
-        "points": points,
+        "level": measure.level,
+        "size": measure.size,
+        "gain": measure.gain,
+        "second": measure.second_level,
+        "second_gain": measure.second_gain,
         "p": format_p,
         "known": lambda number: not isnan(number),
         "number": lambda number: f"{number:,.0f}",
@@ -60,6 +65,7 @@ def page_of(comparison: Comparison) -> str:
     variants = comparison.runs.variants
     return template.render(
         comparison=comparison,
+        measure=measure,
         field=comparison.runs,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),

@@ -1,6 +1,6 @@
 """The report of a finished run on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,40 @@ from rich.text import Text
 
 from shared.columns import GLOBAL
 from shared.data_settings import EMBEDDED_DATA
-from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
+from shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import (
     Figures,
     client_columns,
     explain_columns,
     first_column,
+    has_texts,
 )
+from simulations.comparison.measure import BITS_PER_BYTE, figures_of, measure_of
 from simulations.comparison.verdict import verdict_of
 from simulations.repetitions import SeedInterval
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
+_LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
+_FigureRow = tuple[str, Callable[[ClientMetrics], float], str]
+_LABEL_ROWS: tuple[_FigureRow, ...] = (
+    ("mean", lambda own: own.accuracy, "{:.1%}"),
+    ("macro-F1", lambda own: own.macro_f1, "{:.1%}"),
+)
+_TEXT_ROWS: tuple[_FigureRow, ...] = (
+    ("mean", lambda own: figures_of(own).second, "{:.2f}"),
+    ("bits/byte", lambda own: -figures_of(own).quality, "{:.3f}"),
+)
+"""The last rows of the table of clients: title, figure of a client, and form of the mean."""
 
 
 def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
     """Print a run's result: whole splits, every client, the cost, and the file of the result."""
     console = console or Console()
     if result.evaluations:
-        console.print(splits_table(result.evaluations, first_column(result)))
+        console.print(splits_table(result.evaluations, first_column(result), has_texts(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
         columns = client_columns(result)
         console.print(clients_table(columns))
@@ -113,10 +126,11 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
 
 
 def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
-    """Return a table of every column's mean accuracy over seeds, its interval, and each seed's."""
-    seeds = list(next(iter(intervals.values())).accuracies)
+    """Return a table of every column's mean quality over seeds, its interval, and each seed's."""
+    first = next(iter(intervals.values()))
+    seeds, measure = list(first.by_seed), first.measure
     table = Table(
-        title=f"Mean accuracy over the clients, {len(seeds)} seeds",
+        title=f"Mean {measure.name} over the clients, {len(seeds)} seeds",
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -125,10 +139,10 @@ def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
     for heading in ("mean", "95 % interval", *(f"seed {seed}" for seed in seeds)):
         table.add_column(heading, justify="right")
     for name, own in intervals.items():
-        interval = "" if isnan(own.low) else f"{own.low:.1%} … {own.high:.1%}"
-        table.add_row(
-            name, f"{own.mean:.1%}", interval, *(f"{own.accuracies[seed]:.1%}" for seed in seeds)
-        )
+        low, high = sorted([own.low, own.high], key=lambda end: end * measure.factor)
+        interval = "" if isnan(low) else f"{measure.shown(low)} … {measure.shown(high)}"
+        each = (measure.shown(own.by_seed[seed]) for seed in seeds)
+        table.add_row(name, measure.shown(own.mean), interval, *each)
     return table
 
 
@@ -168,16 +182,18 @@ def fleet_table(fleet: Fleet) -> Table:
     return table
 
 
-def splits_table(evaluations: Sequence[Evaluation], first: str) -> Table:
+def splits_table(evaluations: Sequence[Evaluation], first: str, is_text: bool = False) -> Table:
     """Return a table of the global model before and after, on all clients' examples together.
 
     Args:
         evaluations: evaluations of a run.
         first: name of the global model before the first round.
+        is_text: whether they are of a generation.
     """
     table = Table(title="Global model, all clients' examples together")
     table.add_column("state")
-    for column in ("split", "examples", "loss", "accuracy", "macro-F1"):
+    headings = ("tokens", "loss", "perplexity", "tokens predicted") if is_text else _LABEL_HEADINGS
+    for column in ("split", *headings):
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
@@ -185,27 +201,30 @@ def splits_table(evaluations: Sequence[Evaluation], first: str) -> Table:
         is_comparison = event.split == "test" and len(event.columns) > 1
         if event.round in (0, last) and GLOBAL in event.columns and not is_comparison:
             whole = event.columns[GLOBAL]
-            table.add_row(
-                first if event.round == 0 else f"round {last}",
-                event.split,
-                str(whole.examples),
-                f"{whole.loss:.4f}",
-                f"{whole.accuracy:.2%}",
-                f"{whole.macro_f1:.2%}",
-            )
+            shown = [f"{whole.accuracy:.2%}", f"{whole.macro_f1:.2%}"]
+            if is_text:
+                shown = [f"{np.exp(whole.loss):.2f}", f"{whole.accuracy:.2%}"]
+            state = first if event.round == 0 else f"round {last}"
+            table.add_row(state, event.split, str(whole.examples), f"{whole.loss:.4f}", *shown)
     return table
 
 
 def clients_table(columns: Mapping[str, Figures]) -> Table:
-    """Return a table of every client's accuracy by column, with means of accuracy and macro-F1."""
+    """Return a table of every client's accuracy by column, with means of accuracy and macro-F1.
+
+    In a generation it is perplexity, with means of perplexity and bits per byte.
+    """
+    is_text = measure_of(own for its in columns.values() for own in its.values()) is BITS_PER_BYTE
+    rows = _TEXT_ROWS if is_text else _LABEL_ROWS
+    _, of_client, cell = rows[0]
     table = Table(
-        title="Accuracy on each client's own test examples",
+        title=f"{'Perplexity' if is_text else 'Accuracy'} on each client's own test examples",
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
     table.add_column("client", justify="right")
-    table.add_column("examples", justify="right")
+    table.add_column("tokens" if is_text else "examples", justify="right")
     for name in columns:
         # Short names, so that all columns fit 80 characters.
         heading = name.replace("personalized", "personal").replace(" ", "\n")
@@ -214,13 +233,10 @@ def clients_table(columns: Mapping[str, Figures]) -> Table:
     for client in clients if len(clients) <= _CLIENTS_SHOWN else ():
         by_column = [figures.get(client) for figures in columns.values()]
         examples = next(str(figures.examples) for figures in by_column if figures)
-        cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in by_column]
+        cells = [cell.format(of_client(own)) if own else "" for own in by_column]
         table.add_row(str(client), examples, *cells)
     table.add_section()
-    for title, metric in (("mean", "accuracy"), ("macro-F1", "macro_f1")):
-        means = [
-            np.mean([getattr(own, metric) for own in figures.values()])
-            for figures in columns.values()
-        ]
-        table.add_row(title, "", *[f"{mean:.1%}" for mean in means])
+    for title, figure, form in rows:
+        means = [np.mean([figure(own) for own in its.values()]) for its in columns.values()]
+        table.add_row(title, "", *[form.format(mean) for mean in means])
     return table

@@ -40,6 +40,7 @@ RUN = (
     "docs/start.md",
     "docs/guides/own-data.md",
     "docs/guides/own-model.md",
+    "docs/guides/language.md",
     "docs/guides/comparing.md",
     "docs/guides/private-rounds.md",
     "docs/guides/differential-privacy.md",
@@ -129,6 +130,9 @@ def folder(
     write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), verdicts)
     save_with_words(model_folder("causal"), verdicts, tmp_path / "MODEL")
     (tmp_path / "field.toml").write_text("rounds = 2\n")
+    (tmp_path / "writing.toml").write_text(
+        'task = "texts"\n[data]\nclients = 3\n[adapter]\nlayers = "top:2"\n'
+    )
     (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -94,6 +94,8 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
         if combination["task"] == "listed choice":
             own |= {"task": "copa", "data.path": str(listed_choices(tmp_path))}
+        if combination["task"] == "generation":
+            own["task"] = "texts"
         if combination["start"] == "given":
             own["adapter.start"] = start_for(settings | own, tmp_path)
         if combination["clients"] == "emulated":

@@ -120,7 +120,7 @@ def test_a_comparison_is_that_of_the_command(run: samara.Run, tmp_path: Path) ->
     assert comparison.answer() == compare_runs([run.folder]).answer()
     assert comparison.answer() in str(comparison).replace("\n", " ")
     frame = comparison.to_frame()
-    assert list(frame["difference"]) == [row.accuracy.mean for row in comparison.tested]
+    assert list(frame["difference"]) == [row.quality.mean for row in comparison.tested]
     page = comparison.save_page(tmp_path / "page.html")
     assert comparison.headline() in page.read_text(encoding="utf-8")
     with pytest.raises(samara.SamaraError, match="cannot be written"):
@@ -132,7 +132,7 @@ def test_seeds_give_intervals(run: samara.Run, tmp_path: Path) -> None:
     assert [each.folder for each in runs] == [tmp_path / "seeds" / f"seed-{i}" for i in (0, 1)]
     assert runs[0].result.final_digest == run.result.final_digest
     own = runs.intervals()["global"]
-    first, second = own.accuracies[0], own.accuracies[1]
+    first, second = own.by_seed[0], own.by_seed[1]
     assert own.mean == pytest.approx((first + second) / 2)
     # Student's t with one degree of freedom: 12.706 standard errors, each half the difference.
     assert own.high - own.mean == pytest.approx(12.706 * abs(first - second) / 2, rel=1e-4)

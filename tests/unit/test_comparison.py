@@ -48,7 +48,7 @@ def test_a_run_alone_is_tested_against_everything_it_has(compare: Compare) -> No
         "personalized",
         "global",
     )
-    assert comparison.main.accuracy.low < 0.08 < comparison.main.accuracy.high
+    assert comparison.main.quality.low < 0.08 < comparison.main.quality.high
     assert comparison.answer().startswith("personalized serves clients better than global: +")
 
 
@@ -91,9 +91,9 @@ def test_seeds_are_averaged_within_a_client(compare: Compare) -> None:
     comparison = compare(result_of(seed=0), result_of(seed=1))
     (variant,) = comparison.runs.variants
     both = variant.conditions["global"]
-    np.testing.assert_allclose(both.accuracy, (alone[0].accuracy + alone[1].accuracy) / 2)
-    np.testing.assert_allclose(both.macro_f1, (alone[0].macro_f1 + alone[1].macro_f1) / 2)
-    assert len(both.accuracy) == 12
+    np.testing.assert_allclose(both.quality, (alone[0].quality + alone[1].quality) / 2)
+    np.testing.assert_allclose(both.second, (alone[0].second + alone[1].second) / 2)
+    assert len(both.quality) == 12
 
 
 def test_threads_and_a_cache_make_no_other_variant(compare: Compare) -> None:
@@ -172,7 +172,7 @@ def test_clients_without_a_figure_are_left_out_and_counted(compare: Compare) -> 
     del result["evaluations"][-1]["columns"]["personalized"]["clients"]["5"]
     comparison = compare(result)
     assert comparison.runs.left_out == (5,)
-    assert len(comparison.main.accuracy.by_client) == 11
+    assert len(comparison.main.quality.by_client) == 11
     assert "1 client is left out" in said(comparison)
 
 
@@ -212,7 +212,7 @@ def test_tables_fit_a_terminal_and_name_who_loses(clients: int, compare: Compare
     comparison = compare(result_of(clients), result_of(clients, gain=-0.05, steps=4))
     text = said(comparison)
     assert max(map(len, text.splitlines())) <= 80
-    worst = comparison.runs.clients[int(comparison.main.accuracy.by_client.argmin())]
+    worst = comparison.runs.clients[int(comparison.main.quality.by_client.argmin())]
     assert f"personalized B against personalized A: {worst} (" in " ".join(text.split())
 
 
@@ -230,7 +230,7 @@ def test_csv_holds_every_client_under_every_column(compare: Compare) -> None:
     found = [
         float(row["accuracy"]) for row in rows if (row["variant"], row["column"]) == ("B", "global")
     ]
-    np.testing.assert_array_equal(found, comparison.runs.variants[1].conditions["global"].accuracy)
+    np.testing.assert_array_equal(found, comparison.runs.variants[1].conditions["global"].quality)
 
 
 def test_costs_are_per_client(compare: Compare) -> None:
@@ -303,12 +303,12 @@ def test_newcomers_stand_apart(compare: Compare) -> None:
     comparison = compare(*_of_methods(cohort__newcomers=4))
     assert comparison.runs.clients == tuple(range(26))
     assert comparison.runs.newcomers == (26, 27, 28, 29)
-    assert all(len(row.accuracy.by_client) == 26 for row in comparison.tested)
+    assert all(len(row.quality.by_client) == 26 for row in comparison.tested)
     whole = compare(*_of_methods())
     held, new, every = (
-        found.runs.variants[2].conditions["personalized"].accuracy
+        found.runs.variants[2].conditions["personalized"].quality
         if found is not None
-        else comparison.runs.variants[2].newcomer_conditions["personalized"].accuracy
+        else comparison.runs.variants[2].newcomer_conditions["personalized"].quality
         for found in (comparison, None, whole)
     )
     np.testing.assert_array_equal(np.concatenate([held, new]), every)

@@ -167,7 +167,7 @@ def test_every_value_is_supported_somewhere_but_tasks_of_tune() -> None:
         for value in values
         if not is_supported({name: value})
     ]
-    assert unsupported == ["open choice", "generation"]
+    assert unsupported == ["open choice"]
 
 
 def test_methods_and_seed_policies_are_those_of_the_settings() -> None:

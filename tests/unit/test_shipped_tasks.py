@@ -170,6 +170,8 @@ CASES = [
         "Title: T\nContext: C.\nQuestion: Who?\nAnswer: ",
         "Ann",
     ),
+    Case("texts", {"text": "Dear all."}, "", "Dear all."),
+    Case("responses", {"prompt": "Who?", "response": "Ann."}, "Who?\n", "Ann."),
     Case(
         "drop",
         {

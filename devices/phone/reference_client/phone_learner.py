@@ -77,6 +77,6 @@ class PhoneLearner:
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""
-        scores, labels = self._trainer.score(state, Split.TRAIN)
+        scores, labels, _ = self._trainer.score(state, Split.TRAIN)
         features = self._trainer.features() if with_features else np.zeros((len(labels), 0))
         return Examples(scores.astype(np.float64), labels, features.astype(np.float64))

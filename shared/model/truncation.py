@@ -1,0 +1,36 @@
+"""Shortening of texts to a number of tokens."""
+
+from shared.model.loading import BaseModel
+from shared.tasks.kinds import Span
+
+
+def truncate(
+    base: BaseModel, text: str, limit: int, cut: Span | None, keep_end: bool = False
+) -> str:
+    """Shorten a text to at most `limit` tokens.
+
+    Args:
+        base: model whose tokenizer counts.
+        text: text to be shortened.
+        limit: most tokens.
+        cut: part that is shortened first, from its end.
+        keep_end: whether the rest of the excess is removed from the beginning, not the end.
+    """
+    while True:
+        offsets = base.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
+            "offset_mapping"
+        ]
+        excess = len(offsets) - limit
+        if excess <= 0:
+            return text
+        start, end = cut or (0, 0)
+        inside = [begin for begin, stop in offsets if start <= begin < stop <= end]
+        if inside:
+            kept = inside[-min(excess, len(inside))]
+            text, cut = text[:kept] + text[end:], (start, kept)
+        elif keep_end:
+            # Tokens of one character share its offsets; the text gets shorter all the same.
+            text, cut = text[max(1, offsets[excess][0]) :], None
+        else:
+            kept = min(offsets[limit - 1][1], offsets[limit][0], len(text) - 1)
+            text, cut = text[:kept], None
