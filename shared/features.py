@@ -76,13 +76,12 @@ EXCLUSIONS = (
         "choose a classification, or a choice whose candidates the task lists",
     ),
     Exclusion(
-        {"task": ("generation",), "engine": ("flower", "fleet")},
-        "texts are trained by the in-process engine of samara simulate; leave --engine and "
-        "fleet.devices out, or choose a classification",
+        {"task": ("generation",), "clients": ("emulated",)},
+        "the time model of emulated devices knows rows of labels; leave fleet.devices out",
     ),
     Exclusion(
-        {"task": ("generation",), "clients": ("emulated", "board", "phone")},
-        "texts are trained by simulated clients; leave fleet.devices out",
+        {"task": ("generation",), "clients": ("phone",)},
+        "a phone's program has no answers of several tokens to train; let boards take part",
     ),
     Exclusion(
         {"task": ("generation",), "label bias": ("trained",)},

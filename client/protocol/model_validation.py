@@ -13,6 +13,7 @@ from client.protocol.model_in_use import ValidationLosses, read_validation, writ
 from client.protocol.resident_trainer import ResidentTrainer
 from shared.frames.instructions import Split
 from shared.replay import digest
+from shared.tasks.kinds import GenerationTask
 from shared.tasks.rows import hash_examples
 
 
@@ -46,7 +47,8 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
             scores = runtime.scores(state, prompts.prompts)
         finally:
             resident.runtime.use_threads()  # an earlier run may have others
-        scores = log_softmax(scores.astype(np.float64), axis=1)
+        if not isinstance(runtime.task, GenerationTask):
+            scores = log_softmax(scores.astype(np.float64), axis=1)
         chosen = scores[np.arange(len(keys)), prompts.labels]
         losses = {key: -float(score) for key, score in zip(keys, chosen, strict=True)}
     write_validation(model.run.folder, ValidationLosses(name, losses, resident.config.model.path))

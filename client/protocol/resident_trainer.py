@@ -39,6 +39,7 @@ from shared.runs import identity_bytes, run_id_of
 from shared.settings import describe, flattened
 from shared.signed_scenario import SignedScenario
 from shared.tasks.catalog import load_task
+from shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.client")
 
@@ -109,7 +110,11 @@ class ResidentTrainer:
         Raises:
             SamaraError: if the model, the task, the data or the folder cannot be used.
         """
-        growing = GrowingData(load_task(config.task), config.data, folder)
+        task = load_task(config.task)
+        if isinstance(task, GenerationTask):  # until a run says which layers it trains
+            inner = config.adapter.model_copy(update={"layers": "top:1"})
+            config = config.model_copy(update={"adapter": inner})
+        growing = GrowingData(task, config.data, folder)
         examples = sum(example.split == "train" for example in growing.examples)
         if not examples:
             raise DataError(
@@ -129,7 +134,7 @@ class ResidentTrainer:
         if self._growing is None or not self._growing.refresh():
             return False
         before = len(self.data.examples)
-        self.data.replace_examples(self._growing.examples)
+        self.data.replace_examples(self.runtime.tokenize.windows(self._growing.examples))
         self.runtime.keep_only(self.data.parts())
         log.info("the data have changed: %d examples, %d before", len(self.data.examples), before)
         return True

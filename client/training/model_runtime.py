@@ -75,6 +75,9 @@ class ModelRuntime:
         examples: reader of the examples that the execution is measured on.
         predecessor: runtime of the same model, task and data, whose caches are taken over.
 
+    Raises:
+        ConfigError: if the settings cannot be combined with the task.
+
     Attributes:
         config: settings of the run.
         layout: layout of the adapter.
@@ -97,6 +100,7 @@ class ModelRuntime:
         examples: ExampleReader,
         predecessor: "ModelRuntime | None" = None,
     ) -> None:
+        check_features({"task": kind_of(task)} | config.features, f"task {task.name!r}")
         self.config, self._model, self._task, self._examples = config, model, task, examples
         base = model.base.copy_sharing_weights()
         self.model_id = base.model_id
@@ -366,7 +370,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     """
     torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
-    check_features({"task": kind_of(task)} | config.features, f"task {task.name!r}")
+    check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before much is read
     examples = examples or example_reader(task, config.data)
     model = load_model(config.model)
     keep_freed_memory()

@@ -48,7 +48,8 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
               of the training rows replace a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
             - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a
-              folder for each split;
+              folder for each split; for plain texts with one of ``.txt`` and ``.md`` files per
+              person, split inside each;
             - a folder with a data set of Parquet files, as it lies on the hub;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are

@@ -17,7 +17,8 @@ Identity = tuple[str, str, tuple[str, ...]]
 
 def identity_of(example: Example, task: Task) -> Identity:
     """Return what stays the same if an example gets another label."""
-    answers = () if isinstance(task, GenerationTask) else example.answers
+    asks = isinstance(task, GenerationTask) and not task.is_plain_text
+    answers = () if asks else example.answers
     return example.user, example.text, answers
 
 

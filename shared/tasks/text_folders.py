@@ -1,23 +1,27 @@
-"""Folders of texts: one folder per label, with one ``.txt`` file per example."""
+"""Folders of texts: one folder per label or per person, with one file per example."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.errors import DataError, TaskError
-from shared.tasks.kinds import Task
+from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.named_labels import label_value, only_text_field
 from shared.tasks.rows import Row, read_rows
 
-TEXT_SUFFIX = ".txt"
+TEXT_SUFFIXES = (".txt",)
+PLAIN_TEXT_SUFFIXES = (".txt", ".md")
+"""The endings of files of texts, and of those of tasks of plain texts."""
 
 
 def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row]:
-    """Read the texts of a folder, in the order of labels and then of file names.
+    """Read the texts of a folder, in the order of labels or persons and then of file names.
 
     Args:
-        folder: folder with one folder per label, named by a value or a word of the label; names
-            that begin with a dot are left out, so that a text can be written under such a name and
-            then renamed.
-        task: task whose rows have one text and a label.
+        folder: folder with one folder per label, named by a value or a word of the label; for a
+            task of plain texts with one folder per person, named after the person. Names that
+            begin with a dot are left out, so that a text can be written under such a name and then
+            renamed.
+        task: task whose rows have one text and a label, or are plain texts.
         problems: list that the problems with single files are appended to.
 
     Returns:
@@ -27,31 +31,37 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
         DataError: if the task reads something else.
         OSError: if a folder cannot be read.
     """
-    field = only_text_field(task)
+    is_plain = isinstance(task, GenerationTask) and task.is_plain_text
+    field = task.label_names[0] if is_plain else only_text_field(task)
+    suffixes = PLAIN_TEXT_SUFFIXES if is_plain else TEXT_SUFFIXES
     rows: list[Row] = []
-    for labelled in sorted(folder.iterdir()):
-        if not labelled.is_dir() or labelled.name.startswith("."):
+    for named in sorted(folder.iterdir()):
+        if not named.is_dir() or named.name.startswith("."):
             continue
         try:
-            label = label_value(task, labelled.name)
+            rest = {task.user_names[0]: named.name}
+            if not is_plain:
+                rest = {task.label_names[0]: label_value(task, named.name)}
         except TaskError as error:
-            problems.append(f"{labelled}: {error}; name the folder by a label")
+            problems.append(f"{named}: {error}; name the folder by a label")
             continue
-        for path in find_texts(labelled):
-            rows += _read_text(path, field, label, task, problems)
+        for path in find_texts(named, suffixes):
+            rows += _read_text(path, field, rest, task, problems)
     return rows
 
 
-def find_texts(folder: Path) -> list[Path]:
-    """Return the files of a label's folder that hold texts, by name."""
-    texts = sorted(folder.glob(f"*{TEXT_SUFFIX}"))
+def find_texts(folder: Path, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[Path]:
+    """Return the files of a folder that hold texts, by name."""
+    texts = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes]
     return [path for path in texts if not path.name.startswith(".")]
 
 
-def _read_text(path: Path, field: str, label: str, task: Task, problems: list[str]) -> list[Row]:
+def _read_text(
+    path: Path, field: str, rest: Mapping[str, str], task: Task, problems: list[str]
+) -> list[Row]:
     try:
         changed, text = path.stat().st_mtime, path.read_text(encoding="utf-8-sig").strip()
-        rows = read_rows({field: text, task.label_names[0]: label}, task)
+        rows = read_rows({field: text, **rest}, task)
     except FileNotFoundError:  # it was there when the folder was listed
         return []
     except UnicodeDecodeError:

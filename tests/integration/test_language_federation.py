@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Settings, config_of
+from federations import Live, Settings, config_of
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from test_resident import CLIENTS, device_settings, resident
 
 from client.forward.body import PerturbedBody
+from client.protocol.trainer_service import serve_trainer
 from client.training.model_runtime import load_run
+from server.app import serve
 from shared.errors import ConfigError, TaskError
 from shared.model.loading import load_base_model
 from shared.model.scorers import GenerationScorer, Prompt, scorer_for
@@ -225,3 +228,37 @@ def test_a_plain_text_is_nothing_but_an_answer(tmp_path: Path) -> None:
     file.write_text('kind = "generation"\nname = "x"\ntext = "Note: {answer}"\nlabel = "text"\n')
     with pytest.raises(TaskError, match="names no field of a row"):
         load_task(str(file))
+
+
+def test_live_clients_train_texts_as_simulated_ones_do(
+    texts: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each with a file of its own, its model in another process's place, over a socket."""
+    short = tmp_path_factory.mktemp("s")
+    rows = [json.loads(line) for line in Path(texts["data.path"]).read_text().splitlines()]
+    settings, folders = [], [short / str(client) for client in CLIENTS]
+    for user in range(len(CLIENTS)):
+        file = short / f"u{user}.jsonl"
+        own = [row for row in rows if row["user"] == f"u{user}"]
+        file.write_text("".join(json.dumps(row) + "\n" for row in own))
+        settings.append(texts | {"data.path": str(file)})
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    config = config_of(texts | theirs, cohort__available=2, evaluate__every=0)
+    residents = [resident(*one) for one in zip(settings, CLIENTS, folders, strict=True)]
+    sockets = [short / f"{client}.sock" for client in CLIENTS]
+    with (
+        serve_trainer(lambda: residents[0], sockets[0]),
+        serve_trainer(lambda: residents[1], sockets[1]),
+    ):
+        folder = serve(config, Live(sockets, config))
+    result = RunResult.read(folder)
+    final = client_columns(result)
+    assert list(final) == ["zero-shot", "local-only", "global", "personalized"]
+    assert all(isinstance(own, TextMetrics) for own in final["personalized"].values())
+    for one, client, where in zip(settings, CLIENTS, folders, strict=True):
+        device_settings(one, client, where).write()
+    repeated = config_of(config.flat(), out=str(short / "again"))
+    again = RunResult.read(simulate(repeated, cohorts_from=folder, homes=folders))
+    assert again.final_digest == result.final_digest
+    for name, figures in client_columns(again).items():
+        assert [own.loss for own in figures.values()] == [own.loss for own in final[name].values()]
