@@ -42,7 +42,7 @@ def _section(path: str, command: click.Command) -> str:
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = ["```text", usage, "```", "", *_paragraphs(command.help or "")]
     if rows := [row for parameter in command.params if (row := _row(parameter, context))]:
-        lines += ["", "| | default | |", "|---|---|---|", *rows]
+        lines += ["", "| option | default | meaning |", "|---|---|---|", *rows]
     return "\n".join(lines)
 
 
