@@ -395,6 +395,6 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: if it cannot be read, or listing every mistake.
     """
-    settings = flattened(read_scenario(path))
-    settings |= dict(parse_assignment(assignment) for assignment in assignments)
-    return RunConfig.of(settings, str(path))
+    assigned = dict(map(parse_assignment, assignments))
+    source = f"{path} with the given options" if assigned else str(path)
+    return RunConfig.of(flattened(read_scenario(path)) | assigned, source)

@@ -41,6 +41,9 @@ def read_scenario(path: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        own = path / "scenario.toml"
+        if own.is_file():
+            raise ConfigError(f"{path}: is a folder; give the scenario in it, {own}") from error
         what = "it is a folder" if path.is_dir() else error.strerror
         raise ConfigError(
             f"{path}: the scenario cannot be read: {what}; give a TOML file, or the name of a "
@@ -49,6 +52,10 @@ def read_scenario(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8; save the scenario in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
+        if path.suffix in (".jsonl", ".json", ".csv"):
+            raise ConfigError(
+                f"{path}: is data, not a scenario; give it as --data {path} behind a scenario"
+            ) from error
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if {"text", "question", "words", "candidates"} & settings.keys():
         raise ConfigError(

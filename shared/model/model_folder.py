@@ -65,6 +65,8 @@ def _resolve(path: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise ModelError(f"{path}: is a file; give the model's folder in model.path")
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         raise ModelError(f"{path}: there is no such model folder; check model.path")
     from huggingface_hub import snapshot_download

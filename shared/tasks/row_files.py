@@ -169,6 +169,9 @@ def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]
     line = 1
     try:
         header = next(reader, [])
+        if header.count("") > 1:
+            report(1, f"{header.count('')} columns have no name in the header; name or delete them")
+            return
         repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if repeated:
             report(1, f"the header names {', '.join(map(repr, repeated))} more than once")

@@ -11,6 +11,7 @@ from shared.errors import DataError, TaskError
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
 
 _ABSENT = object()
+_JSON_KINDS = {type(None): "null", dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ class _ExampleReader:
 
     def _as_text(self, name: str, value: object) -> str:
         if not isinstance(value, str | int | float):
-            kind = "null" if value is None else f"a {type(value).__name__}"
+            kind = _JSON_KINDS.get(type(value), f"a {type(value).__name__}")
             what = "is missing" if value is _ABSENT else f"is {kind}, not text or a number"
             self.mistakes.append(f"{name!r} {what}")
             return ""

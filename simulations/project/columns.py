@@ -38,6 +38,7 @@ class Column:
         values: counts of its different values as text; of lists and objects none.
         words: mean number of words of its texts; 0 if it holds something else.
         is_list: whether it holds lists.
+        is_object: whether it holds objects.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Column:
     values: Counter[str]
     words: float
     is_list: bool
+    is_object: bool
 
     @property
     def distinct(self) -> float:
@@ -109,6 +111,7 @@ def _describe(name: str, cells: Sequence[object]) -> Column:
         Counter(map(value_text, plain)),
         float(np.mean(words)) if words else 0.0,
         bool(values) and all(isinstance(value, list) for value in values),
+        bool(values) and all(isinstance(value, dict) for value in values),
     )
 
 

@@ -146,6 +146,12 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         for name in texts:
             if name not in columns:
                 raise ConfigError(f"there is no column {name!r}; the data have {known}")
+            if columns[name].is_object:
+                raise ConfigError(
+                    f"the column {name!r} holds objects, which samara new does not read; make a "
+                    "column of the field that is meant, or name it in a task file of your own, as "
+                    f"{{{name}.field}}"
+                )
             if not columns[name].is_usable:
                 raise ConfigError(
                     f"the column {name!r} cannot stand in a template; rename it without any of "
@@ -233,6 +239,11 @@ def _labels(
             return values, ()
         return (), ()
     if roles.kind != "classification":
+        if "words" in answers.given:
+            raise ConfigError(
+                f"--words are for a classification, and {roles.label} has {len(values):,} different "
+                "values, which are free answers; give another --label, or leave --words out"
+            )
         return (), ()
     if len(values) == 1:
         raise DataError(
@@ -254,7 +265,7 @@ def _labels(
             for text in example_texts(raw.splits["train"], roles, value):
                 say(f"  {value}: {text}")
     fitting = _fitting_tasks(values, columns)
-    hint = f", or a shipped task with --task: {', '.join(fitting)}" if fitting and not words else ""
+    hint = f" (or --task {' or '.join(fitting)}, which knows them)" if fitting and not words else ""
     question = f"Words for the labels {', '.join(values)}, in this order, separated by commas{hint}"
 
     def as_many(texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Lines about records: splits, labels, users, lengths, languages, doubles and empty rows."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -36,6 +37,8 @@ def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> It
 def _describe_column(column: Column) -> str:
     if column.is_list:
         return f"{column.name} (lists)"
+    if column.is_object:
+        return f"{column.name} (objects)"
     if column.words >= 3:
         return f"{column.name} (texts of {column.words:.0f} words)"
     return f"{column.name} ({len(column.values):,} values)"
@@ -43,6 +46,11 @@ def _describe_column(column: Column) -> str:
 
 def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator[str]:
     column = columns.get(roles.label)
+    if roles.kind == "generation" and column and all(map(_is_decimal, column.values)):
+        yield (
+            f"note: {column.name} holds decimal numbers, and each is trained as a text of its own; "
+            "put ratings into classes, such as low and high"
+        )
     if roles.kind != "classification" or column is None:
         return
     shown = [f"{value} {count:,}" for value, count in column.values.most_common(_SHOWN_LABELS)]
@@ -50,6 +58,11 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     if len(column.values) == 1:
         yield "note: all rows have one label, so there is nothing to learn"
+    alike: dict[str, list[str]] = defaultdict(list)
+    for value in sorted(column.values):
+        alike[value.strip().casefold()].append(repr(value))
+    for same in filter(lambda values: len(values) > 1, alike.values()):
+        yield f"note: the labels {', '.join(same)} differ in case or blanks alone; write them alike"
     trained = {value_text(row.get(roles.label)) for row in data.splits["train"]}
     for split in ("validation", "test"):
         only = {value_text(row.get(roles.label)) for row in data.splits.get(split, ())} - trained
@@ -62,6 +75,10 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
             f"note: labels look {words} and texts {texts}; write the label words in the language "
             "that the model reads best, best that of the texts"
         )
+
+
+def _is_decimal(value: str) -> bool:
+    return re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", value) is not None
 
 
 def _users(columns: dict[str, Column], roles: Roles) -> Iterator[str]:

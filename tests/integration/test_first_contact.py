@@ -226,9 +226,15 @@ def test_a_scenario_that_is_none_is_explained(run: Run, tmp_path: Path) -> None:
 
 def test_a_scenario_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": 0}\n')
+    own = tmp_path / "own" / "scenario.toml"
+    own.parent.mkdir()
+    own.write_text("rounds = 1\n")
     for path, message in {
         tmp_path: "the scenario cannot be read: it is a folder; give a TOML file",
         tmp_path / "binary.toml": "binary.toml: is not UTF-8; save the scenario in UTF-8",
+        tmp_path / "rows.jsonl": "rows.jsonl: is data, not a scenario; give it as --data",
+        own.parent: f"own: is a folder; give the scenario in it, {own}",
     }.items():
         status, _, errors = run("simulate", path)
         assert status == 1

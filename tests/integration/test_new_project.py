@@ -188,6 +188,19 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_words_for_free_answers_and_texts_in_objects_are_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"text": f"day {i}", "body": {"t": "a"}, "label": i / 7} for i in range(60)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for options, message in {
+        ("--words", "low,high"): "--words are for a classification, and label has 60 different",
+        ("--text", "body"): "the column 'body' holds objects, which samara new does not read",
+    }.items():
+        status, _, errors = run("new", tmp_path / "mine", "--data", file, *options)
+        assert (status, message in errors) == (1, True), errors
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_rows_of_one_label_are_refused(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "one.csv"
     file.write_text("text,label\n" + "".join(f"a day {i},good\n" for i in range(30)))

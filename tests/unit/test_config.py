@@ -197,7 +197,7 @@ def test_assignments_override_the_scenario_and_the_last_one_wins(tmp_path: Path)
 def test_mistakes_of_file_and_assignments_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text("rounds = 0\n")
-    with pytest.raises(ConfigError, match=r"scenario.toml: 2 mistakes(.|\n)*rounds(.|\n)*batch"):
+    with pytest.raises(ConfigError, match=r"options: 2 mistakes(.|\n)*rounds(.|\n)*batch"):
         load_scenario(path, ["batch=-1"])
 
 

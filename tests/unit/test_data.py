@@ -212,7 +212,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         (b'{"text": "\\ud800", "label": 0}', "'text' holds half of a UTF-16 surrogate pair"),
         (b'{"text": null, "label": 0}', "'text' is null, not text or a number"),
         (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
-        (b'{"text": "a", "label": 0, "user": {}}', "'user' is a dict, not text or a number"),
+        (b'{"text": "a", "label": 0, "user": {}}', "'user' is an object, not text or a number"),
         (b'{"text": "a", "label": [0]}', "label [0] is unknown"),
         (b"[" * 100_000, "is not JSON that can be read"),
         (b'{"text": ' + b"1" * 5000 + b', "label": 0}', "is not JSON that can be read"),
@@ -242,6 +242,7 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
     ("content", "line", "message"),
     [
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
+        (b"text,label,,\na,0,,\n", 1, "2 columns have no name in the header"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
         (b"text;label\na;0\n", 1, "its cells are separated by semicolons; save it with commas"),
         (b"text\tlabel\na\t0\n", 1, "its cells are separated by tabs; save it with commas"),

@@ -114,6 +114,16 @@ def test_faults_of_the_data_are_told() -> None:
     assert "one label" in "\n".join(told_of(rows(4, text=sentence, label=1)))
 
 
+def test_labels_that_look_alike_decimals_and_objects_are_told() -> None:
+    alike = ["no", " No", "yes"]
+    told = told_of(rows(9, text=sentence, label=lambda i: alike[i % 3]))
+    assert "note: the labels ' No', 'no' differ in case or blanks alone; write them alike" in told
+    told = told_of(rows(60, text=sentence, label=lambda i: i / 7 + 0.5))
+    assert any(line.startswith("note: label holds decimal numbers") for line in told)
+    told = told_of(rows(9, text=sentence, label=lambda i: i % 2, body=lambda i: {"a": i}))
+    assert any(line.endswith("label (2 values), body (objects)") for line in told)
+
+
 def test_languages_of_texts_and_labels() -> None:
     assert language_of(["Das war nicht gut, und es ist schlecht."]) == "German"
     assert language_of(["C'était très mauvais, et les acteurs dans ce film"]) == "French"
