@@ -241,8 +241,9 @@ def _labels(
     if roles.kind != "classification":
         if "words" in answers.given:
             raise ConfigError(
-                f"--words are for a classification, and {roles.label} has {len(values):,} different "
-                "values, which are free answers; give another --label, or leave --words out"
+                f"--words are for a classification, and {roles.label} has {len(values):,} "
+                "different values, which are free answers; give another --label, or leave --words "
+                "out"
             )
         return (), ()
     if len(values) == 1:
