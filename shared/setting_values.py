@@ -1,7 +1,7 @@
 """Values of settings that others sent, checked one by one."""
 
 from collections.abc import Mapping
-from math import inf
+from sys import float_info
 from typing import Any
 
 from shared.errors import ScenarioError
@@ -43,8 +43,8 @@ def read_whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int 
     return value
 
 
-def read_number(settings: Mapping[str, Any], key: str) -> float:
-    """Return a setting that is a finite number from 0 on.
+def read_number(settings: Mapping[str, Any], key: str, most: float = float_info.max) -> float:
+    """Return a setting that is a finite number from 0 on, and no larger than the most.
 
     Raises:
         ScenarioError: if it is missing, or something else.
@@ -52,6 +52,7 @@ def read_number(settings: Mapping[str, Any], key: str) -> float:
     value = settings.get(key)
     if type(value) is int:
         value = float(value)
-    if type(value) is not float or not 0 <= value < inf:
-        raise ScenarioError(f"{key}: {value!r} is no number from 0 on")
+    if type(value) is not float or not 0 <= value <= most:
+        end = "on" if most == float_info.max else f"to {most:g}"
+        raise ScenarioError(f"{key}: {value!r} is no number from 0 {end}")
     return value

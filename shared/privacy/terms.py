@@ -10,6 +10,7 @@ from shared.privacy.accountant import epsilon_of
 from shared.privacy.mechanism import MASKED_TRUST, TRUST, Mechanism, make_mechanism
 from shared.privacy.vector import numbers_of
 from shared.secure_aggregation.buckets import fewest_in_a_sum
+from shared.secure_aggregation.graph import LEAST_CLIENTS
 from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 _DEFAULTS = {
@@ -71,6 +72,9 @@ class PrivacyTerms:
         )
         if mode not in TRUST:
             raise ScenarioError(f"privacy.mode: {mode!r} is unknown to this version")
+        share = read_number(own, "privacy.honest-share", most=1.0)
+        if mode == "distributed" and not share:
+            raise ScenarioError("privacy.honest-share: without honest clients a sum has no noise")
         if not (multiplier or epsilon) or not 0 < delta < 1:
             raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
         is_adaptive = read_flag(own, "privacy.adaptive-clip")
@@ -78,12 +82,16 @@ class PrivacyTerms:
         is_masked = read_flag(own, "privacy.secure-aggregation")
         counts = is_masked or mode == "distributed"
         minimum = read_whole(own, "cohort.minimum", 1) if counts else 1
+        if bucket and (bucket < LEAST_CLIENTS or (counts and bucket > minimum)):
+            raise ScenarioError(
+                f"privacy.bucket: {bucket} is below {LEAST_CLIENTS}, or above cohort.minimum"
+            )
         mechanism = make_mechanism(
             mode,
             multiplier,
             (epsilon, delta),
             rounds,
-            read_number(own, "privacy.honest-share"),
+            share,
             fewest_in_a_sum(bucket, minimum if mode == "distributed" else 1),
             numbers_of(scalars, is_adaptive),
         )

@@ -45,6 +45,8 @@ _MOST = 2**62
 # Rounding of the norm of 2²⁰ numbers in float64 is below 2⁻³², so that a norm that float64 makes
 # this much smaller than the limit is within it.
 _MARGIN = 1 - 2.0**-30
+_LEAST_CLIP = 1e-60
+"""A norm below those of float32, by which numbers can be divided."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +100,7 @@ def encode_vector(
     """
     exact = gradients.astype(np.float64).ravel()
     norm = float(np.linalg.norm(exact))
-    scale = _gradient_limit(has_indicator) * _MARGIN / max(norm, clip)
+    scale = _gradient_limit(has_indicator) * _MARGIN / max(norm, clip, _LEAST_CLIP)
     others = [
         np.clip(loss / LOSS_LIMIT, -1, 1),
         np.clip((curvature or 0.0) / CURVATURE_LIMIT, -1, 1),

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -40,6 +41,13 @@ def test_no_vector_is_longer_than_the_sensitivity(
     assert vector.shape == (gradients.size + OTHERS + has_indicator,)
     assert exact_square(vector) <= SENSITIVITY**2
     assert is_within_sensitivity(vector)
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-45, 3e38])
+@pytest.mark.parametrize("clip", [5e-324, 1e-300, 1e6, math.inf])
+def test_no_clip_that_a_server_names_makes_a_vector_longer(number: float, clip: float) -> None:
+    gradients = np.full((2, 3), number, np.float32)
+    assert is_within_sensitivity(encode_vector(gradients, 0.5, 1.0, clip, has_indicator=True))
 
 
 @given(arrays(np.int32, st.integers(1, 50)))

@@ -1,12 +1,14 @@
 """The settings of differential privacy: what they need, what follows, what the run id has."""
 
+import math
 from typing import Any
 
 import pytest
 
 from shared.config import RunConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ScenarioError
 from shared.privacy.accountant import epsilon_of, rho_of
+from shared.privacy.terms import PrivacyTerms
 from shared.runs import identity_bytes
 
 CENTRAL: dict[str, Any] = {
@@ -45,6 +47,33 @@ CENTRAL: dict[str, Any] = {
 def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.of(CENTRAL | settings, "test")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("privacy.honest-share", 100.0, "is no number from 0 to 1"),
+        ("privacy.honest-share", 0.0, "without honest clients a sum has no noise"),
+        ("privacy.honest-share", math.nan, "is no number"),
+        ("privacy.bucket", 10**9, "above cohort.minimum"),
+        ("privacy.bucket", 2, "is below 3"),
+        ("privacy.clip", math.inf, "is no number"),
+        ("privacy.epsilon", math.nan, "is no number"),
+        ("privacy.noise-multiplier", -1.0, "is no number"),
+        ("cohort.minimum", 0, "is no whole number from 1"),
+    ],
+)
+def test_a_server_cannot_have_a_client_take_little_noise_for_much(
+    key: str, value: float, message: str
+) -> None:
+    """A phone reads settings that a server sends, which need not be those of a `RunConfig`."""
+    sent = {"privacy.mode": "distributed", "privacy.epsilon": 8.0, "privacy.honest-share": 0.8}
+    sent |= {"cohort.minimum": 16, "privacy.secure-aggregation": True}
+    terms = PrivacyTerms.of(sent, 40, 256)
+    assert terms is not None
+    assert terms.mechanism.honest == 12
+    with pytest.raises(ScenarioError, match=message):
+        PrivacyTerms.of(sent | {key: value}, 40, 256)
 
 
 def test_an_epsilon_gives_the_least_noise_for_all_rounds() -> None:
