@@ -18,7 +18,7 @@ from devices.phone import export
 from devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
 from devices.phone.lowering import Methods
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
-from devices.phone.reference_client import readout_program, runtime
+from devices.phone.reference_client import runtime
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_calls import ReadoutCalls
@@ -102,8 +102,7 @@ def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
 def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have programs be graphs of `torch.export`, which torch runs where ExecuTorch is missing."""
     monkeypatch.setattr(export, "lower_to_executorch", _lowered)
-    for module in (runtime, readout_program):
-        monkeypatch.setattr(module, "require_executorch", lambda: None)
+    monkeypatch.setattr(runtime, "require_executorch", lambda: None)
     monkeypatch.setattr(runtime, "load_module", _loaded)
     monkeypatch.setattr(runtime, "run_method", _outputs)
 

@@ -25,6 +25,14 @@ class Quantization(StrEnum):
     NONE = "none"
     INT8 = "int8"
     FOUR_BIT = "8da4w"
+    FOUR_BIT_WEIGHTS = "int4"
+
+
+class Runtime(StrEnum):
+    """The runtime of a program: ExecuTorch in an app, ONNX Runtime also in a browser."""
+
+    EXECUTORCH = "executorch"
+    ONNX = "onnx"
 
 
 class Delegate(StrEnum):
@@ -56,8 +64,13 @@ def export(
     ] = 8,
     model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
-    quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
-    delegate: Annotated[Delegate, typer.Option()] = Delegate.XNNPACK,
+    runtime: Annotated[
+        Runtime, typer.Option(help="onnx: of a readout, for browsers.")
+    ] = Runtime.EXECUTORCH,
+    quantization: Annotated[
+        Quantization, typer.Option(help="8da4w: executorch; int4: onnx.")
+    ] = Quantization.NONE,
+    delegate: Annotated[Delegate, typer.Option(help="Of --runtime executorch.")] = Delegate.XNNPACK,
     form: Annotated[Form, typer.Option(help="algorithm-1 cannot join a run.")] = Form.FUNCTIONAL,
     answer_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens of a candidate of a choice task.")
@@ -66,24 +79,29 @@ def export(
         list[str] | None, typer.Option("--set", help="Adapter setting, key=value.")
     ] = None,
 ) -> None:
-    """Export a model with its adapter as a program for the ExecuTorch runtime.
+    """Export a model with its adapter as a program for ExecuTorch or ONNX Runtime.
 
     Example: samara phone export --model MODEL --task sst2 --batch 4 --seq 64 --out model.pte
     """
     from devices.phone.export import ProgramShapes, export_program, prepare_model
-    from devices.phone.extra import require_executorch
+    from devices.phone.extra import require_executorch, require_onnx
     from shared.config import RunConfig
     from shared.machine import silence_libraries
     from shared.settings import parse_assignment
 
     silence_libraries()
-    require_executorch()
-    print(f"{model}: making a program of it, which takes ExecuTorch some minutes", file=sys.stderr)
+    is_onnx = runtime is Runtime.ONNX
+    (require_onnx if is_onnx else require_executorch)()
+    print(f"{model}: making a program of it, which takes some minutes", file=sys.stderr)
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
     ready = prepare_model(config, quantization.value, answer_tokens)
     shapes = ProgramShapes(queries, batch, seq)
-    manifest = export_program(ready, shapes, quantization.value, delegate.value, out, form.value)
+    manifest = export_program(
+        *(ready, shapes, quantization.value, "none" if is_onnx else delegate.value, out),
+        form=form.value,
+        runtime=runtime.value,
+    )
     print(
         f"{out}: {out.stat().st_size / 2**20:.1f} MiB, adapter.layers = {config.adapter.layers}, "
         f"d = {ready.layout.size}, layout {manifest.layout_hash[:12]}"

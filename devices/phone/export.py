@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from client.forward.body import PerturbedBody
 from devices.phone.lowering import Method, Methods, lower_to_executorch
-from devices.phone.manifest import Delegate, Form, Manifest, PhoneQuantization, SelfCheck
+from devices.phone.manifest import (
+    Delegate,
+    Form,
+    Manifest,
+    PhoneQuantization,
+    Runtime,
+    SelfCheck,
+)
+from devices.phone.onnx_lowering import lower_to_onnx
 from devices.phone.program import (
     AlgorithmOneModule,
     Candidates,
@@ -20,7 +28,12 @@ from devices.phone.program import (
     TrainStepModule,
     Words,
 )
-from devices.phone.quantization import quantize_to_4_bit, use_batched_products
+from devices.phone.quantization import (
+    block_products,
+    quantize_to_4_bit,
+    round_to_4_bits,
+    use_batched_products,
+)
 from devices.phone.readout_export import ReadoutParts
 from shared.config import RunConfig
 from shared.directions import prefix_tokens, query_seeds
@@ -156,6 +169,7 @@ def export_program(
     delegate: Delegate,
     out: Path,
     form: Form = "functional",
+    runtime: Runtime = "executorch",
 ) -> Manifest:
     """Write a program with methods ``forward`` and ``replay``, and its manifest.
 
@@ -163,12 +177,14 @@ def export_program(
         ready: model from `prepare_model`.
         shapes: shapes of a call.
         quantization: quantization that the model was prepared with.
-        delegate: backend of the float part.
+        delegate: backend of the float part; ``none`` with ONNX Runtime.
         out: program file; the manifest is written beside it, as JSON.
         form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOneModule`.
+        runtime: ``onnx`` has the one method ``forward`` of `RepresentationModule`.
 
     Raises:
-        DeviceError: if ExecuTorch is missing or a file cannot be written.
+        DeviceError: if ExecuTorch or ONNX is missing, or a file cannot be written.
+        ConfigError: if the model cannot be exported with these choices.
     """
     if shapes.sequence > ready.base.context:
         raise ConfigError(
@@ -183,6 +199,7 @@ def export_program(
     if quantization == "8da4w" and delegate == "portable":
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     parts = ready.parts
+    _check_runtime(runtime, quantization, form, parts)
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
             "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "
@@ -195,6 +212,8 @@ def export_program(
         )
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
+    elif quantization == "int4":
+        round_to_4_bits(ready.base)
     check = _check(ready, shapes)
     least = _least_sequence(ready, shapes)
     if isinstance(parts, ReadoutParts):
@@ -203,8 +222,12 @@ def export_program(
         methods = _algorithm_1(parts, ready.layout, check)
     else:
         methods = _functional(parts, ready.layout, check)
-    initialized = ("b",) if form == "algorithm-1" else ()
-    program = lower_to_executorch(methods, delegate, initialized, quantization == "8da4w")
+    if runtime == "onnx":
+        products = len(block_products(ready.base)) if quantization == "int4" else 0
+        program = lower_to_onnx(methods["forward"], quantization, products)
+    else:
+        initialized = ("b",) if form == "algorithm-1" else ()
+        program = lower_to_executorch(methods, delegate, initialized, quantization == "8da4w")
     manifest = Manifest(
         program_sha256=hashlib.sha256(program).hexdigest(),
         model_id=ready.base.model_id.hex(),
@@ -223,6 +246,7 @@ def export_program(
         check=check,
         readout=parts.description if isinstance(parts, ReadoutParts) else None,
         least_sequence=least,
+        runtime=runtime,
         start=base64.b64encode(ready.start).decode(),
     )
     try:
@@ -231,6 +255,30 @@ def export_program(
         raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
     manifest.write(out)
     return manifest
+
+
+def _check_runtime(
+    runtime: Runtime,
+    quantization: PhoneQuantization,
+    form: Form,
+    parts: ScoresModule | ReadoutParts,
+) -> None:
+    """Check that a runtime has what is asked for.
+
+    Raises:
+        ConfigError: if it has not.
+    """
+    if runtime == "executorch":
+        if quantization == "int4":
+            raise ConfigError("--quantization int4 is of --runtime onnx; use 8da4w or int8")
+        return
+    if quantization == "8da4w":
+        raise ConfigError("--quantization 8da4w is of --runtime executorch; use int4 or int8")
+    if form == "algorithm-1" or not isinstance(parts, ReadoutParts):
+        raise ConfigError(
+            "--runtime onnx makes functional programs of a readout alone; leave --form and "
+            "adapter.layers out, or use --runtime executorch"
+        )
 
 
 def _least_sequence(ready: PreparedModel, shapes: ProgramShapes) -> int:

@@ -1,4 +1,4 @@
-"""The optional dependency ExecuTorch, which programs for phones need."""
+"""The optional dependencies that programs for phones need: ExecuTorch, or ONNX and its runtime."""
 
 import importlib.util
 
@@ -7,6 +7,10 @@ from shared.errors import DeviceError
 MISSING = (
     "a program for phones needs ExecuTorch, which cannot be used here ({error}); install it with "
     "pip install 'samara-fl[phone]'"
+)
+MISSING_ONNX = (
+    "a program for ONNX Runtime needs onnx, onnxscript and onnxruntime, which cannot be used here "
+    "({error}); install them with pip install 'samara-fl[onnx]'"
 )
 
 
@@ -18,3 +22,14 @@ def require_executorch() -> None:
     """
     if importlib.util.find_spec("executorch") is None:
         raise DeviceError(MISSING.format(error="it is not installed"))
+
+
+def require_onnx() -> None:
+    """Check that ONNX, its exporter and its runtime are installed.
+
+    Raises:
+        DeviceError: naming the ones that are not.
+    """
+    names = "onnx", "onnxscript", "onnxruntime"
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)}: not installed"))

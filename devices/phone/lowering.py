@@ -57,7 +57,7 @@ def lower_to_executorch(
     Raises:
         DeviceError: if ExecuTorch is missing.
     """
-    with _warnings_suppressed():
+    with warnings_suppressed():
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
                 XnnpackDynamicallyQuantizedPartitioner,
@@ -91,8 +91,8 @@ def lower_to_executorch(
 
 
 @contextmanager
-def _warnings_suppressed() -> Iterator[None]:
-    """Suppress warnings of ExecuTorch and torchao that do not concern the user."""
+def warnings_suppressed() -> Iterator[None]:
+    """Suppress warnings of exporters and their libraries that do not concern the user."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

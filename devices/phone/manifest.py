@@ -16,12 +16,13 @@ from shared.errors import CodeError, DeviceError, SamaraError
 from shared.files import write_durably
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
-MANIFEST_VERSION = 2
-"""Latest version that is read; 2 has `least_sequence`, without which a manifest is of version 1."""
+MANIFEST_VERSION = 3
+"""Latest version that is read: 3 is of a program for ONNX Runtime, 2 has `least_sequence`."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
-PhoneQuantization = Literal["none", "int8", "8da4w"]
-Delegate = Literal["xnnpack", "portable"]
+Runtime = Literal["executorch", "onnx"]
+PhoneQuantization = Literal["none", "int8", "8da4w", "int4"]
+Delegate = Literal["xnnpack", "portable", "none"]
 Form = Literal["functional", "algorithm-1"]
 
 
@@ -116,7 +117,7 @@ class Manifest:
         word_tokens: token of each label word; empty for a sentence encoder, and for answers of
             several tokens.
         quantization: quantization of the linear layers in the blocks.
-        delegate: backend of the float part.
+        delegate: backend of the float part; ``none`` for ONNX Runtime, which chooses at loading.
         form: ``functional``, or the paper's stateful ``algorithm-1``.
         check: self-check of the program.
         readout: description of the readout; None for adapters inside the model.
@@ -124,6 +125,8 @@ class Manifest:
         answer_tokens: most tokens of an answer, where examples have a sequence per candidate; 0
             where label words have one token each.
         least_sequence: fewest tokens of a call of ``forward``; 0 if every call has S.
+        runtime: what runs the program: ExecuTorch, or ONNX Runtime, whose programs have the method
+            ``forward`` of a readout alone.
     """
 
     program_sha256: str
@@ -144,6 +147,7 @@ class Manifest:
     start: str = ""
     answer_tokens: int = 0
     least_sequence: int = 0
+    runtime: Runtime = "executorch"
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -166,8 +170,11 @@ class Manifest:
             DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
-        content = {"version": MANIFEST_VERSION if self.least_sequence else 1} | asdict(self)
+        version = 3 if self.runtime == "onnx" else 2 if self.least_sequence else 1
+        content = {"version": version} | asdict(self)
         content = {key: value for key, value in content.items() if value not in (None, "", 0)}
+        if version < 3:
+            del content["runtime"]
         text = json.dumps(content, indent=1)
         try:
             write_durably(file, text.encode())
@@ -263,6 +270,9 @@ class Manifest:
             and self.quantization in get_args(PhoneQuantization)
             and self.delegate in get_args(Delegate)
             and self.form in get_args(Form)
+            and self.runtime in get_args(Runtime)
+            and (self.runtime == "onnx") == (self.delegate == "none")
+            and (self.runtime == "executorch" or self.readout is not None)
             and len(check.positions) == len(check.labels) == self.batch
             and np.array(check.ids).shape == (self.batch, *self.row_shape)
             and len(check.seeds) == len(check.coefficients) == self.queries

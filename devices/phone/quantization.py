@@ -2,8 +2,8 @@
 
 torchao's weight-only int8 loses its scale when a product is delegated to XNNPACK. So int8 codes are
 multiplied by their scales in the graph, as in the eager layer, and the product is a batched one,
-which accepts a computed weight. The 4-bit form also quantizes inputs: it is smaller, and adds noise
-to the projected gradients.
+which accepts a computed weight. ExecuTorch's 4-bit form also quantizes inputs: it is smaller, and
+adds noise to the projected gradients. That of ONNX Runtime quantizes weights alone.
 """
 
 import types
@@ -17,7 +17,7 @@ from shared.model.loading import BaseModel
 from shared.model.quantized import Int8Linear
 
 GROUP = 32
-"""Number of inputs that share a scale in the 4-bit form."""
+"""Number of inputs that share a scale in the 4-bit forms."""
 
 
 def use_batched_products(base: BaseModel) -> None:
@@ -49,14 +49,45 @@ def quantize_to_4_bit(base: BaseModel) -> None:
         from torchao.quantization.granularity import PerGroup
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error
-    for name, module in base.blocks.named_modules():
-        if isinstance(module, nn.Linear) and module.in_features % GROUP:
-            raise ConfigError(
-                f"{name} has {module.in_features} inputs, which is no multiple of {GROUP}; "
-                "use --quantization int8"
-            )
+    block_products(base)
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4,  # type: ignore[attr-defined]
         weight_granularity=PerGroup(GROUP),
     )
     quantize_(base.blocks, config)
+
+
+def block_products(base: BaseModel) -> list[nn.Linear]:
+    """Return the linear layers of the blocks, which a 4-bit form quantizes.
+
+    Raises:
+        ConfigError: if a layer's number of inputs is no multiple of 32.
+    """
+    products = []
+    for name, module in base.blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            if module.in_features % GROUP:
+                raise ConfigError(
+                    f"{name} has {module.in_features} inputs, which is no multiple of {GROUP}; "
+                    "use --quantization int8"
+                )
+            products.append(module)
+    return products
+
+
+@torch.no_grad()
+def round_to_4_bits(base: BaseModel) -> None:
+    """Round the weights of the blocks to what 4 bits can hold, in place.
+
+    32 inputs of an output share a scale, the weight farthest from zero divided by −8; a weight is
+    −8 … 7 times its scale. ONNX Runtime's symmetric quantizer finds the same numbers in the result.
+
+    Raises:
+        ConfigError: if a layer's number of inputs is no multiple of 32.
+    """
+    for product in block_products(base):
+        weight = product.weight
+        groups = weight.view(-1, GROUP)
+        farthest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+        scale = torch.where(farthest == 0, 1.0, farthest / -8)
+        weight.copy_(((groups / scale).round().clamp(-8, 7) * scale).view_as(weight))

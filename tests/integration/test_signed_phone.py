@@ -87,12 +87,7 @@ def test_a_phone_obeys_its_signed_scenario_and_no_other_run(
         Phone(trainer, CLIENT, home)
 
 
-def test_a_phone_does_not_begin_with_a_damaged_scenario(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "devices.phone.reference_client.phone_process.require_executorch", lambda: None
-    )
+def test_a_phone_does_not_begin_with_a_damaged_scenario(tmp_path: Path) -> None:
     data = signed(RunConfig.of({}, "test"), operator_key(tmp_path)).encode()
     (tmp_path / "bad.signed").write_bytes(data.replace(b'"rounds": 40', b'"rounds": 41'))
     paths = {name: str(tmp_path / name) for name in ("program", "rows", "key", "home")}

@@ -15,7 +15,6 @@ from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.gateway_stream import attach
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
-from devices.phone.extra import require_executorch
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.joining import IN_USE, LOCK
 from devices.phone.reference_client.phone import Phone
@@ -57,10 +56,9 @@ def up(
         scenario: signed scenario to keep; None leaves the phone with those that it has.
 
     Raises:
-        SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
-            process uses the folder, or the gateway rejects this phone.
+        SamaraError: if the program's runtime is missing, program, rows, key or folder cannot be
+            used, another process uses the folder, or the gateway rejects this phone.
     """
-    require_executorch()
     try:
         make_private_folder(home)
     except OSError as error:

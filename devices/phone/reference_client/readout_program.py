@@ -1,15 +1,17 @@
 """The program of a readout: the model's part of it, and a readout's losses in numpy."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.phone.extra import require_executorch
+from client.forward.turns import forward_pass
 from devices.phone.manifest import Manifest
+from devices.phone.reference_client.onnx_graph import OnnxGraph
 from devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
 from shared.directions import DIRECTION_BITS
-from shared.replay import digest, to_float32, zero_state
+from shared.replay import default_backend, digest, to_float32, zero_state
 
 
 class ReadoutProgram(LoadedProgram):
@@ -144,12 +146,33 @@ def cross_entropies(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> N
     return losses
 
 
+class OnnxReadoutProgram(ReadoutProgram):
+    """A readout's program for ONNX Runtime, which has the method ``forward`` alone.
+
+    Directions are drawn by numpy, as a browser draws them in TypeScript.
+    """
+
+    def _load(self, file: Path) -> None:
+        self._graph = OnnxGraph(file)
+
+    def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Run ``forward``; see `LoadedProgram.run`."""
+        assert method == "forward", "its manifest has no other"
+        with forward_pass():
+            return self._graph.run(*inputs)
+
+    def directions(self, seeds: NDArray[np.uint64]) -> NDArray[np.int16]:
+        """Return the directions of any number of seeds, int16 [n, d] with unit 2⁻¹¹."""
+        return default_backend(1).directions(seeds, self.layout.size, self.layout.distribution)
+
+
 def load_program(file: Path) -> PhoneProgram | ReadoutProgram:
     """Load a program of either kind with the manifest beside it.
 
     Raises:
-        DeviceError: if ExecuTorch is missing, or program or manifest cannot be used.
+        DeviceError: if the program's runtime is missing, or program or manifest cannot be used.
     """
-    require_executorch()
     manifest = Manifest.read(file)
+    if manifest.runtime == "onnx":
+        return OnnxReadoutProgram(file, manifest)
     return (PhoneProgram if manifest.readout is None else ReadoutProgram)(file, manifest)

@@ -51,7 +51,6 @@ class LoadedProgram(ABC):
         Raises:
             DeviceError: if ExecuTorch is missing, or program or manifest cannot be used.
         """
-        require_executorch()
         self.manifest = manifest or Manifest.read(file)
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
@@ -64,6 +63,15 @@ class LoadedProgram(ABC):
                 f"{file}: a program with {kinds[not self.has_readout]}, where one with "
                 f"{kinds[self.has_readout]} is needed; export it with other adapter.layers"
             )
+        self._load(file)
+
+    def _load(self, file: Path) -> None:
+        """Load the file into the runtime.
+
+        Raises:
+            DeviceError: if the runtime is missing or refuses the file.
+        """
+        require_executorch()
         self._module = load_module(file)
 
     @abstractmethod

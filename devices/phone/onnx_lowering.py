@@ -1,0 +1,86 @@
+"""Lowering of a readout's representations to an ONNX graph, which browsers can run."""
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from devices.phone.extra import MISSING_ONNX
+from devices.phone.lowering import Method, warnings_suppressed
+from devices.phone.manifest import PhoneQuantization
+from devices.phone.quantization import GROUP
+from shared.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+INPUTS, OUTPUTS = ["ids", "positions"], ["scores", "features"]
+MAX_GRAPH_BYTES = 2**31 - 2**20
+"""The most bytes of a graph with its weights in one file, which protobuf limits."""
+
+
+def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: int) -> bytes:
+    """Lower the method of a readout's program to an ONNX graph.
+
+    Args:
+        forward: method that computes scores of the base model and features.
+        quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
+            of 32 inputs; their weights must have been rounded already
+            (`devices.phone.quantization.round_to_4_bits`), so that this changes none.
+        products: number of linear layers in the blocks.
+
+    Returns:
+        The content of an ``.onnx`` file, with its weights.
+
+    Raises:
+        DeviceError: if the optional dependencies cannot be used.
+        ConfigError: if the graph is too large for one file.
+    """
+    size = sum(tensor.nbytes for tensor in forward.module.state_dict().values())
+    if size > MAX_GRAPH_BYTES:
+        raise ConfigError(
+            f"the model's weights have {size / 2**30:.1f} GiB, and a program for ONNX Runtime at "
+            "most 2; use --quantization int8, or --runtime executorch"
+        )
+    with warnings_suppressed():
+        try:
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+        except (ImportError, OSError) as error:
+            raise DeviceError(MISSING_ONNX.format(error=error)) from error
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        with torch.no_grad():
+            program = torch.onnx.export(
+                forward.export(),
+                dynamo=True,
+                verbose=False,
+                input_names=INPUTS,
+                output_names=OUTPUTS,
+            )
+        assert program is not None
+        graph = program.model_proto
+        if quantization == "int4":
+            graph = _with_4_bit_products(graph, products)
+    return bytes(graph.SerializeToString())
+
+
+def _with_4_bit_products(graph: "ModelProto", products: int) -> "ModelProto":
+    """Return the graph with 4-bit weights in the products of the blocks.
+
+    Raises:
+        DeviceError: if it has another number of products with constant weights.
+    """
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(
+        graph, block_size=GROUP, is_symmetric=True, op_types_to_quantize=("MatMul",)
+    )
+    quantizer.process()
+    quantized: ModelProto = quantizer.model.model
+    found = sum(node.op_type == "MatMulNBits" for node in quantized.graph.node)
+    if found != products:
+        raise DeviceError(
+            f"the model's blocks have {products} linear layers, and {found} products of its ONNX "
+            "graph could be quantized; use --quantization int8"
+        )
+    return quantized

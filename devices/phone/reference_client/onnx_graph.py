@@ -1,0 +1,53 @@
+"""ONNX Runtime: a program's graph with numpy arrays as inputs and outputs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.phone.extra import MISSING_ONNX, require_onnx
+from shared.errors import DeviceError
+
+
+class OnnxGraph:
+    """A loaded graph; used by one thread.
+
+    Args:
+        file: program.
+
+    Raises:
+        DeviceError: if ONNX Runtime is missing or refuses the file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        require_onnx()
+        try:
+            import onnxruntime
+        except (ImportError, OSError) as error:
+            raise DeviceError(MISSING_ONNX.format(error=error)) from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its classes have no common base of their own
+            raise DeviceError(f"{file}: not a program for this ONNX Runtime: {error}") from error
+        self._names = [one.name for one in self._session.get_inputs()]
+
+    def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the graph's outputs for its inputs in their order.
+
+        Raises:
+            DeviceError: if the runtime reports an error.
+        """
+        given = {
+            name: np.ascontiguousarray(value)
+            for name, value in zip(self._names, inputs, strict=True)
+        }
+        try:
+            outputs: list[NDArray[Any]] = self._session.run(None, given)
+        except Exception as error:
+            raise DeviceError(f"the program failed in ONNX Runtime: {error}") from error
+        return outputs

@@ -1,0 +1,204 @@
+"""A readout's program for ONNX Runtime beside the eager model: representations, losses, steps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import Settings
+from helpers import instruction_with
+from phones import (
+    SHAPES,
+    Pair,
+    assert_same_evaluation,
+    assert_same_report,
+    calls_of,
+    pair_of,
+)
+from typer.testing import CliRunner
+
+from client.training.local_steps import take_local_steps
+from devices.phone.commands import app
+from devices.phone.export import export_program, prepare_model
+from devices.phone.manifest import Manifest, PhoneQuantization
+from devices.phone.onnx_lowering import lower_to_onnx
+from devices.phone.quantization import GROUP, round_to_4_bits
+from devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
+from shared.config import RunConfig
+from shared.errors import ConfigError, DeviceError
+from shared.frames.instructions import Split
+from shared.model.loading import load_base_model
+from shared.replay import STATE_BITS
+
+pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
+pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of programs, each made once."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture
+def made(
+    model_folder: Callable[[str], Path], data_file: Path, programs: Path
+) -> Callable[..., tuple[Settings, Path]]:
+    """Settings of a run with a readout, and programs of it."""
+
+    def make(family: str, quantization: PhoneQuantization) -> tuple[Settings, Path]:
+        embedded = family == "embedded"
+        settings = {
+            "model.path": family if embedded else str(model_folder(family)),
+            "model.max-length": SHAPES.sequence,
+            "data.path": "messages" if embedded else str(data_file),
+            "data.clients": 3,
+            "data.partition": "iid",
+            "task": "messages" if embedded else "sst2",
+            "micro-batch": 4,
+            "threads": 1,
+            "out": str(programs / "run"),
+        }
+        file = programs / f"{family}-{quantization}.onnx"
+        if not file.exists():
+            ready = prepare_model(RunConfig.of(settings, "test"), quantization)
+            export_program(ready, SHAPES, quantization, "none", file, runtime="onnx")
+        return settings, file
+
+    return make
+
+
+@pytest.fixture
+def pair(made: Any, tmp_path: Path) -> Callable[..., Pair]:
+    """A model runtime with a client's data, and a phone with the same model and examples."""
+
+    def make(family: str, quantization: PhoneQuantization) -> Pair:
+        settings, file = made(family, quantization)
+        more = {"model.quantization": "int8"} if quantization == "int8" else {}
+        runtime, data, phone = pair_of(settings | more, file, tmp_path)
+        if quantization == "int4":
+            runtime.forward._readout.load_damping()  # an export measures it before it rounds
+            round_to_4_bits(runtime.base)
+        return runtime, data, phone
+
+    return make
+
+
+def some_state(size: int) -> np.ndarray[Any, Any]:
+    values = np.random.default_rng(1).normal(0, 0.3, size)
+    return (values * 2.0**STATE_BITS).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("embedded", "int4"),
+        pytest.param("embedded", "none", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "none", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "none", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "int8", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_representations_losses_and_200_steps_are_those_of_eager(
+    pair: Any, family: str, quantization: str
+) -> None:
+    runtime, data, phone = pair(family, quantization)
+    assert phone.layout.hash == runtime.layout.hash
+    prompts = data.tokenized(Split.TRAIN).prompts
+    runtime.prepare(prompts)
+    scores, features = calls_of(phone).numbers(Split.TRAIN, np.arange(len(prompts)))
+    np.testing.assert_allclose(scores, runtime.forward.base_scores(prompts), atol=1e-4)
+    np.testing.assert_allclose(features, runtime.features(prompts), atol=1e-4)
+    state = some_state(runtime.layout.size)
+    for changes in (
+        {"steps": 200, "queries": 4, "batch": 8, "curvature_every": 2},
+        {"batch": 5, "differences": "forward"},
+    ):
+        instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
+        expected = take_local_steps(runtime, data, instruction, state)
+        assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_evaluation(phone, runtime, data, state)
+
+
+def test_rounding_again_changes_no_weight() -> None:
+    base = load_base_model("embedded")
+    before = [weight.clone() for weight in base.blocks.parameters()]
+    round_to_4_bits(base)
+    once = [weight.clone() for weight in base.blocks.parameters()]
+    round_to_4_bits(base)
+    assert any(not torch.equal(*two) for two in zip(before, once, strict=True))
+    assert all(torch.equal(*two) for two in zip(once, base.blocks.parameters(), strict=True))
+    groups = next(w for w in base.blocks.parameters() if w.ndim == 2).view(-1, GROUP)
+    assert max(len(group.unique()) for group in groups) <= 16
+
+
+def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
+    _, file = made("embedded", "int4")
+    manifest = load_program(file).manifest
+    assert (manifest.runtime, manifest.delegate) == ("onnx", "none")
+    text = file.with_suffix(".json").read_text()
+    assert '"version": 3' in text
+    other = file.with_name("other.onnx")
+    other.write_bytes(file.read_bytes())
+    other.with_suffix(".json").write_text(
+        text.replace('"delegate": "none"', '"delegate": "xnnpack"')
+    )
+    with pytest.raises(DeviceError, match="its shapes contradict each other"):
+        load_program(other)
+
+
+def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
+    _, file = made("embedded", "int4")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no graph")
+    with pytest.raises(DeviceError, match=r"broken\.onnx: not a program for this ONNX Runtime"):
+        OnnxReadoutProgram(broken, Manifest.read(file))
+    program = load_program(file)
+    ids, positions = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
+    with pytest.raises(DeviceError, match="the program failed in ONNX Runtime"):
+        program.run("forward", ids, positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--quantization", "8da4w"], "8da4w is of --runtime executorch"),
+        (["--form", "algorithm-1"], "functional programs of a readout alone"),
+        (["--set", "adapter.layers=top:1"], "functional programs of a readout alone"),
+    ],
+)
+def test_what_onnx_runtime_has_not_is_refused(
+    tmp_path: Path, options: list[str], problem: str
+) -> None:
+    out = tmp_path / "model.onnx"
+    given = ["export", "--runtime", "onnx", "--batch", "2", "--seq", "8", "--out", str(out)]
+    result = CliRunner().invoke(app, [*given, *options])
+    assert isinstance(result.exception, ConfigError)
+    assert problem in str(result.exception)
+    assert not out.exists()
+
+
+def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from devices.phone import onnx_lowering
+    from devices.phone.lowering import Method
+
+    monkeypatch.setattr(onnx_lowering, "MAX_GRAPH_BYTES", 10)
+    with pytest.raises(ConfigError, match="use --quantization int8, or --runtime executorch"):
+        lower_to_onnx(Method(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), "none", 0)
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from devices.phone import extra
+
+    found = extra.importlib.util.find_spec
+    monkeypatch.setattr(
+        extra.importlib.util, "find_spec", lambda one: None if one == name else found(one)
+    )
+    with pytest.raises(DeviceError, match=rf"\({name}: not installed\).*samara-fl\[onnx\]"):
+        extra.require_onnx()
