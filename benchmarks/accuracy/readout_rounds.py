@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
+from scipy.special import log_softmax
 
 from benchmarks.accuracy.cells import Run, cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
@@ -40,6 +41,8 @@ from shared.frames.instructions import Split
 from shared.step_size import Observation, StepSize
 
 Floats = NDArray[np.float32]
+SURE = 2.0
+"""The standard errors by which a temperature must lower the training loss to be used."""
 
 
 @dataclass(frozen=True)
@@ -167,16 +170,26 @@ def tempered(clients: Clients) -> Clients:
     """Return the clients with base scores of the temperature that suits their labels best.
 
     The scores are multiplied by the one of 1, 1/2 … 1/128 with the lowest loss on all training
-    examples (Guo et al., 2017).
+    examples (Guo et al., 2017), if that is lower by more than `SURE` standard errors.
     """
     train = pooled(clients[Split.TRAIN])
-    zero = np.zeros((train.base.shape[1] - 1, train.features.shape[1]), np.float32)
+    scales = [np.float32(2.0**-power) for power in range(8)]
+    losses = [_base_losses(train, scale) for scale in scales]
+    best = min(range(len(scales)), key=lambda power: losses[power].mean())
+    gains = losses[0] - losses[best]
+    if gains.mean() <= SURE * gains.std(ddof=1) / np.sqrt(len(gains)):
+        return clients
+    return {
+        split: [replace(part, base=part.base * scales[best]) for part in parts]
+        for split, parts in clients.items()
+    }
 
-    def at(examples: Examples, power: int) -> Examples:
-        return replace(examples, base=examples.base * np.float32(2.0**-power))
 
-    power = min(range(8), key=lambda power: at(train, power).judge(zero)[1])
-    return {split: [at(part, power) for part in parts] for split, parts in clients.items()}
+def _base_losses(examples: Examples, scale: np.float32) -> NDArray[np.float64]:
+    """Return the loss of each example by the base scores times a scale, float64 [n]."""
+    chances = log_softmax((scale * examples.base).astype(np.float64), axis=1)
+    losses: NDArray[np.float64] = -chances[np.arange(len(examples.labels)), examples.labels]
+    return losses
 
 
 def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]:

@@ -8,8 +8,8 @@ are answered by
 
 - the default, with and without the return to the lowest loss on validation;
 - the same rounds with whole gradients, which have no noise of directions;
-- the default whose model's own scores have another temperature (`readout_rounds.tempered`), or
-  are left out;
+- the default whose model's own scores have another temperature, if it is sure to lower the
+  training loss (`readout_rounds.tempered`), or are left out;
 - gradient descent on all clients' examples together, in the same features and with the model's
   scores, stopped where validation has the lowest loss, and the same without these scores;
 - logistic regressions: C by cross-validation, C = 1, and C by the loss on validation.

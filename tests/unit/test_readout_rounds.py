@@ -73,6 +73,19 @@ def test_a_temperature_suits_the_labels_and_changes_no_answer() -> None:
     assert after.judge(zero)[1] < before.judge(zero)[1]
 
 
+def test_a_temperature_that_lowers_the_loss_by_chance_is_not_used() -> None:
+    """Eight examples whose loss one of them alone would lower say nothing of the others."""
+    labels = np.array([0, 0, 0, 0, 0, 0, 0, 1])
+    part = Examples(
+        np.zeros((8, 2), np.float32), np.tile(np.float32([3, 0]), (8, 1)), labels.astype(np.int64)
+    )
+    clients: Clients = {split: [part] for split in Split}
+    softer = Examples(part.features, part.base / 2, labels)
+    zero = np.zeros((1, 2), np.float32)
+    assert softer.judge(zero)[1] < part.judge(zero)[1]
+    assert tempered(clients) is clients
+
+
 def test_descent_ends_below_the_loss_that_rounds_reach() -> None:
     train, validation = examples_of(0, 200), examples_of(1, 200)
     found = descend(train, validation)
