@@ -69,7 +69,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         means = values.mean(axis=1)
         axes.plot(places, means, color=INK, linewidth=2.6, marker="o", markersize=6)
         axes.set_xlim(-0.3, len(stops) - 0.7)
-        axes.set_ylim(*_around(everywhere * measure.factor))
+        axes.set_ylim(*_around(everywhere * measure.factor, measure))
         labels = [
             f"{name}\n{_shown(measure, mean / measure.factor)}"
             for name, mean in zip(names, means, strict=True)
@@ -377,6 +377,7 @@ def _chosen(values: Numbers) -> list[int]:
     return sorted(order[np.linspace(0, len(values) - 1, count).astype(int)].tolist())
 
 
-def _around(values: Numbers) -> tuple[float, float]:
-    room = max(2.0, 0.06 * float(np.ptp(values)))
-    return max(0.0, float(values.min()) - room), min(100.0, float(values.max()) + room)
+def _around(values: Numbers, measure: Measure) -> tuple[float, float]:
+    room = max(0.02 * abs(measure.factor), 0.06 * float(np.ptp(values)))
+    most = 100.0 if measure.factor > 0 else np.inf
+    return max(0.0, float(values.min()) - room), min(most, float(values.max()) + room)
