@@ -86,6 +86,7 @@ def blocks() -> dict[str, str]:
     found["fault"] = settings_table(Fault, fault, "")
     found["tune"] = settings_table(TuneSettings, tune, "")
     found["tune data"] = settings_table(TuneSettings, tune, "data.")
+    found["tune scaling"] = settings_table(TuneSettings, tune, "scaling.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
     found["metrics"] = metrics_table()

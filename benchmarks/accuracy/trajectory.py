@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from client.tuning.run import read_result
+from client.tuning.run_space import make_space
 from client.tuning.settings import TuneSettings
 from client.tuning.trajectory import read_trajectory
 from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, make_space, update_rule
+from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 
 
 def main() -> None:

@@ -118,9 +118,9 @@ class FullSpace(SequentialSpace):
         """Move the network from θ + current·z to θ + target·z."""
         for first, count in self.chunks():
             if self._copy is None:
-                self._shift(seed, current, target, first, count)
+                self._shift(seed, current, target, first, count, self.scaling)
             elif target:
-                step = self.direction(seed, first, count) * target
+                step = self.perturbation(seed, first, count, self.scaling) * target
                 self._write_network(first, self._copy[first : first + count] + step)
             else:
                 self._write_network(first, self._copy[first : first + count])

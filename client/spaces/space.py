@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
 from shared.model.lora_fa import Adapter, PerturbedAdapters
@@ -64,6 +65,9 @@ class Space(ABC):
         state: name of the type in which θ is stored.
         drifts: true if θ itself is perturbed and restored, which leaves rounding errors in it.
         signs: signs that a step perturbs with; where θ drifts, a rebuild repeats them.
+        groups: groups of parameters that D scales alike.
+        scaling_plan: what D modifies in this run's estimates; None if there is no D.
+        scaling: factors on the directions that θ is perturbed along; None if they are all 1.
         portable: true if θ starts with the same bits on every machine.
     """
 
@@ -72,6 +76,8 @@ class Space(ABC):
     drifts = False
     portable = True
     signs: tuple[int, ...] = BOTH_SIDES
+    scaling_plan: ScalingPlan | None = None
+    scaling: Scaling | None = None
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class Space(ABC):
     ) -> None:
         self.tensors, self.adapter, self.distribution = tuple(tensors), adapter, distribution
         self.size = sum(tensor.size for tensor in tensors)
+        self.groups = ParameterGroups([(tensor.name, tensor.size) for tensor in tensors])
         self._torch_device, self._backend = torch_device, backend
         if not 0 < self.size <= MAX_DIRECTION:
             raise ModelError(
@@ -130,21 +137,41 @@ class Space(ABC):
         self.assign(first, self.values(first, len(change)) + change)
 
     def repeat_perturbations(
-        self, seeds: NDArray[np.uint64], epsilon: float, first: int, count: int
+        self,
+        seeds: NDArray[np.uint64],
+        epsilon: float,
+        first: int,
+        count: int,
+        scaling: Scaling | None = None,
     ) -> None:
         """Apply to some elements of θ the rounding errors that perturbing with these seeds leaves.
 
         Does nothing unless the space drifts.
+
+        Args:
+            seeds: uint64 [q], seeds of the directions.
+            epsilon: size ε of the perturbations.
+            first: index of the first element.
+            count: number of elements.
+            scaling: factors on the directions at the time.
         """
         if self.drifts:
             for seed in seeds:
                 offsets = (0.0, *(sign * epsilon for sign in self.signs), 0.0)
                 for current, target in pairwise(offsets):
-                    self._shift(int(seed), current, target, first, count)
+                    self._shift(int(seed), current, target, first, count, scaling)
 
-    def _shift(self, seed: int, current: float, target: float, first: int, count: int) -> None:
-        """Move some elements in place from θ + current·z to θ + target·z."""
-        self.add(first, self.direction(seed, first, count) * (target - current))
+    def _shift(
+        self,
+        seed: int,
+        current: float,
+        target: float,
+        first: int,
+        count: int,
+        scaling: Scaling | None,
+    ) -> None:
+        """Move some elements in place from θ + current·z to θ + target·z, z scaled."""
+        self.add(first, self.perturbation(seed, first, count, scaling) * (target - current))
 
     def update_all(self, update: RangeUpdate) -> None:
         """Apply an update to all of θ, range by range, now or when a range is next in memory."""
@@ -173,6 +200,23 @@ class Space(ABC):
         device = self._torch_device
         z = draw_directions(self._backend, seeds, count, self.distribution, first, device)[0]
         return z.to(torch.float32) * 2.0**-DIRECTION_BITS
+
+    def perturbation(self, seed: int, first: int, count: int, scaling: Scaling | None) -> Tensor:
+        """Return elements of a direction times the factors that a scaling has for perturbations."""
+        z = self.direction(seed, first, count)
+        return z if scaling is None else self.scaled(z, scaling.perturbation, first)
+
+    def scaled(self, z: Tensor, factors: NDArray[np.float32] | None, first: int) -> Tensor:
+        """Return elements of a direction times the factors of their groups.
+
+        Args:
+            z: float32 [count].
+            factors: float32 [groups]; None if they are all 1.
+            first: index of the first element.
+        """
+        if factors is None:
+            return z
+        return z * self.groups.spread(factors, first, len(z)).to(z.device)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and value of every tensor of θ, a copy in float32 [shape]."""
@@ -260,6 +304,6 @@ class FlatSpace(Space):
 
     def _sides(self, seed: int, epsilon: float, signs: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield θ + s·ε·z for every sign s as a new vector, float32 [d]."""
-        step = self.direction(seed, 0, self.size) * epsilon
+        step = self.perturbation(seed, 0, self.size, self.scaling) * epsilon
         for sign in signs:
             yield self._theta + sign * step

@@ -328,11 +328,11 @@ class _PerturbedPart:
                 elements = slice(first - parameter.first, first - parameter.first + count)
                 theta = space.theta_of(parameter)[elements]
                 if not space.keeps_copy:
-                    step = space.direction(seed, first, count) * (offset - self._offset)
-                    theta.copy_(theta.float() + step)
+                    z = space.perturbation(seed, first, count, space.scaling)
+                    theta.copy_(theta.float() + z * (offset - self._offset))
                 elif offset:
-                    step = space.direction(seed, first, count) * offset
-                    perturbable[parameter.first][elements].copy_(theta + step)
+                    z = space.perturbation(seed, first, count, space.scaling)
+                    perturbable[parameter.first][elements].copy_(theta + z * offset)
                 else:
                     perturbable[parameter.first][elements].copy_(theta)
         if block is not None and not space.keeps_copy:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client.spaces.scaling import Scaling
 from client.spaces.space import Space
 from shared.errors import TrainingError
 
@@ -30,6 +31,7 @@ class UpdateStep:
         gradients: float32 [n], projected gradients along the directions.
         learning_rate: learning rate η, a float32.
         epsilon: size ε of the perturbations.
+        scaling: factors on the directions; None if they are all 1.
 
     Raises:
         TrainingError: if a number is not finite.
@@ -39,6 +41,7 @@ class UpdateStep:
     gradients: NDArray[np.float32]
     learning_rate: float
     epsilon: float
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.gradients).all() and np.isfinite(self.learning_rate)):
@@ -48,12 +51,15 @@ class UpdateStep:
             )
 
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
-        """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count]."""
+        """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count].
+
+        With a scaling they are multiplied by its factors of the update.
+        """
         total = torch.zeros(())
         coefficients = self.gradients / np.float32(len(self.gradients))
         for seed, coefficient in zip(self.seeds, coefficients, strict=True):
             total = space.direction(int(seed), first, count) * float(coefficient) + total
-        return total
+        return total if self.scaling is None else space.scaled(total, self.scaling.update, first)
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,9 @@ class Descent:
             windows = self._windows(first, count, before)
             for step in steps:
                 if repeat_perturbations:
-                    self.space.repeat_perturbations(step.seeds, step.epsilon, first, count)
+                    self.space.repeat_perturbations(
+                        step.seeds, step.epsilon, first, count, step.scaling
+                    )
                 windows.add(step.gradient(self.space, first, count))
                 change = windows.update()
                 if self._rule.weight_decay:

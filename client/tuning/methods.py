@@ -32,7 +32,8 @@ SPACES: dict[Method, tuple[SpaceName, ...]] = {
 }
 """The spaces that each method can train, its default first; none if it trains nothing."""
 
-ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam")
+MEZO: tuple[Method, ...] = ("mezo", "mezo-momentum", "mezo-adam")
+ZEROTH_ORDER: tuple[Method, ...] = ("prge", *MEZO)
 ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
 FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "lora", "zero-offload", "lsp")

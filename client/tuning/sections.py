@@ -2,11 +2,10 @@
 
 from typing import Literal
 
+from client.tuning.methods import FIRST_ORDER, MEZO
 from shared.data_settings import EMBEDDED_DATA
 from shared.settings import Section, Text, setting
 from shared.tasks.sampling import LOW_DATA
-
-_FIRST_ORDER = ("fo-adam", "lora", "zero-offload", "lsp")
 
 
 class TuneData(Section):
@@ -25,6 +24,41 @@ class TuneData(Section):
         LOW_DATA["validation"], "validation examples drawn", page="reference/tasks.md", ge=1
     )
     test: int = setting(LOW_DATA["test"], "test examples drawn", page="reference/tasks.md", ge=1)
+
+
+class ScalingSettings(Section):
+    """D of the variance- and expectation-modified estimates (MeZO, appendices B.3 and B.4)."""
+
+    modify: Literal["nothing", "variance", "expectation"] = setting(
+        "nothing",
+        "`variance`: θ is perturbed by ε·D⁻¹·z and moves along D·z (definition 6); `expectation`: "
+        "it moves along z (definition 7). D has one d for every layer, the embeddings, and the "
+        "head",
+        read_by=MEZO,
+        page="concepts/mezo.md#scaled-estimates",
+        before="nothing",
+    )
+    norms: Literal["gradients", "parameters", "backward"] = setting(
+        "gradients",
+        "what d is: norms of `gradients` estimated from losses (proposition 1), of `parameters`, "
+        "or of gradients by one `backward` pass, in `full`",
+        read_by=MEZO,
+        before="gradients",
+    )
+    directions: int = setting(
+        1,
+        "directions in each group that norms of gradients are estimated from",
+        read_by=MEZO,
+        before=1,
+        ge=1,
+        le=65_535,
+    )
+    every_epoch: bool = setting(
+        False,
+        "find d anew in every epoch, not before the first step alone",
+        read_by=MEZO,
+        before=False,
+    )
 
 
 class LspSettings(Section):
@@ -78,13 +112,13 @@ class OffloadSettings(Section):
         "auto",
         "whether the backward pass computes the blocks' activations again instead of keeping them; "
         "`auto` does on an accelerator, real or emulated",
-        read_by=_FIRST_ORDER,
+        read_by=FIRST_ORDER,
         identity=False,
     )
     memory: int = setting(
         0,
         "bytes of an emulated accelerator's memory; 0 is no limit",
-        read_by=_FIRST_ORDER,
+        read_by=FIRST_ORDER,
         page="concepts/offloading.md#an-accelerator-that-need-not-be-there",
         identity=False,
         ge=0,
@@ -99,7 +133,7 @@ class OffloadSettings(Section):
     slowdown: float = setting(
         1.0,
         "factor of an emulated accelerator's time",
-        read_by=_FIRST_ORDER,
+        read_by=FIRST_ORDER,
         identity=False,
         ge=1,
     )

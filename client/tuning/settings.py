@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from client.estimators.mezo import LearningRateSchedule
+from client.tuning.combinations import mistakes_in
 from client.tuning.methods import (
     ADAM_RATE,
     BATCH,
@@ -13,26 +14,24 @@ from client.tuning.methods import (
     ESTIMATING,
     FIRST_ORDER,
     LSP_RATE,
+    MEZO,
     QUERIES,
     SPACES,
     ZEROTH_ORDER,
     Method,
     SpaceName,
 )
-from client.tuning.sections import LspSettings, OffloadSettings, TuneData
+from client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
-from shared.config import NO_STREAMED_GRADIENTS
 from shared.data_settings import EMBEDDED_DATA
 from shared.directions import Differences, Gradients
-from shared.features import TUNING_EXCLUSIONS, refusals
 from shared.sections import (
-    EMBEDDED_MODEL,
     AdapterSettings,
     LearningRate,
     ModelSettings,
     adapter_kind,
 )
-from shared.settings import Scalar, Settings, Text, describe, flattened, nest, setting
+from shared.settings import Scalar, Settings, Text, flattened, nest, setting
 from shared.tasks.catalog import TaskName
 
 
@@ -94,6 +93,7 @@ class TuneSettings(Settings):
         "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass",
         read_by=("prge",),
         page="concepts/steps.md#exact-derivatives",
+        before="differences",
     )
     learning_rate: LearningRate = setting(
         "auto",
@@ -105,12 +105,16 @@ class TuneSettings(Settings):
         "constant", "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number"
     )
     warm_up: int = setting(
-        0, "first steps, in which an η that is a number rises from zero by equal parts", ge=0
+        0,
+        "first steps, in which an η that is a number rises from zero by equal parts",
+        before=0,
+        ge=0,
     )
     weight_decay: float = setting(
         0.0,
         "λ: a step also subtracts η·λ·θ, from every number that is trained",
         read_by=ZEROTH_ORDER,
+        before=0.0,
         ge=0,
     )
     moments: Literal["auto", "held", "recomputed"] = setting(
@@ -126,8 +130,9 @@ class TuneSettings(Settings):
         False,
         "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
         "float32 copy; every step leaves rounding errors in them",
-        read_by=("mezo", "mezo-momentum", "mezo-adam"),
+        read_by=MEZO,
         page="concepts/mezo.md#spaces",
+        before=False,
     )
     objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = setting(
         "auto",
@@ -171,6 +176,7 @@ class TuneSettings(Settings):
     model: ModelSettings = setting(ModelSettings(), "Model")
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: TuneData = setting(TuneData(), "Data")
+    scaling: ScalingSettings = setting(ScalingSettings(), "Scaled estimates")
     lsp: LspSettings = setting(LspSettings(), "LSP-Offload")
     offload: OffloadSettings = setting(OffloadSettings(), "Offloading")
 
@@ -186,146 +192,12 @@ class TuneSettings(Settings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        mistakes = [*self._about_the_method(), *self._about_the_data()]
-        if mistakes:
+        if mistakes := mistakes_in(self):
             raise ValueError("\n".join(mistakes))
         return self
 
-    def _about_the_method(self) -> list[str]:
-        mistakes = []
-        method, where = self.method, SPACES[self.method]
-        if self.space != "auto" and self.space not in where:
-            if not where:
-                mistakes.append(f"space: {method} trains nothing in the model; leave space out")
-            else:
-                able = [other for other, spaces in SPACES.items() if self.space in spaces]
-                mistakes.append(
-                    f"space: {method} trains in {' or '.join(where)}, not in {self.space}; "
-                    f"in {self.space} train {', '.join(able)}"
-                )
-        mistakes += self._about_the_rate()
-        mistakes += self._about_unread_settings()
-        if method not in ZEROTH_ORDER and self.objective == "metric":
-            mistakes.append(
-                f"objective: only zeroth-order methods can train a metric, {method} cannot; "
-                "choose prge or mezo, or another objective"
-            )
-        mistakes += [
-            f"adapter.{key}: samara tune trains the adapter's own numbers from zero; leave it out"
-            for key in ("basis", "start")
-            if getattr(self.adapter, key)
-        ]
-        mistakes += self._about_perturbations()
-        mistakes += self._about_gradients() if self.is_first_order else []
-        mistakes += refusals(self.features, TUNING_EXCLUSIONS)
-        if self.gradients == "exact" and self.model.stream in ("host", "disk"):
-            mistakes.append(NO_STREAMED_GRADIENTS)
-        if self.stream_compression != "none" and (
-            self.space != "full" or self.model.stream not in ("host", "disk")
-        ):
-            mistakes.append(
-                "stream-compression: is for all parameters that wait elsewhere; set space to full "
-                "and model.stream to host or disk, or leave it out"
-            )
-        return mistakes
-
-    def _about_the_rate(self) -> list[str]:
-        mistakes = []
-        if self.estimates_its_rate:
-            if self.learning_rate_schedule != "constant" or self.warm_up:
-                mistakes.append(
-                    "learning-rate-schedule, warm-up: a learning rate that is estimated has no "
-                    "schedule; leave them out, or set learning-rate to a number"
-                )
-            if self.differences == "one-point":
-                mistakes.append(
-                    "differences: one loss for every direction does not show the curvature, which "
-                    "the learning rate would be estimated from; set learning-rate to a number"
-                )
-        if self.warm_up >= self.steps:
-            mistakes.append(
-                f"warm-up: {self.warm_up} of {self.steps} steps leave none with the whole learning "
-                "rate; lower it, or raise steps"
-            )
-        return mistakes
-
-    def _about_perturbations(self) -> list[str]:
-        """Return what a zeroth-order method cannot perturb."""
-        mistakes, others = [], {"prge": "one-point"}
-        if self.method in ZEROTH_ORDER and self.differences == others.get(self.method, "forward"):
-            mistakes.append(
-                f"differences: {self.method} has no {self.differences} ones; choose central"
-                + (" or forward" if self.method == "prge" else " or one-point")
-            )
-        if self.in_place and self._space != "full" and "full" in SPACES[self.method]:
-            mistakes.append(
-                f"in-place: in {self._space} the model's parameters are not perturbed; leave it "
-                "out, or set space to full"
-            )
-        if self.in_place and self.stream_compression != "none":
-            mistakes.append(
-                "in-place: parameters are perturbed in the type that the model computes in; leave "
-                "stream-compression out"
-            )
-        return mistakes
-
-    def _about_gradients(self) -> list[str]:
-        """Return what a first-order method cannot train or compute with."""
-        mistakes, method, space = [], self.method, self._space
-        if space != "lora-fa" and self.model.dtype != "float32":
-            mistakes.append(
-                f"model.dtype: {method} in the space {space} trains the weights as they are, for "
-                f"which {self.model.dtype} is too coarse; set it to float32"
-            )
-        if self.model.quantization != "none":
-            mistakes.append(
-                f"model.quantization: {method} needs weights that are not quantized: updates are "
-                "smaller than the steps between quantized weights, which would round them away; "
-                "set it to none"
-            )
-        if self.model.stream in ("host", "disk"):
-            mistakes.append(
-                f"model.stream: the backward pass of {method} needs all blocks at once; set it to "
-                "off"
-            )
-        if self.offload.emulates and (self.model.torch_device != "cpu" or self.threads != 1):
-            mistakes.append(
-                "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
-                "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
-            )
-        if self.offload.emulates and self.offload.schedule == "none":
-            mistakes.append(
-                "offload.schedule: none does all work where the model computes, and an emulated "
-                "accelerator has a link and a host beside it; set it to layer-wise or zero"
-            )
-        return mistakes
-
-    def _about_unread_settings(self) -> list[str]:
-        flat = self.flat()
-        return [
-            f"{key}: {self.method} does not read it; leave it out, or choose "
-            + " or ".join(described.read_by)
-            for key, described in describe(type(self)).items()
-            if not described.is_read_by(self.method) and flat[key] != described.default
-        ]
-
-    def _about_the_data(self) -> list[str]:
-        mistakes = []
-        if self.data.path != EMBEDDED_DATA:
-            if self.model.path == EMBEDDED_MODEL:
-                mistakes.append(
-                    "model: the embedded model knows the words of generated messages only; "
-                    "give a model that can read your data"
-                )
-            if self.task == EMBEDDED_DATA:
-                mistakes.append(
-                    f"task: {EMBEDDED_DATA} asks about generated messages; give a shipped task or "
-                    "a task file that fits your data"
-                )
-        return mistakes
-
     @property
-    def _space(self) -> SpaceName | Literal["none"]:
+    def trained_space(self) -> SpaceName | Literal["none"]:
         """The space that is trained; none if the method trains nothing."""
         if self.space != "auto":
             return self.space
@@ -337,24 +209,26 @@ class TuneSettings(Settings):
         return self.method in FIRST_ORDER
 
     @property
+    def needs_backward_passes(self) -> bool:
+        """Return whether any gradient is computed by a backward pass."""
+        of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "backward"
+        return self.is_first_order or self.gradients == "exact" or of_norms
+
+    @property
     def features(self) -> dict[str, str]:
         """The values in the feature matrix of tuning that the settings decide."""
         return {
             "tuning method": self.method,
-            "space": self._space,
+            "space": self.trained_space,
             "adapter": adapter_kind(self.adapter.layers),
         }
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Settings that runs from before did not have are left out where they change nothing, and
-        subspaces where there are none.
+        Subspaces are left out where there are none.
         """
         identity = super().identity()
-        for key in ("gradients", "warm-up", "weight-decay", "in-place"):
-            if identity[key] == describe(type(self))[key].default:
-                del identity[key]
         if self.method != "lsp":
             identity = {k: v for k, v in identity.items() if not k.startswith("lsp.")}
         return identity
@@ -386,7 +260,7 @@ class TuneSettings(Settings):
             "threads": self.threads or threads,
             "batch": self.batch or batch,
         }
-        if self.model.stream == "auto" and (self.is_first_order or self.gradients == "exact"):
+        if self.model.stream == "auto" and self.needs_backward_passes:
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space

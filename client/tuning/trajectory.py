@@ -14,6 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from client.spaces.scaling import scaling_by
 from client.spaces.space import Space
 from client.tuning.descent import Descent, UpdateRule, UpdateStep
 from client.tuning.trajectory_format import (
@@ -49,6 +50,8 @@ def make_header(
     update = {"name": type(rule).__name__.lower()} | asdict(rule)
     if not rule.weight_decay:
         del update["weight_decay"]  # as in files from before there was one
+    if space.scaling_plan is not None:
+        update |= asdict(space.scaling_plan)
     return TrajectoryHeader(
         model_id.hex(),
         space.kind,
@@ -74,6 +77,7 @@ class Trajectory:
         start: initial θ as float32; empty if the header determines it.
         records: records in their order: a step, or for a revert the number of records after which
             θ was what it is again.
+        d: D of the next step unless it is found anew, float32 [groups]; None if there is none.
         checksum: CRC-32 that the next record continues.
         dropped: number of bytes of an incomplete record at the end.
     """
@@ -82,6 +86,7 @@ class Trajectory:
     header: TrajectoryHeader
     start: bytes
     records: tuple[UpdateStep | int, ...]
+    d: NDArray[np.float32] | None
     checksum: int
     dropped: int
 
@@ -189,6 +194,7 @@ def read_trajectory(path: Path) -> Trajectory:
 def _decode(path: Path, data: bytes) -> Trajectory:
     header, start, offset = TrajectoryHeader.decode(data)
     records: list[UpdateStep | int] = []
+    plan, d = header.scaling_plan, None
     checksum = first_checksum(data, offset)
     while offset < len(data):
         record = decode_record(data, offset, len(records), checksum)
@@ -197,11 +203,26 @@ def _decode(path: Path, data: bytes) -> Trajectory:
         if isinstance(record.content, int):
             records.append(record.content)
         else:
-            seeds = header.seeds(len(records), len(record.content))
-            step = UpdateStep(seeds, record.content, record.learning_rate, header.epsilon)
-            records.append(step)
+            gradients = record.content
+            if plan is not None and plan.finds_anew(len(records)):
+                d, gradients = _split_d(gradients, plan.groups, len(records))
+            seeds = header.seeds(len(records), len(gradients))
+            scaling = scaling_by(plan, d)
+            records.append(
+                UpdateStep(seeds, gradients, record.learning_rate, header.epsilon, scaling)
+            )
         offset, checksum = record.end, record.checksum
-    return Trajectory(path, header, start, tuple(records), checksum, len(data) - offset)
+    return Trajectory(path, header, start, tuple(records), d, checksum, len(data) - offset)
+
+
+def _split_d(
+    content: NDArray[np.float32], groups: int, step: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return D and the projected gradients of a step in which D was found."""
+    d, gradients = content[:groups], content[groups:]
+    if not len(gradients) or not (np.isfinite(d) & (d > 0)).all():
+        raise TrajectoryError(f"step {step + 1} lacks the d of {groups} groups of parameters")
+    return d, gradients
 
 
 class TrajectoryWriter:
@@ -259,12 +280,18 @@ class TrajectoryWriter:
         """Return the seeds of the next step's directions, uint64 [n]."""
         return self.trajectory.header.seeds(self._records, queries)
 
-    def append(self, gradients: NDArray[np.float32], learning_rate: float) -> UpdateStep:
+    def append(
+        self,
+        gradients: NDArray[np.float32],
+        learning_rate: float,
+        d: NDArray[np.float32] | None = None,
+    ) -> UpdateStep:
         """Write the next step to disk.
 
         Args:
             gradients: float32 [n], the projected gradients of `seeds(n)`.
             learning_rate: learning rate η, which is rounded to float32.
+            d: D of the step, float32 [groups], where there is one.
 
         Returns:
             The step, with the numbers that a rebuild reads.
@@ -274,7 +301,11 @@ class TrajectoryWriter:
             TrajectoryError: if the disk refuses; the file is unchanged then.
         """
         rate, epsilon = float(np.float32(learning_rate)), self.trajectory.header.epsilon
-        step = UpdateStep(self.seeds(len(gradients)), gradients, rate, epsilon)
+        plan = self.trajectory.header.scaling_plan
+        seeds = self.seeds(len(gradients))
+        step = UpdateStep(seeds, gradients, rate, epsilon, scaling_by(plan, d))
+        if plan is not None and d is not None and plan.finds_anew(self._records):
+            gradients = np.concatenate([d, gradients])
         self._write(encode_record(self._records, rate, gradients, self._checksum))
         return step
 

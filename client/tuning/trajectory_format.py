@@ -4,6 +4,7 @@
              · text (JSON) · start (float32, if the initial θ depends on the machine)
              · SHA-256 of all before
     step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
+             where D is found, d of every group of parameters comes first and counts in n
     revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 after which θ was what it is
              again · CRC-32
 
@@ -21,6 +22,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from client.spaces.scaling import ScalingPlan
 from shared.directions import query_seeds
 from shared.errors import TrajectoryError
 from shared.normal_table import TABLE_SHA256
@@ -50,7 +52,7 @@ class TrajectoryHeader:
         distribution: distribution of the directions.
         root: seed that the directions' seeds are derived from.
         epsilon: size ε of the perturbations.
-        update: name and parameters of the update rule.
+        update: name and parameters of the update rule, and of D if there is one.
         settings_hash: hash of all settings of the run.
         normal_table_hash: hash of the table that directions are computed from.
     """
@@ -72,6 +74,14 @@ class TrajectoryHeader:
         """Return the seeds of a step's directions, uint64 [n]."""
         seeds: NDArray[np.uint64] = query_seeds(self.root, 0, 1, queries, first_step=step)[0]
         return seeds
+
+    @property
+    def scaling_plan(self) -> ScalingPlan | None:
+        """What D modifies in the steps, and where it is found; None if there is no D."""
+        match self.update:
+            case {"modify": ("variance" | "expectation") as modify, "groups": groups, **rest}:
+                return ScalingPlan(modify, int(groups), int(rest.get("interval", 0)))
+        return None
 
     def encode(self, start: bytes) -> bytes:
         """Return the bytes before the first record.

@@ -2,14 +2,16 @@
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from client.estimators.exact import directional_derivatives, exact_estimator
 from client.estimators.mezo import (
@@ -21,17 +23,25 @@ from client.estimators.mezo import (
 from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
 from client.forward.grouping import Schedule, split_by_grouping
 from client.forward.resident import ResidentForward
-from client.spaces.full import FullSpace, check_trainable
-from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.spaces.prefix import PrefixSpace
-from client.spaces.space import Space
+from client.spaces.low_rank import LoRAFASpace
+from client.spaces.scaling import scaling_by
 from client.spaces.streamed import StreamedFullSpace
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
+from client.tuning.group_norms import (
+    backward_gradient,
+    d_of,
+    estimate_gradient_norms,
+    gradient_norms,
+    parameter_norms,
+)
 from client.tuning.methods import Method
+from client.tuning.run_space import BLOCKS_FOLDER, make_space
 from client.tuning.settings import TuneSettings
+from client.tuning.training_loss import summed_loss
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from shared.model.lora_fa import Perturbations, PerturbedAdapters
+from shared.directions import query_seeds
+from shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_adapter
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt
 from shared.start import Start
@@ -43,15 +53,9 @@ from shared.tasks.objectives import minus_answer_metric
 log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
-BLOCKS_FOLDER = "blocks"
-"""Folder of the blocks of a streamed model whose parameters are trained, during the run."""
+NORMS_ORDER, NORMS_STREAM = 65_535, 1
+"""Batch order and seed stream of the norms in D; directions of steps have lower orders, and 0."""
 
-_STORED_DTYPES = {
-    "none": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8": torch.float8_e4m3fn,
-}
 _UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
     "prge": SGD,
     "mezo": SGD,
@@ -126,6 +130,8 @@ class ZerothOrder:
         settings = setup.settings
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
         seeds = self._writer.seeds(queries)
+        d = self._find_d()
+        self._space.scaling = scaling_by(self._space.scaling_plan, d)
         size = self._step_sizes.size
         estimate = run_estimator(self._make_estimator(seeds), self._losses_of)
         gradients = size.clipped(estimate.gradients)
@@ -140,7 +146,8 @@ class ZerothOrder:
         after = self._step_sizes.record(observation.scaled(_total_gain(self._rule)))
         self._has_just_reverted = after.back_to is not None
         if after.back_to is None:
-            self._descent.step(self._writer.append(gradients, rate))
+            self._descent.step(self._writer.append(gradients, rate, d))
+            self._d = d
         else:
             self._writer.append_revert(after.back_to)
             log.warning(
@@ -153,6 +160,42 @@ class ZerothOrder:
             self._rebuild_from_base(step + 1)
         self._steps = step + 1
         return estimate.mean_loss
+
+    def _find_d(self) -> NDArray[np.float32] | None:
+        """Return d of the next step, found anew where it is due; None without a D."""
+        space, settings = self._space, self._setup.settings
+        if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):
+            return self._d
+        batch = self._setup.batch(self.steps, NORMS_ORDER)
+        if settings.scaling.norms == "parameters":
+            return d_of(parameter_norms(space))
+        if settings.scaling.norms == "backward":
+            return d_of(gradient_norms(space, self._backward_gradient(batch)))
+        shape = (len(space.groups.names), settings.scaling.directions)
+        seeds = query_seeds(self._setup.root, NORMS_STREAM, 1, prod(shape), self.steps)
+        norms = estimate_gradient_norms(
+            space,
+            seeds.reshape(shape),
+            settings.epsilon,
+            lambda seeds: self._losses_of(LossRequest(seeds, settings.epsilon, batch)),
+        )
+        return d_of(norms)
+
+    def _backward_gradient(self, batch: NDArray[np.int64]) -> Tensor:
+        """Return the gradient of all parameters on a batch by backward passes, float32 [d]."""
+        setup, forward = self._setup, self._forward
+        assert isinstance(forward, ResidentForward)
+        train, size = setup.splits["train"], self._schedule.micro_batch or len(batch)
+        _, no_adapters = empty_adapter()
+
+        def losses() -> Iterator[Tensor]:
+            for start in range(0, len(batch), size):
+                some = batch[start : start + size]
+                prompts = [train.prompts[index] for index in some]
+                scores = forward.score_pass(no_adapters, prompts)[0]
+                yield summed_loss(scores, train.labels[some], setup.goal) / len(batch)
+
+        return backward_gradient(setup.base.network, losses)
 
     def _make_estimator(self, seeds: NDArray[np.uint64]) -> Estimator:
         """Return the estimator of the next step."""
@@ -227,8 +270,6 @@ class ZerothOrder:
         """Create the space in the loaded model, and its forward engine."""
         setup = self._setup
         self._space = space = make_space(setup, self._blocks)
-        if setup.settings.differences == "one-point":
-            space.signs = (1,)
         parameters = space if isinstance(space, StreamedFullSpace) else None
         self._forward = setup.make_forward(space.adapter, parameters)
 
@@ -239,6 +280,7 @@ class ZerothOrder:
         moments = self._setup.settings.moments
         if moments == "auto":  # what is streamed does not fit into memory, so nor do its moments
             moments = "recomputed" if isinstance(self._space, StreamedFullSpace) else "held"
+        self._d = trajectory.d
         self._descent: Descent = trajectory.rebuild(
             self._space, self._rule, self._setup.base.model_id, moments == "held"
         )
@@ -291,41 +333,3 @@ class ZerothOrder:
 def _total_gain(rule: UpdateRule) -> float:
     """Return by what factor a step's gradient moves θ in all, later steps' moments included."""
     return 1 / (1 - rule.beta) if isinstance(rule, Momentum) else 1.0
-
-
-def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
-    """Create the space that the settings name, in its initial state, in the loaded model.
-
-    Args:
-        setup: setup whose model is unchanged since it was loaded.
-        blocks: folder for the blocks of a streamed model whose parameters are trained.
-
-    Raises:
-        ModelError: if the model has no such space.
-    """
-    settings, base = setup.settings, setup.base
-    backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
-    labels = setup.scorer.labels
-    match settings.space:
-        case "full" if setup.stream is not None:
-            check_trainable(base)
-            setup.stream.detach()
-            stored = _STORED_DTYPES[settings.stream_compression]
-            if settings.in_place:
-                stored = base.network.dtype
-            store = setup.loaded.make_trainable_store(blocks, stored)
-            distribution = settings.adapter.distribution
-            keep_copy = not settings.in_place
-            space = StreamedFullSpace(base, store, backend, keep_copy, distribution=distribution)
-            setup.stream = space.stream
-            return space
-        case "full":
-            distribution = settings.adapter.distribution
-            return FullSpace(base, backend, not settings.in_place, distribution)
-        case "lora":
-            return LoRASpace(base, settings.adapter, labels, backend)
-        case "prefix":
-            distribution = settings.adapter.distribution
-            return PrefixSpace(base, settings.prefix_length, setup.root, backend, distribution)
-        case _:
-            return LoRAFASpace(base, settings.adapter, labels, backend)

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tuning import Settings, small, tuned, tuning_of
 
+from client.tuning import zeroth_order
+from client.tuning.group_norms import d_of
 from client.tuning.run import tune
+from client.tuning.run_space import make_space
 from client.tuning.trajectory import read_trajectory
 from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, make_space, update_rule
+from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 
 ModelFolder = Callable[[str], Path]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -21,6 +25,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one-point of a prefix": {"space": "prefix", "differences": "one-point"},
     "one-point in place": {"space": "full", "differences": "one-point", "in_place": True},
     "weight decay": {"space": "lora", "weight_decay": 0.1},
+    "variance": {"space": "full", "scaling__modify": "variance"},
+    "variance of a prefix, every epoch": {
+        "space": "prefix",
+        "scaling__modify": "variance",
+        "scaling__every_epoch": True,
+        "batch": 12,
+    },
+    "expectation by parameters, in place": {
+        "space": "full",
+        "in_place": True,
+        "scaling__modify": "expectation",
+        "scaling__norms": "parameters",
+    },
+    "variance by a backward pass": {
+        "space": "full",
+        "scaling__modify": "variance",
+        "scaling__norms": "backward",
+    },
     "cosine": {"space": "lora-fa", "learning_rate_schedule": "cosine", "warm_up": 2},
 }
 
@@ -45,7 +67,8 @@ def test_a_variant_goes_on_to_the_same_result(
 ) -> None:
     changes = VARIANTS[variant]
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
-    plain = {"space": changes["space"]} | {k: v for k, v in changes.items() if k == "model__dtype"}
+    kept = ("space", "model__dtype", "batch")
+    plain = {k: v for k, v in changes.items() if k in kept}
     other = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **plain))
     assert other["curve"] != whole["curve"]
     config = tuning_of(settings, **changes)
@@ -86,6 +109,45 @@ def test_in_place_is_the_copy_but_for_the_rounding_of_restoring(
 
 def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"space": "full", "in_place": True}
+    resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
+    streamed = tuned(tuning_of(settings, model__stream="host", **changes))
+    assert streamed["digest"] == resident["digest"]
+
+
+@pytest.mark.parametrize(
+    ("space", "modify"), [("full", "variance"), ("lora", "expectation"), ("prefix", "variance")]
+)
+def test_scaling_by_ones_is_plain(
+    space: str, modify: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"space": space, "method": "mezo-momentum"}
+    plain = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **changes))
+    monkeypatch.setattr(zeroth_order, "d_of", np.ones_like)
+    scaled = tuned(tuning_of(settings, scaling__modify=modify, **changes))
+    assert scaled["digest"] == plain["digest"]
+
+
+def test_norms_by_a_backward_pass_are_near_those_from_losses(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same batch: estimates from 40 directions of each group are √(2/π) of the norms."""
+    found: list[NDArray[np.float32]] = []
+
+    def noted(norms: NDArray[np.float32]) -> NDArray[np.float32]:
+        found.append(norms)
+        return d_of(norms)
+
+    monkeypatch.setattr(zeroth_order, "d_of", noted)
+    changes: dict[str, Any] = {"space": "full", "scaling__modify": "variance", "steps": 1}
+    for name, more in {"backward": {}, "gradients": {"scaling__directions": 40}}.items():
+        out = str(tmp_path / name)
+        tune(tuning_of(settings, out=out, scaling__norms=name, **changes, **more))
+    exact, estimated = found
+    np.testing.assert_allclose(estimated, exact * np.sqrt(2 / np.pi), rtol=0.5)
+
+
+def test_scaled_and_streamed_is_scaled(settings: Settings, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"space": "full", "scaling__modify": "variance"}
     resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
     streamed = tuned(tuning_of(settings, model__stream="host", **changes))
     assert streamed["digest"] == resident["digest"]

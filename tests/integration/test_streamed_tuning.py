@@ -9,8 +9,8 @@ from tuning import Settings, lasting, small, tuned, tuning_of
 from typer.testing import CliRunner
 
 from client.tuning.run import tune
+from client.tuning.run_space import BLOCKS_FOLDER
 from client.tuning.settings import TuneSettings
-from client.tuning.zeroth_order import BLOCKS_FOLDER
 from samara.command import app
 from shared.errors import ConfigError
 

@@ -50,6 +50,10 @@ def test_given_settings_are_not_changed() -> None:
         ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
         ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
         ({"method": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
+        (
+            {"method": "mezo", "space": "full", "model.quantization": "nf4"},
+            "model.quantization: all parameters are perturbed, and nf4 weights are not numbers",
+        ),
         ({"in-place": True}, "in-place: prge does not read it"),
         ({"method": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
         ({"method": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),

@@ -40,6 +40,7 @@ from client.tuning.baselines.resident_adam import ResidentAdam
 from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
 from client.tuning.tensor_file import TensorFile
+from client.tuning.training_loss import summed_loss
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.model.loading import BaseModel
@@ -264,10 +265,7 @@ class FirstOrder:
         blocks = list(base.blocks) if computes_again(self._setup.settings) else []
         with checkpointing(blocks, lambda: self._adapter.using(self._adapters)):
             scores = self._forward.score_pass(self._adapters, prompts)[0]
-        labels = torch.from_numpy(train.labels[batch]).to(scores.device)
-        if self._setup.goal == "likelihood":
-            return -scores.gather(1, labels[:, None]).sum() / count
-        return nn.functional.cross_entropy(scores, labels, reduction="sum") / count
+        return summed_loss(scores, train.labels[batch], self._setup.goal) / count
 
     def _backward(self, loss: Tensor, work: str = "backward") -> None:
         self._accelerator.switch(work, 0)

@@ -1,0 +1,208 @@
+"""The combinations of tuning settings that do not exist, each with its reason and a remedy."""
+
+from typing import TYPE_CHECKING
+
+from client.tuning.methods import SPACES, ZEROTH_ORDER
+from shared.config import NO_STREAMED_GRADIENTS
+from shared.data_settings import EMBEDDED_DATA
+from shared.features import TUNING_EXCLUSIONS, refusals
+from shared.sections import EMBEDDED_MODEL
+from shared.settings import describe
+
+if TYPE_CHECKING:
+    from client.tuning.settings import TuneSettings
+
+
+def mistakes_in(settings: "TuneSettings") -> list[str]:
+    """Return what is wrong with settings that are each valid by themselves."""
+    return [*_about_the_method(settings), *_about_the_data(settings)]
+
+
+def _about_the_method(settings: "TuneSettings") -> list[str]:
+    mistakes = []
+    method, where = settings.method, SPACES[settings.method]
+    if settings.space != "auto" and settings.space not in where:
+        if not where:
+            mistakes.append(f"space: {method} trains nothing in the model; leave space out")
+        else:
+            able = [other for other, spaces in SPACES.items() if settings.space in spaces]
+            mistakes.append(
+                f"space: {method} trains in {' or '.join(where)}, not in {settings.space}; "
+                f"in {settings.space} train {', '.join(able)}"
+            )
+    mistakes += _about_the_rate(settings)
+    mistakes += _about_unread_settings(settings)
+    if method not in ZEROTH_ORDER and settings.objective == "metric":
+        mistakes.append(
+            f"objective: only zeroth-order methods can train a metric, {method} cannot; "
+            "choose prge or mezo, or another objective"
+        )
+    mistakes += [
+        f"adapter.{key}: samara tune trains the adapter's own numbers from zero; leave it out"
+        for key in ("basis", "start")
+        if getattr(settings.adapter, key)
+    ]
+    mistakes += _about_perturbations(settings)
+    mistakes += _about_scaling(settings)
+    mistakes += _about_gradients(settings) if settings.is_first_order else []
+    mistakes += refusals(settings.features, TUNING_EXCLUSIONS)
+    if settings.gradients == "exact" and settings.model.stream in ("host", "disk"):
+        mistakes.append(NO_STREAMED_GRADIENTS)
+    if settings.stream_compression != "none" and (
+        settings.space != "full" or settings.model.stream not in ("host", "disk")
+    ):
+        mistakes.append(
+            "stream-compression: is for all parameters that wait elsewhere; set space to full "
+            "and model.stream to host or disk, or leave it out"
+        )
+    return mistakes
+
+
+def _about_the_rate(settings: "TuneSettings") -> list[str]:
+    mistakes = []
+    if settings.estimates_its_rate:
+        if settings.learning_rate_schedule != "constant" or settings.warm_up:
+            mistakes.append(
+                "learning-rate-schedule, warm-up: a learning rate that is estimated has no "
+                "schedule; leave them out, or set learning-rate to a number"
+            )
+        if settings.differences == "one-point":
+            mistakes.append(
+                "differences: one loss for every direction does not show the curvature, which "
+                "the learning rate would be estimated from; set learning-rate to a number"
+            )
+    if settings.warm_up >= settings.steps:
+        mistakes.append(
+            f"warm-up: {settings.warm_up} of {settings.steps} steps leave none with the whole "
+            "learning rate; lower it, or raise steps"
+        )
+    return mistakes
+
+
+def _about_perturbations(settings: "TuneSettings") -> list[str]:
+    """Return what a zeroth-order method cannot perturb."""
+    mistakes, method, space = [], settings.method, settings.trained_space
+    other = "one-point" if method == "prge" else "forward"
+    if method in ZEROTH_ORDER and settings.differences == other:
+        mistakes.append(
+            f"differences: {method} has no {settings.differences} ones; choose central"
+            + (" or forward" if method == "prge" else " or one-point")
+        )
+    if settings.in_place and space != "full" and "full" in SPACES[method]:
+        mistakes.append(
+            f"in-place: in {space} the model's parameters are not perturbed; leave it "
+            "out, or set space to full"
+        )
+    if method in ZEROTH_ORDER and space == "full" and settings.model.quantization != "none":
+        mistakes.append(
+            f"model.quantization: all parameters are perturbed, and {settings.model.quantization} "
+            "weights are not numbers that a perturbation can be added to; set it to none, or space "
+            "to lora"
+        )
+    if settings.in_place and settings.stream_compression != "none":
+        mistakes.append(
+            "in-place: parameters are perturbed in the type that the model computes in; leave "
+            "stream-compression out"
+        )
+    return mistakes
+
+
+def _about_scaling(settings: "TuneSettings") -> list[str]:
+    """Return what an estimate cannot be scaled in, or D cannot be found by."""
+    scaling, mistakes = settings.scaling, []
+    if scaling.modify == "nothing" or settings.method not in ZEROTH_ORDER:
+        return []
+    if settings.trained_space == "lora-fa":
+        mistakes.append(
+            "scaling.modify: in lora-fa directions are whole numbers up to the last product of a "
+            "pass, and are not scaled; set space to lora, full or prefix"
+        )
+    if settings.estimates_its_rate:
+        mistakes.append(
+            "scaling.modify: the learning rate is estimated for directions of equal scale; set "
+            "learning-rate to a number"
+        )
+    if settings.differences == "one-point":
+        mistakes.append(
+            "scaling.modify: definitions 6 and 7 have two losses for each direction; set "
+            "differences to central"
+        )
+    if settings.in_place and scaling.norms == "gradients":
+        mistakes.append(
+            "scaling.norms: directions of single groups would leave rounding errors in parameters "
+            "that are perturbed in place, which no trajectory repeats; set it to parameters, or "
+            "in-place to false"
+        )
+    if scaling.norms == "backward" and settings.objective == "metric":
+        mistakes.append(
+            "scaling.norms: a metric has no gradient; set it to gradients, or another objective"
+        )
+    if scaling.norms == "backward" and (
+        settings.trained_space != "full"
+        or settings.model.dtype != "float32"
+        or settings.model.stream in ("host", "disk")
+    ):
+        mistakes.append(
+            "scaling.norms: the backward pass is one of all parameters in float32, with all blocks "
+            "at once; set it to gradients, or space to full, model.dtype to float32 and "
+            "model.stream to off"
+        )
+    return mistakes
+
+
+def _about_gradients(settings: "TuneSettings") -> list[str]:
+    """Return what a first-order method cannot train or compute with."""
+    mistakes, method, space = [], settings.method, settings.trained_space
+    if space != "lora-fa" and settings.model.dtype != "float32":
+        mistakes.append(
+            f"model.dtype: {method} in the space {space} trains the weights as they are, for "
+            f"which {settings.model.dtype} is too coarse; set it to float32"
+        )
+    if settings.model.quantization != "none":
+        mistakes.append(
+            f"model.quantization: {method} needs weights that are not quantized: updates are "
+            "smaller than the steps between quantized weights, which would round them away; "
+            "set it to none"
+        )
+    if settings.model.stream in ("host", "disk"):
+        mistakes.append(
+            f"model.stream: the backward pass of {method} needs all blocks at once; set it to off"
+        )
+    is_one_core = settings.model.torch_device == "cpu" and settings.threads == 1
+    if settings.offload.emulates and not is_one_core:
+        mistakes.append(
+            "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
+            "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
+        )
+    if settings.offload.emulates and settings.offload.schedule == "none":
+        mistakes.append(
+            "offload.schedule: none does all work where the model computes, and an emulated "
+            "accelerator has a link and a host beside it; set it to layer-wise or zero"
+        )
+    return mistakes
+
+
+def _about_unread_settings(settings: "TuneSettings") -> list[str]:
+    flat = settings.flat()
+    return [
+        f"{key}: {settings.method} does not read it; leave it out, or choose "
+        + " or ".join(described.read_by)
+        for key, described in describe(type(settings)).items()
+        if not described.is_read_by(settings.method) and flat[key] != described.default
+    ]
+
+
+def _about_the_data(settings: "TuneSettings") -> list[str]:
+    mistakes = []
+    if settings.data.path != EMBEDDED_DATA:
+        if settings.model.path == EMBEDDED_MODEL:
+            mistakes.append(
+                "model: the embedded model knows the words of generated messages only; "
+                "give a model that can read your data"
+            )
+        if settings.task == EMBEDDED_DATA:
+            mistakes.append(
+                f"task: {EMBEDDED_DATA} asks about generated messages; give a shipped task or "
+                "a task file that fits your data"
+            )
+    return mistakes

@@ -1,0 +1,105 @@
+"""Norms of the groups of parameters, which are d in D of definitions 6 and 7.
+
+Malladi et al. (2023), appendix B.3: d is a block vector of gradient norms, estimated from losses
+(proposition 1) or by one backward pass, or of parameter norms.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client.spaces.scaling import Scaling
+from client.spaces.space import Space
+from shared.errors import TrainingError
+
+
+def estimate_gradient_norms(
+    space: Space,
+    seeds: NDArray[np.uint64],
+    epsilon: float,
+    losses_of: Callable[[NDArray[np.uint64]], NDArray[np.float64]],
+) -> NDArray[np.float32]:
+    """Estimate the norm of every group's gradient from losses (proposition 1).
+
+    For group ℓ it is the mean of |L(θ + ε·z_ℓ; B) − L(θ − ε·z_ℓ; B)| / 2ε over its directions z_ℓ,
+    which are 0 outside of the group. The expectation is √(2/π) of the norm, in every group.
+
+    Args:
+        space: space at θ; its scaling is None afterwards.
+        seeds: uint64 [groups, k], seeds of the directions of every group.
+        epsilon: size ε > 0 of the perturbations.
+        losses_of: function that returns the losses along some directions, float64 [2k], + first.
+    """
+    norms = []
+    try:
+        for group, own in enumerate(seeds):
+            space.scaling = Scaling.of_one(group, len(seeds))
+            plus, minus = np.split(losses_of(own), 2)
+            norms.append(np.mean(np.abs(plus - minus)) / (2 * epsilon))
+    finally:
+        space.scaling = None
+    return np.array(norms, np.float32)
+
+
+def parameter_norms(space: Space) -> NDArray[np.float32]:
+    """Return the norm of every group of a space's θ, float32 [groups]."""
+    return _norms(space, space.values)
+
+
+def gradient_norms(space: Space, gradient: Tensor) -> NDArray[np.float32]:
+    """Return the norm of every group of a gradient, float32 [groups].
+
+    Args:
+        space: space whose groups they are.
+        gradient: float32 [d], in the order of θ.
+    """
+    return _norms(space, lambda first, count: gradient[first : first + count])
+
+
+def backward_gradient(network: nn.Module, losses: Callable[[], Iterable[Tensor]]) -> Tensor:
+    """Return the gradient of a sum of losses by backward passes, float32 [d].
+
+    Args:
+        network: network whose parameters, in their order, are θ.
+        losses: function that computes the losses one after the other.
+    """
+    parameters = list(network.parameters())
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for loss in losses():
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+
+def _norms(space: Space, values: Callable[[int, int], Tensor]) -> NDArray[np.float32]:
+    squares = np.zeros(len(space.groups.names))
+    for first, count in space.chunks():
+        whole, start = values(first, count), 0
+        for group, length in space.groups.parts(first, count):
+            part = whole[start : start + length].double()
+            squares[group] += float(part.square().sum())
+            start += length
+    return np.sqrt(squares).astype(np.float32)
+
+
+def d_of(norms: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return d from norms: a group whose norm is 0, on which no loss depends, has d = 1.
+
+    Raises:
+        TrainingError: if a norm is not finite.
+    """
+    if not np.isfinite(norms).all():
+        raise TrainingError(
+            "the norm of a group of parameters is not finite; lower epsilon, or check the model's "
+            "weights"
+        )
+    return np.where(norms > 0, norms, np.float32(1))

@@ -1,0 +1,84 @@
+"""The space that a tuning run trains, in its initial state."""
+
+from pathlib import Path
+
+import torch
+
+from client.spaces.full import FullSpace, check_trainable
+from client.spaces.low_rank import LoRAFASpace, LoRASpace
+from client.spaces.prefix import PrefixSpace
+from client.spaces.scaling import ScalingPlan
+from client.spaces.space import Space
+from client.spaces.streamed import StreamedFullSpace
+from client.tuning.tuning_setup import TuningSetup
+from shared.model.replay_torch import backend_for
+
+BLOCKS_FOLDER = "blocks"
+"""Folder of the blocks of a streamed model whose parameters are trained, during the run."""
+
+
+_STORED_DTYPES = {
+    "none": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8": torch.float8_e4m3fn,
+}
+
+
+def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
+    """Create the space that the settings name, in its initial state, in the loaded model.
+
+    Args:
+        setup: setup whose model is unchanged since it was loaded.
+        blocks: folder for the blocks of a streamed model whose parameters are trained.
+
+    Raises:
+        ModelError: if the model has no such space.
+    """
+    space = _make_space(setup, blocks)
+    if setup.settings.differences == "one-point":
+        space.signs = (1,)
+    space.scaling_plan = _scaling_plan(setup, space)
+    return space
+
+
+def _make_space(setup: TuningSetup, blocks: Path) -> Space:
+    settings, base = setup.settings, setup.base
+    backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
+    labels = setup.scorer.labels
+    match settings.space:
+        case "full" if setup.stream is not None:
+            check_trainable(base)
+            setup.stream.detach()
+            stored = _STORED_DTYPES[settings.stream_compression]
+            if settings.in_place:
+                stored = base.network.dtype
+            store = setup.loaded.make_trainable_store(blocks, stored)
+            distribution = settings.adapter.distribution
+            keep_copy = not settings.in_place
+            space = StreamedFullSpace(base, store, backend, keep_copy, distribution=distribution)
+            setup.stream = space.stream
+            return space
+        case "full":
+            distribution = settings.adapter.distribution
+            return FullSpace(base, backend, not settings.in_place, distribution)
+        case "lora":
+            return LoRASpace(base, settings.adapter, labels, backend)
+        case "prefix":
+            distribution = settings.adapter.distribution
+            return PrefixSpace(base, settings.prefix_length, setup.root, backend, distribution)
+        case _:
+            return LoRAFASpace(base, settings.adapter, labels, backend)
+
+
+def _scaling_plan(setup: TuningSetup, space: Space) -> ScalingPlan | None:
+    """Return what D modifies in a run, and when it is found; None if there is no D."""
+    settings = setup.settings
+    modify = settings.scaling.modify
+    if modify == "nothing":
+        return None
+    examples = len(setup.splits["train"].labels)
+    epoch = -(-examples // (settings.batch * settings.queries))
+    return ScalingPlan(
+        modify, len(space.groups.names), epoch if settings.scaling.every_epoch else 0
+    )

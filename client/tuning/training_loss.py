@@ -1,0 +1,22 @@
+"""The loss that backward passes begin at."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shared.tasks.objectives import ObjectiveName
+
+
+def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) -> Tensor:
+    """Return the loss of some rows, summed, with its graph.
+
+    Args:
+        scores: float32 [rows, width].
+        labels: int64 [rows].
+        goal: cross-entropy, or likelihood of the right answers.
+    """
+    right = torch.from_numpy(labels).to(scores.device)
+    if goal == "likelihood":
+        return -scores.gather(1, right[:, None]).sum()
+    return nn.functional.cross_entropy(scores, right, reduction="sum")
