@@ -264,8 +264,8 @@ def tune(
     method: Annotated[
         str,
         typer.Option(
-            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, lora, zero-offload, lsp, "
-            "zero-shot, icl, linear-probe."
+            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
+            "lsp, zero-shot, icl, linear-probe."
         ),
     ] = "prge",
     space: Annotated[

@@ -1,8 +1,8 @@
-"""Exact directional derivatives, of clients that can run a backward pass.
+"""Exact directional derivatives, by a backward pass or by forward-mode differentiation.
 
 For every query i, g_i = z_i·∇L(B), the limit of central differences for ε → 0 (MeZO, section 2.1).
-A step takes one forward and one backward pass for any number of queries; the report has the same
-form.
+With a backward pass, a step takes one of them and one forward pass for any number of queries. In
+forward mode it takes one pass for each.
 """
 
 import numpy as np
@@ -36,6 +36,38 @@ def exact_estimator(
     if curvature:  # L₀ again: a second difference needs three losses with the same rounding
         measured = (yield from prge_estimator(seeds, batch, epsilon, True)).curvature
     return GradientEstimate(gradients, float(unperturbed), measured)
+
+
+def mezo_exact_estimator(
+    seeds: NDArray[np.uint64],
+    batches: NDArray[np.int64],
+    epsilon: float,
+    curvature: bool = False,
+) -> Estimator:
+    """Compute the exact projected gradients of one step, every direction on a batch of its own.
+
+    Args:
+        seeds: uint64 [n], seeds of the directions.
+        batches: int64 [n, B], indices of the examples of every direction.
+        epsilon: size ε of the perturbations that the curvature is measured with.
+        curvature: estimate the curvature too.
+
+    Yields:
+        The requests of `exact_estimator` for every direction.
+
+    Returns:
+        The n projected gradients, with the mean of the L₀ as the mean loss.
+    """
+    found = []
+    for j, batch in enumerate(batches):
+        estimate = yield from exact_estimator(seeds[j : j + 1], batch, epsilon, curvature)
+        found.append(estimate)
+    curvatures = [one.curvature for one in found if one.curvature is not None]
+    return GradientEstimate(
+        np.concatenate([one.gradients for one in found]),
+        float(np.mean([one.mean_loss for one in found])),
+        float(np.mean(curvatures)) if curvatures else None,
+    )
 
 
 def directional_derivatives(

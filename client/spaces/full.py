@@ -15,7 +15,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from client.spaces.space import SequentialSpace, SpaceTensor
+from client.spaces.forward_mode import network_derivative_along
+from client.spaces.space import LossFunction, SequentialSpace, SpaceTensor
 from shared.directions import Distribution
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -55,6 +56,7 @@ class FullSpace(SequentialSpace):
         tensors = [SpaceTensor(name, tuple(parameter.shape)) for name, parameter in named]
         adapter, self._no_adapters = empty_adapter()
         super().__init__(tensors, adapter, base.network.device, backend, distribution)
+        self._network = base.network
         self._parameters = [parameter.detach().view(-1) for _, parameter in named]
         self._ends = list(accumulate(map(len, self._parameters)))
         self._copy: Tensor | None = None
@@ -113,6 +115,18 @@ class FullSpace(SequentialSpace):
     @contextmanager
     def _unperturbed(self) -> Iterator[PerturbedAdapters]:
         yield self._no_adapters
+
+    def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
+        """Return L(θ) and its derivative along a direction, which is in memory as a whole."""
+        parts = [self.perturbation(seed, *part, self.scaling) for part in self.chunks()]
+        sizes = [tensor.size for tensor in self.tensors]
+        direction = {
+            tensor.name: flat.view(tensor.shape).to(parameter.dtype)
+            for tensor, flat, parameter in zip(
+                self.tensors, torch.split(torch.cat(parts), sizes), self._parameters, strict=True
+            )
+        }
+        return network_derivative_along(lambda: loss(self._no_adapters), self._network, direction)
 
     def _move(self, seed: int, current: float, target: float) -> None:
         """Move the network from θ + current·z to θ + target·z."""

@@ -1,7 +1,7 @@
 """Spaces of low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -62,12 +62,17 @@ class LoRAFASpace(FlatSpace):
         z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
         return score(Perturbations(layout, self._theta, z, epsilon, signs))
 
+    @contextmanager
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
+        """Yield adapters with a vector as θ, float32 [d]."""
+        yield Perturbations(self.adapter.layout, theta)
+
 
 class LoRASpace(FlatSpace, SequentialSpace):
     """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
     All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
-    as zero. Evaluating overwrites the A's in the layers.
+    as zero.
 
     Args:
         base: model that the adapters are inserted into, in place.
@@ -101,16 +106,21 @@ class LoRASpace(FlatSpace, SequentialSpace):
         self, seed: int, epsilon: float, signs: tuple[int, ...]
     ) -> Generator[PerturbedAdapters]:
         for theta in self._sides(seed, epsilon, signs):
-            yield self._load(theta)
+            with self.computing_with(theta) as adapters:
+                yield adapters
+
+    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
+        return self.computing_with(self._theta)
 
     @contextmanager
-    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
-        yield self._load(self._theta)
-
-    def _load(self, theta: Tensor) -> Perturbations:
-        """Copy the A's into their layers, rounded to their type, and return the rest of θ."""
-        start = 0
-        for layer in self._layers:
-            layer.a.view(-1).copy_(theta[start : start + layer.a.numel()])
-            start += layer.a.numel()
-        return Perturbations(self.adapter.layout, theta[start:])
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
+        """Give the layers their A's, rounded to their type, and yield the rest of θ."""
+        before, start = [layer.a for layer in self._layers], 0
+        try:
+            for layer, a in zip(self._layers, before, strict=True):
+                layer.a = theta[start : start + a.numel()].view(a.shape).to(a.dtype)
+                start += a.numel()
+            yield Perturbations(self.adapter.layout, theta[start:])
+        finally:
+            for layer, a in zip(self._layers, before, strict=True):
+                layer.a = a

@@ -2,12 +2,12 @@
 
 Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
 (appendix E.5): the prefix is initialized with the keys and values of random tokens of the
-vocabulary and is trained without reparameterization. The model is given it as a cache, as if those
-tokens had been read before, so the positions of a sequence start behind it.
+vocabulary, or with random numbers, and is trained without reparameterization. The model is given it
+as a cache, as if those tokens had been read before, so the positions of a sequence start behind it.
 """
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from shared.errors import ModelError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.replay import Backend
+
+DEFAULT_SPREAD = 0.02
+"""Standard deviation of random initial values where a model's configuration has none."""
 
 
 class PrefixSpace(FlatSpace, SequentialSpace):
@@ -36,6 +39,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         seed: seed of the tokens.
         backend: backend that draws directions.
         distribution: distribution of the directions.
+        random_start: whether θ begins as random numbers instead.
 
     Raises:
         ModelError: if the model is no causal LM, its cache is not keys and values of all tokens,
@@ -52,6 +56,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         seed: int,
         backend: Backend,
         distribution: Distribution = "gaussian",
+        random_start: bool = False,
     ) -> None:
         if base.family != "causal":
             raise ModelError(
@@ -74,21 +79,23 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         adapter, self._no_adapters = empty_adapter()
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
         super().__init__(tensors, adapter, theta, backend, distribution)
+        if random_start:  # of the size that the model's own weights began with
+            spread = getattr(base.network.config, "initializer_range", DEFAULT_SPREAD)
+            self._theta = self.direction(seed, 0, self.size) * spread
+            self.portable = True
 
     def _perturbed(
         self, seed: int, epsilon: float, signs: tuple[int, ...]
     ) -> Generator[PerturbedAdapters]:
         for theta in self._sides(seed, epsilon, signs):
-            with self._prepended(theta):
-                yield self._no_adapters
+            with self.computing_with(theta) as adapters:
+                yield adapters
+
+    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
+        return self.computing_with(self._theta)
 
     @contextmanager
-    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
-        with self._prepended(self._theta):
-            yield self._no_adapters
-
-    @contextmanager
-    def _prepended(self, theta: Tensor) -> Iterator[None]:
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
         """Prepend a prefix to every sequence that the body reads inside the context."""
         sizes = [tensor.size for tensor in self.tensors]
         prefix = [
@@ -118,7 +125,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
 
         handle = self._base.body.register_forward_pre_hook(prepend, with_kwargs=True)
         try:
-            yield
+            yield self._no_adapters
         finally:
             handle.remove()
 

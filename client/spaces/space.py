@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client.spaces.forward_mode import derivative_along
 from client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
@@ -30,6 +31,9 @@ from shared.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
 """Runs a forward engine under P perturbations and returns an array [P, …]."""
+
+LossFunction = Callable[[PerturbedAdapters], Tensor]
+"""Runs a forward engine with the adapters of one point, and returns its loss as a scalar."""
 
 RangeUpdate = Callable[[int, int], None]
 """Updates the elements first … first + count − 1 of θ, given first and count."""
@@ -126,6 +130,15 @@ class Space(ABC):
             float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed; [q, …] for one
             sign; [1, …] for θ itself.
         """
+
+    def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
+        """Return L(θ) and the derivative of L along a direction, by forward-mode differentiation.
+
+        Args:
+            loss: function that is called once, inside of the differentiation.
+            seed: seed of the direction; the space's `scaling` applies.
+        """
+        raise NotImplementedError
 
     def add(self, first: int, change: Tensor) -> None:
         """Set θ ← θ + change on the elements from `first` on.
@@ -301,6 +314,20 @@ class FlatSpace(Space):
     def assign(self, first: int, values: Tensor) -> None:
         """Set elements of θ in place."""
         self._theta[first : first + len(values)] = values
+
+    @abstractmethod
+    def computing_with(self, theta: Tensor) -> AbstractContextManager[PerturbedAdapters]:
+        """Return a context inside which the model computes with a vector as θ, float32 [d]."""
+
+    def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
+        """Return L(θ) and its derivative along a direction, which is in memory as a whole."""
+
+        def loss_at(theta: Tensor) -> Tensor:
+            with self.computing_with(theta) as adapters:
+                return loss(adapters)
+
+        z = self.perturbation(seed, 0, self.size, self.scaling)
+        return derivative_along(loss_at, self._theta, z)
 
     def _sides(self, seed: int, epsilon: float, signs: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield θ + s·ε·z for every sign s as a new vector, float32 [d]."""

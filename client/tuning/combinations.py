@@ -1,24 +1,21 @@
 """The combinations of tuning settings that do not exist, each with its reason and a remedy."""
 
-from typing import TYPE_CHECKING
-
-from client.tuning.methods import SPACES, ZEROTH_ORDER
+from client.tuning.methods import MEZO, SPACES, ZEROTH_ORDER
+from client.tuning.setting_fields import TuneFields
 from shared.config import NO_STREAMED_GRADIENTS
 from shared.data_settings import EMBEDDED_DATA
 from shared.features import TUNING_EXCLUSIONS, refusals
 from shared.sections import EMBEDDED_MODEL
 from shared.settings import describe
-
-if TYPE_CHECKING:
-    from client.tuning.settings import TuneSettings
+from shared.tasks.sampling import LOW_DATA
 
 
-def mistakes_in(settings: "TuneSettings") -> list[str]:
+def mistakes_in(settings: TuneFields) -> list[str]:
     """Return what is wrong with settings that are each valid by themselves."""
     return [*_about_the_method(settings), *_about_the_data(settings)]
 
 
-def _about_the_method(settings: "TuneSettings") -> list[str]:
+def _about_the_method(settings: TuneFields) -> list[str]:
     mistakes = []
     method, where = settings.method, SPACES[settings.method]
     if settings.space != "auto" and settings.space not in where:
@@ -46,8 +43,7 @@ def _about_the_method(settings: "TuneSettings") -> list[str]:
     mistakes += _about_scaling(settings)
     mistakes += _about_gradients(settings) if settings.is_first_order else []
     mistakes += refusals(settings.features, TUNING_EXCLUSIONS)
-    if settings.gradients == "exact" and settings.model.stream in ("host", "disk"):
-        mistakes.append(NO_STREAMED_GRADIENTS)
+    mistakes += _about_derivatives(settings)
     if settings.stream_compression != "none" and (
         settings.space != "full" or settings.model.stream not in ("host", "disk")
     ):
@@ -58,8 +54,13 @@ def _about_the_method(settings: "TuneSettings") -> list[str]:
     return mistakes
 
 
-def _about_the_rate(settings: "TuneSettings") -> list[str]:
+def _about_the_rate(settings: TuneFields) -> list[str]:
     mistakes = []
+    if settings.method == "fo-sgd" and settings.learning_rate == "auto":
+        mistakes.append(
+            "learning-rate: fo-sgd has no default; set it to a number, for all parameters for "
+            "example to one of MeZO's table 15, 1e-4 to 1e-2"
+        )
     if settings.estimates_its_rate:
         if settings.learning_rate_schedule != "constant" or settings.warm_up:
             mistakes.append(
@@ -79,7 +80,7 @@ def _about_the_rate(settings: "TuneSettings") -> list[str]:
     return mistakes
 
 
-def _about_perturbations(settings: "TuneSettings") -> list[str]:
+def _about_perturbations(settings: TuneFields) -> list[str]:
     """Return what a zeroth-order method cannot perturb."""
     mistakes, method, space = [], settings.method, settings.trained_space
     other = "one-point" if method == "prge" else "forward"
@@ -107,10 +108,45 @@ def _about_perturbations(settings: "TuneSettings") -> list[str]:
     return mistakes
 
 
-def _about_scaling(settings: "TuneSettings") -> list[str]:
+def _about_derivatives(settings: TuneFields) -> list[str]:
+    """Return what a zeroth-order method cannot differentiate."""
+    mistakes: list[str] = []
+    if settings.gradients == "differences" or settings.method not in ZEROTH_ORDER:
+        return mistakes
+    if settings.model.stream in ("host", "disk"):
+        mistakes.append(NO_STREAMED_GRADIENTS)
+    if settings.gradients == "exact" and settings.method in MEZO:
+        mistakes.append(
+            f"gradients: {settings.method} has a batch of its own for every direction, and a "
+            "backward pass is of one; set it to forward-mode, or method to prge"
+        )
+    if settings.gradients == "forward-mode":
+        if settings.differences != "central":
+            mistakes.append(
+                f"differences: with forward-mode there are none; leave {settings.differences} out"
+            )
+        if settings.features["adapter"] in ("readout", "both"):
+            mistakes.append(
+                "gradients: forward-mode is for parameters inside the model; set it to exact, "
+                "which is a small product for a readout"
+            )
+        if settings.objective == "metric":
+            mistakes.append(
+                "gradients: a metric has no derivative; set it to differences, or another objective"
+            )
+        if settings.in_place and settings.estimates_its_rate:
+            mistakes.append(
+                "in-place: forward-mode perturbs nothing, but the curvature that the learning rate "
+                "is estimated from needs perturbations, which leave rounding errors; set "
+                "learning-rate to a number, or in-place to false"
+            )
+    return mistakes
+
+
+def _about_scaling(settings: TuneFields) -> list[str]:
     """Return what an estimate cannot be scaled in, or D cannot be found by."""
     scaling, mistakes = settings.scaling, []
-    if scaling.modify == "nothing" or settings.method not in ZEROTH_ORDER:
+    if scaling.modify == "nothing" or settings.method not in MEZO:
         return []
     if settings.trained_space == "lora-fa":
         mistakes.append(
@@ -150,7 +186,7 @@ def _about_scaling(settings: "TuneSettings") -> list[str]:
     return mistakes
 
 
-def _about_gradients(settings: "TuneSettings") -> list[str]:
+def _about_gradients(settings: TuneFields) -> list[str]:
     """Return what a first-order method cannot train or compute with."""
     mistakes, method, space = [], settings.method, settings.trained_space
     if space != "lora-fa" and settings.model.dtype != "float32":
@@ -174,6 +210,11 @@ def _about_gradients(settings: "TuneSettings") -> list[str]:
             "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
             "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
         )
+    if space == "prefix" and settings.offload.checkpointing == "on":
+        mistakes.append(
+            "offload.checkpointing: a block that runs again would read the prefix twice; leave it "
+            "out"
+        )
     if settings.offload.emulates and settings.offload.schedule == "none":
         mistakes.append(
             "offload.schedule: none does all work where the model computes, and an emulated "
@@ -182,7 +223,7 @@ def _about_gradients(settings: "TuneSettings") -> list[str]:
     return mistakes
 
 
-def _about_unread_settings(settings: "TuneSettings") -> list[str]:
+def _about_unread_settings(settings: TuneFields) -> list[str]:
     flat = settings.flat()
     return [
         f"{key}: {settings.method} does not read it; leave it out, or choose "
@@ -192,8 +233,15 @@ def _about_unread_settings(settings: "TuneSettings") -> list[str]:
     ]
 
 
-def _about_the_data(settings: "TuneSettings") -> list[str]:
+def _about_the_data(settings: TuneFields) -> list[str]:
     mistakes = []
+    if settings.data.per_label:
+        mistakes += [
+            f"data.{split}: with data.per-label the labels decide how many are drawn; leave one "
+            "of the two out"
+            for split in ("train", "validation")
+            if getattr(settings.data, split) != LOW_DATA[split]
+        ]
     if settings.data.path != EMBEDDED_DATA:
         if settings.model.path == EMBEDDED_MODEL:
             mistakes.append(

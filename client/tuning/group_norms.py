@@ -59,18 +59,18 @@ def gradient_norms(space: Space, gradient: Tensor) -> NDArray[np.float32]:
     return _norms(space, lambda first, count: gradient[first : first + count])
 
 
-def backward_gradient(network: nn.Module, losses: Callable[[], Iterable[Tensor]]) -> Tensor:
+def backward_gradient(network: nn.Module, losses: Iterable[Tensor]) -> Tensor:
     """Return the gradient of a sum of losses by backward passes, float32 [d].
 
     Args:
         network: network whose parameters, in their order, are θ.
-        losses: function that computes the losses one after the other.
+        losses: losses, each computed when it is asked for.
     """
     parameters = list(network.parameters())
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)
-        for loss in losses():
+        for loss in losses:
             loss.backward()  # type: ignore[no-untyped-call]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return torch.cat([gradient.reshape(-1) for gradient in gradients])

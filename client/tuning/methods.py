@@ -8,6 +8,7 @@ Method = Literal[
     "mezo-momentum",
     "mezo-adam",
     "fo-adam",
+    "fo-sgd",
     "lora",
     "zero-offload",
     "lsp",
@@ -22,7 +23,8 @@ SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "mezo": ("full", "lora", "lora-fa", "prefix"),
     "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
     "mezo-adam": ("full", "lora", "lora-fa", "prefix"),
-    "fo-adam": ("lora-fa", "full"),
+    "fo-adam": ("lora-fa", "full", "lora", "prefix"),
+    "fo-sgd": ("lora-fa", "full", "lora", "prefix"),
     "lora": ("lora",),
     "zero-offload": ("full", "linear"),
     "lsp": ("linear",),
@@ -36,7 +38,7 @@ MEZO: tuple[Method, ...] = ("mezo", "mezo-momentum", "mezo-adam")
 ZEROTH_ORDER: tuple[Method, ...] = ("prge", *MEZO)
 ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
-FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "lora", "zero-offload", "lsp")
+FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
 QUERIES: dict[Method, int] = {"prge": 4}
 BATCH = 16
 EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}

@@ -38,6 +38,8 @@ def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
     space = _make_space(setup, blocks)
     if setup.settings.differences == "one-point":
         space.signs = (1,)
+    if setup.settings.gradients == "forward-mode":
+        space.signs = ()  # nothing is perturbed
     space.scaling_plan = _scaling_plan(setup, space)
     return space
 
@@ -66,7 +68,8 @@ def _make_space(setup: TuningSetup, blocks: Path) -> Space:
             return LoRASpace(base, settings.adapter, labels, backend)
         case "prefix":
             distribution = settings.adapter.distribution
-            return PrefixSpace(base, settings.prefix_length, setup.root, backend, distribution)
+            length, is_random = settings.prefix_length, settings.prefix_start == "random"
+            return PrefixSpace(base, length, setup.root, backend, distribution, is_random)
         case _:
             return LoRAFASpace(base, settings.adapter, labels, backend)
 

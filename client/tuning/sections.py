@@ -23,6 +23,14 @@ class TuneData(Section):
     validation: int = setting(
         LOW_DATA["validation"], "validation examples drawn", page="reference/tasks.md", ge=1
     )
+    per_label: int = setting(
+        0,
+        "k, training and validation examples drawn of every label, in place of `data.train` and "
+        "`data.validation`; 0 draws those",
+        page="reference/tasks.md#small-samples",
+        before=0,
+        ge=0,
+    )
     test: int = setting(LOW_DATA["test"], "test examples drawn", page="reference/tasks.md", ge=1)
 
 

@@ -29,7 +29,7 @@ from client.tuning.settings import TuneSettings
 from shared.choices import READOUT
 from shared.data_settings import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
-from shared.errors import ConfigError
+from shared.errors import ConfigError, TaskError
 from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
 from shared.label_scores import Confusion
 from shared.layout import ADAPTER_GROUP, READOUT_GROUP
@@ -39,11 +39,11 @@ from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
 from shared.tasks.data import check_labels, load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.kinds import GenerationTask, Task
+from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from shared.tasks.metrics import answer_metric, label_metric
 from shared.tasks.objectives import ObjectiveName, objective_for
 from shared.tasks.rows import Example
-from shared.tasks.sampling import sample_splits
+from shared.tasks.sampling import sample_each_label, sample_splits
 from shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
@@ -131,7 +131,7 @@ class TuningSetup:
         if settings.gradients == "exact" and self.goal != "cross-entropy":
             raise ConfigError(
                 f"gradients: exact ones are those of the cross-entropy, and the objective is "
-                f"{self.goal}; set gradients to differences"
+                f"{self.goal}; set gradients to forward-mode or differences"
             )
         self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
@@ -301,14 +301,22 @@ def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
 
     Raises:
         DataError: if the data cannot be read, or are missing.
+        TaskError: if examples of every label are wanted of a task without labels.
     """
     data = settings.data
+    if data.per_label and not isinstance(task, ClassificationTask):
+        raise TaskError(
+            f"task {task.name!r} is a {task.kind}, whose rows do not choose between the same "
+            "labels; leave data.per-label out"
+        )
     check_data_is_given(task, data.path)
     if data.path == EMBEDDED_DATA:
         examples = embedded_examples(task, EMBEDDED_WRITERS, settings.seed)
     else:
         examples = load_examples(data.path, task, settings.seed)
         check_labels(examples, task, data.path)
+    if data.per_label:
+        return sample_each_label(examples, data.per_label, data.test, settings.seed)
     counts: Mapping[str, int] = {
         "train": data.train,
         "validation": data.validation,

@@ -2,8 +2,9 @@
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.estimators.exact import directional_derivatives, exact_estimator
+from client.estimators.exact import (
+    directional_derivatives,
+    exact_estimator,
+    mezo_exact_estimator,
+)
 from client.estimators.mezo import (
     learning_rate_at,
     mezo_estimator,
@@ -183,19 +188,9 @@ class ZerothOrder:
 
     def _backward_gradient(self, batch: NDArray[np.int64]) -> Tensor:
         """Return the gradient of all parameters on a batch by backward passes, float32 [d]."""
-        setup, forward = self._setup, self._forward
-        assert isinstance(forward, ResidentForward)
-        train, size = setup.splits["train"], self._schedule.micro_batch or len(batch)
         _, no_adapters = empty_adapter()
-
-        def losses() -> Iterator[Tensor]:
-            for start in range(0, len(batch), size):
-                some = batch[start : start + size]
-                prompts = [train.prompts[index] for index in some]
-                scores = forward.score_pass(no_adapters, prompts)[0]
-                yield summed_loss(scores, train.labels[some], setup.goal) / len(batch)
-
-        return backward_gradient(setup.base.network, losses)
+        losses = (self._summed_loss(no_adapters, some) for some in self._passes(batch))
+        return backward_gradient(self._setup.base.network, losses) / len(batch)
 
     def _make_estimator(self, seeds: NDArray[np.uint64]) -> Estimator:
         """Return the estimator of the next step."""
@@ -207,11 +202,14 @@ class ZerothOrder:
             previous = None if latest is None or self._has_just_reverted else latest.loss
             return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
         curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
-        if setup.settings.gradients == "exact":
-            return exact_estimator(seeds, setup.batch(step), epsilon, curvature)
+        by_differences = setup.settings.gradients == "differences"
         if setup.settings.method == "prge":
-            return prge_estimator(seeds, setup.batch(step), epsilon, curvature, differences)
-        return mezo_estimator(seeds, self._batches(queries), epsilon, curvature)
+            batch = setup.batch(step)
+            if by_differences:
+                return prge_estimator(seeds, batch, epsilon, curvature, differences)
+            return exact_estimator(seeds, batch, epsilon, curvature)
+        estimator = mezo_estimator if by_differences else mezo_exact_estimator
+        return estimator(seeds, self._batches(queries), epsilon, curvature)
 
     def _batches(self, queries: int) -> NDArray[np.int64]:
         """Return the next step's batch of every direction, int64 [q, B]."""
@@ -290,6 +288,8 @@ class ZerothOrder:
             return self._losses_of_answers(request)
         train = self._setup.splits["train"]
         prompts = [train.prompts[index] for index in request.batch]
+        if request.exact and self._setup.settings.gradients == "forward-mode":
+            return self._forward_derivatives(request)
         if request.exact:
             return self._exact_derivatives(request, prompts, train.labels[request.batch])
 
@@ -310,6 +310,29 @@ class ZerothOrder:
         losses, gradients = self._forward.loss_gradients(center, prompts, labels[None], size)
         z = self._backend.directions(request.seeds, space.size, space.distribution)
         return np.append(losses, directional_derivatives(gradients[0], z))
+
+    def _forward_derivatives(self, request: LossRequest) -> NDArray[np.float64]:
+        """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
+        found = np.zeros(1 + len(request.seeds))
+        for some in self._passes(request.batch):
+            summed = partial(self._summed_loss, some=some)
+            for query, seed in enumerate(request.seeds, 1):
+                loss, derivative = self._space.derivative(summed, int(seed))
+                found[query] += derivative
+            found[0] += loss
+        return found / len(request.batch)
+
+    def _passes(self, batch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the examples of a batch that share a pass each."""
+        size = self._schedule.micro_batch or len(batch)
+        return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+    def _summed_loss(self, adapters: PerturbedAdapters, some: NDArray[np.int64]) -> Tensor:
+        """Return the loss of some training examples at one point, summed, to be differentiated."""
+        train, forward = self._setup.splits["train"], self._forward
+        assert isinstance(forward, ResidentForward)
+        scores = forward.score_pass(adapters, [train.prompts[index] for index in some])[0]
+        return summed_loss(scores, train.labels[some], self._setup.goal)
 
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
         task, train = self._setup.task, self._setup.splits["train"]

@@ -1,6 +1,7 @@
 """Samples of a few examples from each split."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -44,12 +45,43 @@ def sample_splits(
     kept: set[int] = set()
     for split, count in counts.items():
         drawn = _draw(examples, split, count, seed)
-        if not drawn:
-            raise DataError(
-                f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
-                "is cut from the training rows, of which there must be enough for it"
-            )
+        _check_not_empty(len(drawn), split)
         kept.update(drawn)
+    return [example for index, example in enumerate(examples) if index in kept]
+
+
+def sample_each_label(
+    examples: Sequence[Example], per_label: int, test: int, seed: int
+) -> list[Example]:
+    """Draw k training and k validation examples of every label, and some test examples.
+
+    These are the few-shot and many-shot settings of MeZO (appendix E.1: k = 16 and 512). The
+    sample depends on seed and index as that of `sample_splits` does.
+
+    Args:
+        examples: examples of all splits.
+        per_label: k, at least 1; of a label with fewer examples all are taken.
+        test: number of test examples; all if there are fewer.
+        seed: seed of the sample, at least 0.
+
+    Returns:
+        The examples in their original order.
+
+    Raises:
+        DataError: if a split is empty.
+    """
+    kept: set[int] = set()
+    for split in ("train", "validation"):
+        taken: Counter[int] = Counter()
+        for index in _drawn_order(examples, split, seed):
+            label = examples[index].label
+            if taken[label] < per_label:
+                taken[label] += 1
+                kept.add(index)
+        _check_not_empty(taken.total(), split)
+    drawn = _draw(examples, "test", test, seed)
+    _check_not_empty(len(drawn), "test")
+    kept.update(drawn)
     return [example for index, example in enumerate(examples) if index in kept]
 
 
@@ -74,9 +106,22 @@ def limit_evaluation(examples: Sequence[Example], limit: int, seed: int) -> list
 
 def _draw(examples: Sequence[Example], split: str, count: int, seed: int) -> list[int]:
     """Return the indices of as many examples of a split, or of all if it has fewer."""
+    return _drawn_order(examples, split, seed)[:count]
+
+
+def _drawn_order(examples: Sequence[Example], split: str, seed: int) -> list[int]:
+    """Return the indices of all examples of a split, in the order in which they are drawn."""
     indices = [index for index, example in enumerate(examples) if example.split == split]
     order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
-    return [indices[rank] for rank in order[:count]]
+    return [indices[rank] for rank in order]
+
+
+def _check_not_empty(count: int, split: str) -> None:
+    if not count:
+        raise DataError(
+            f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
+            "is cut from the training rows, of which there must be enough for it"
+        )
 
 
 def _sort_key(split: str, seed: int, rank: int) -> bytes:

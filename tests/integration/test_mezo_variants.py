@@ -43,6 +43,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "scaling__modify": "variance",
         "scaling__norms": "backward",
     },
+    "forward-mode": {"space": "lora", "gradients": "forward-mode", "queries": 2},
+    "forward-mode in place": {"space": "full", "gradients": "forward-mode", "in_place": True},
+    "random prefix": {"space": "prefix", "prefix_start": "random"},
     "cosine": {"space": "lora-fa", "learning_rate_schedule": "cosine", "warm_up": 2},
 }
 

@@ -264,6 +264,18 @@ def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
     assert np.abs(found - without).max() > 1e-4
 
 
+def test_a_random_prefix_begins_as_random_numbers(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")))
+    spaces_of = [PrefixSpace(base, 3, seed, BACKEND, random_start=True) for seed in (7, 7, 8)]
+    first, again, other = (space.values(0, space.size).numpy() for space in spaces_of)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).mean() > 0.9
+    spread = base.network.config.initializer_range
+    assert first.std() == pytest.approx(spread, rel=0.2)
+    assert spaces_of[0].portable
+    assert not PrefixSpace(base, 3, 7, BACKEND).portable
+
+
 def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     for family in ("masked", "encoder"):
         base = load_base_model(str(model_folder(family)))

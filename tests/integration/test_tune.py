@@ -22,12 +22,13 @@ from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.methods import SPACES
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import EvaluationResult, TuningSetup
+from client.tuning.tuning_setup import EvaluationResult, TuningSetup, draw_examples
 from client.tuning.zeroth_order import TRAJECTORY_FILE
 from shared.directions import batch_order, directions
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
 from shared.replay_numba import NumbaBackend
 from shared.step_size import StepSize
+from shared.tasks.catalog import load_task
 
 ModelFolder = Callable[[str], Path]
 TRAINED = [(method, space) for method, spaces in SPACES.items() for space in spaces]
@@ -427,6 +428,17 @@ def test_the_draw_and_the_steps_follow_the_seed(settings: Settings, tmp_path: Pa
     assert found[0] == found[1]
     assert found[0]["data"] != found[2]["data"]
     assert found[0]["digest"] != found[2]["digest"]
+
+
+def test_a_run_draws_as_many_of_each_label(settings: Settings) -> None:
+    changes = {key: value for key, value in settings.items() if not key.startswith("data.")}
+    data = {"data.path": settings["data.path"], "data.test": 12, "data.per-label": 3}
+    config = tuning_of(changes | data, method="zero-shot")
+    found = tuned(config)
+    assert found["validation"]["examples"] == 6
+    assert found["test"]["examples"] == 12
+    with pytest.raises(TaskError, match="is a choice, whose rows do not choose between the same"):
+        draw_examples(config, load_task("copa"))
 
 
 def test_without_tensorboard_it_says_so_and_runs(

@@ -1,7 +1,7 @@
 """Updates from scalars, against plain loops that keep their moments."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,9 @@ class ToySpace(FlatSpace, SequentialSpace):
     @contextmanager
     def _unperturbed(self) -> Iterator[PerturbedAdapters]:
         yield self._no_adapters
+
+    def computing_with(self, theta: torch.Tensor) -> AbstractContextManager[PerturbedAdapters]:
+        raise NotImplementedError
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.errors import DataError
 from shared.tasks.rows import Example
-from shared.tasks.sampling import LOW_DATA, sample_splits
+from shared.tasks.sampling import LOW_DATA, sample_each_label, sample_splits
 
 
 def examples(**counts: int) -> list[Example]:
@@ -62,3 +62,32 @@ def test_an_empty_split_is_named_with_the_remedy() -> None:
 def test_counts_that_make_no_sense(counts: dict[str, int]) -> None:
     with pytest.raises(DataError, match=r"cannot draw .* the splits are train, validation, test"):
         sample_splits(examples(train=3), counts, 0)
+
+
+@given(st.integers(1, 20), st.integers(0, 2**40))
+def test_as_many_of_each_label_are_drawn(per_label: int, seed: int) -> None:
+    whole = examples(train=60, validation=45, test=30)
+    drawn = sample_each_label(whole, per_label, 12, seed)
+    counts = Counter((example.split, example.label) for example in drawn)
+    for split in ("train", "validation"):
+        assert counts[split, 0] == counts[split, 1] == per_label
+    assert counts["test", 0] + counts["test", 1] == 12
+    places = [whole.index(example) for example in drawn]
+    assert places == sorted(places)
+    smaller = sample_each_label(whole, max(1, per_label - 1), 12, seed)
+    assert set(map(repr, smaller)) <= set(map(repr, drawn))
+
+
+def test_a_label_with_fewer_examples_is_taken_whole_and_other_seeds_draw_others() -> None:
+    whole = [*examples(train=40, validation=40, test=5), Example("rare", 2, "", "train")]
+    drawn = sample_each_label(whole, 4, 5, 0)
+    of_train = Counter(example.label for example in drawn if example.split == "train")
+    assert of_train == {0: 4, 1: 4, 2: 1}
+    assert drawn != sample_each_label(whole, 4, 5, 1)
+
+
+@pytest.mark.parametrize("missing", ["train", "validation", "test"])
+def test_each_label_of_an_empty_split_is_an_error(missing: str) -> None:
+    counts = {split: 8 for split in ("train", "validation", "test") if split != missing}
+    with pytest.raises(DataError, match=f"the split '{missing}' is empty"):
+        sample_each_label(examples(**counts), 2, 4, 0)

@@ -73,6 +73,11 @@ class QuadraticSpace(FlatSpace, SequentialSpace):
     def _unperturbed(self) -> Iterator[PerturbedAdapters]:
         yield self._no_adapters
 
+    @contextmanager
+    def computing_with(self, theta: torch.Tensor) -> Iterator[PerturbedAdapters]:
+        self.point = theta
+        yield self._no_adapters
+
 
 @cache
 def estimates(modify: Modification) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
 from client.offload.offloaded_adam import OffloadedAdam
-from client.tuning.baselines.resident_adam import ResidentAdam
+from client.tuning.baselines.resident_optimizer import ResidentOptimizer
 
 SUBSPACE = SubspaceSettings(size=4, nonzeros=2, threshold=0.3, gamma=0.0, most_steps=0, seed=1)
 
@@ -59,4 +59,4 @@ def test_moments_beside_the_weights_are_checked_too() -> None:
     trained = {"w": nn.Parameter(torch.ones(3))}
     stored = {"exp_avg.w": torch.zeros(3), "exp_avg_sq.w": torch.zeros(4)}
     with pytest.raises(ValueError, match=r"exp_avg_sq\.w is"):
-        ResidentAdam(trained, 0.1).restore(stored, steps=1)
+        ResidentOptimizer(trained, 0.1).restore(stored, steps=1)

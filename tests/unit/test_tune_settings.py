@@ -16,7 +16,8 @@ UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-mome
 @pytest.mark.parametrize("method", SPACES)
 def test_open_settings_are_completed_by_method_and_space(method: Method) -> None:
     for space in ("auto", *SPACES[method]):
-        completed = TuneSettings(method=method, space=space).complete(3)
+        given: dict[str, Any] = {"learning-rate": 0.1} if method == "fo-sgd" else {}
+        completed = TuneSettings(method=method, space=space, **given).complete(3)
         assert completed.threads == 3
         if SPACES[method]:
             assert completed.space == (SPACES[method][0] if space == "auto" else space)
@@ -39,9 +40,14 @@ def test_given_settings_are_not_changed() -> None:
         (
             {"method": "prge", "space": "full"},
             "space: prge trains in lora-fa, not in full; in full train mezo, mezo-momentum, "
-            "mezo-adam, fo-adam, zero-offload",
+            "mezo-adam, fo-adam, fo-sgd, zero-offload",
         ),
-        ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
+        ({"method": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
+        ({"method": "fo-sgd"}, "learning-rate: fo-sgd has no default; set it to a number"),
+        (
+            {"method": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
+            "offload.checkpointing: a block that runs again would read the prefix twice",
+        ),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
         ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
         ({"method": "mezo", "differences": "forward"}, "mezo has no forward ones; choose central"),
@@ -54,6 +60,52 @@ def test_given_settings_are_not_changed() -> None:
             {"method": "mezo", "space": "full", "model.quantization": "nf4"},
             "model.quantization: all parameters are perturbed, and nf4 weights are not numbers",
         ),
+        ({"method": "mezo", "gradients": "exact"}, "a batch of its own for every direction, and a"),
+        (
+            {"gradients": "forward-mode", "differences": "forward"},
+            "differences: with forward-mode there are none",
+        ),
+        (
+            {"gradients": "forward-mode", "objective": "metric"},
+            "gradients: a metric has no derivative",
+        ),
+        (
+            {"gradients": "forward-mode", "adapter.layers": "readout"},
+            "gradients: forward-mode is for parameters inside the model",
+        ),
+        (
+            {"method": "mezo", "gradients": "forward-mode", "in-place": True},
+            "in-place: forward-mode perturbs nothing, but the curvature",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance"},
+            "scaling.modify: the learning rate is estimated for directions of equal scale",
+        ),
+        (
+            {"method": "mezo", "space": "lora-fa", "scaling.modify": "variance"}
+            | {"learning-rate": 0.1},
+            "scaling.modify: in lora-fa directions are whole numbers",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance", "differences": "one-point"}
+            | {"learning-rate": 0.1},
+            "scaling.modify: definitions 6 and 7 have two losses",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance", "in-place": True}
+            | {"learning-rate": 0.1},
+            "scaling.norms: directions of single groups would leave rounding errors",
+        ),
+        (
+            {"method": "mezo", "space": "prefix", "scaling.modify": "variance"}
+            | {"learning-rate": 0.1, "scaling.norms": "backward"},
+            "scaling.norms: the backward pass is one of all parameters in float32",
+        ),
+        (
+            {"data.per-label": 16, "data.train": 32},
+            "data.train: with data.per-label the labels decide how many are drawn",
+        ),
+        ({"scaling.modify": "variance"}, "scaling.modify: prge does not read it"),
         ({"in-place": True}, "in-place: prge does not read it"),
         ({"method": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
         ({"method": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),

@@ -1,14 +1,15 @@
-"""Training on true gradients by Adam: resident, or with the optimizer on the host.
+"""Training on true gradients by Adam or SGD: resident, or with the optimizer on the host.
 
-One loop for all first-order methods, so that they see the same batches in the same passes: Adam on
-LoRA-FA's B, on LoRA's A and B or on all parameters; Zero-Offload, whose Adam is on the host; and
-LSP-Offload, whose Adam is on the host and in a subspace of every linear layer. A run is continued
-from two files, each written as a whole: the trained tensors with the state of the optimizer, and
-the trained tensors of the best step.
+One loop for all first-order methods, so that they see the same batches in the same passes: Adam or
+SGD on LoRA-FA's B, on LoRA's A and B, on a prefix or on all parameters; Zero-Offload, whose Adam is
+on the host; and LSP-Offload, whose Adam is on the host and in a subspace of every linear layer. A
+run is continued from two files, each written as a whole: the trained tensors with the state of the
+optimizer, and the trained tensors of the best step.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,24 +32,33 @@ from client.offload.layer_update import (
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
 from client.offload.overlapped_schedule import OverlappedSchedule
+from client.spaces.prefix import PrefixSpace
+from client.spaces.space import ScoreFunction
 from client.tuning.baselines.offload_setup import (
     computes_again,
     make_accelerator,
     make_schedule,
 )
-from client.tuning.baselines.resident_adam import ResidentAdam
+from client.tuning.baselines.resident_optimizer import ResidentOptimizer
 from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
+from client.tuning.run_space import make_space
 from client.tuning.tensor_file import TensorFile
 from client.tuning.training_loss import summed_loss
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
+from shared.model.lora_fa import (
+    LoRAFALinear,
+    Perturbations,
+    PerturbedAdapters,
+    empty_adapter,
+    inject,
+)
 from shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
-ADAPTER_NAME = "adapter"
+ADAPTER_NAME, PREFIX_NAME = "adapter", "prefix"
 _CHECK_ORDER = 1
 """Order of the examples that projectors are checked on; steps are in order 0."""
 
@@ -73,7 +83,7 @@ class GradientOptimizer(Protocol):
 
 
 class FirstOrder:
-    """A method that trains by Adam, on batches that are a function of seed and step.
+    """A method that trains by Adam or SGD, on batches that are a function of seed and step.
 
     Args:
         setup: setup whose model is trained, or adapted.
@@ -92,9 +102,19 @@ class FirstOrder:
         self._checkpoint = TensorFile(folder / CHECKPOINT_FILE, settings_hash.hex())
         self._best = TensorFile(folder / BEST_FILE, settings_hash.hex())
         base, settings = setup.base, setup.settings
+        self._at_weights: Callable[[], AbstractContextManager[PerturbedAdapters]] = lambda: (
+            nullcontext(self._adapters)
+        )
         if settings.space in ("full", "linear"):
             adapter, self._adapters = empty_adapter()
             self._trained = _own_weights(base, settings.space)
+        elif settings.space == "prefix":
+            space = make_space(setup)
+            assert isinstance(space, PrefixSpace)
+            adapter, self._adapters = empty_adapter()
+            prefix = space.values(0, space.size).clone().requires_grad_()
+            self._trained = {PREFIX_NAME: prefix}
+            self._at_weights = lambda: space.computing_with(prefix)
         else:
             adapter = inject(base, settings.adapter, setup.scorer.labels)
             center = torch.zeros(adapter.layout.element_count, device=base.network.device)
@@ -122,7 +142,8 @@ class FirstOrder:
         settings = self._setup.settings
         self._checks: ProjectorLog | None = None
         if settings.method not in ("zero-offload", "lsp"):
-            return ResidentAdam(self._trained, settings.rate)
+            kind = torch.optim.SGD if settings.method == "fo-sgd" else torch.optim.Adam
+            return ResidentOptimizer(self._trained, settings.rate, kind)
         subspace = _subspace_settings(self._setup) if settings.method == "lsp" else None
         layers = [
             LayerUpdate(name, weight)
@@ -143,7 +164,7 @@ class FirstOrder:
         return self._steps
 
     def step(self) -> float:
-        """Take a step of Adam and return the batch's loss.
+        """Take a step and return the batch's loss.
 
         Raises:
             TrainingError: if the loss is not finite.
@@ -190,10 +211,14 @@ class FirstOrder:
         """Evaluate the model's current state on a split."""
         self._pause()
         with self._accelerator.computing("forward", 0):
-            result = self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
+            result = self._setup.evaluate(self._forward, self._scored, split)
         if self._cost:
             self._cost.skip()
         return result
+
+    def _scored(self, score: ScoreFunction) -> NDArray[np.float32]:
+        with self._at_weights() as adapters:
+            return score(adapters)
 
     def save(self) -> None:
         """Write the checkpoint: trained tensors and the state of the optimizer."""
@@ -263,9 +288,19 @@ class FirstOrder:
         train, base = self._setup.splits["train"], self._setup.base
         prompts = [train.prompts[index] for index in batch]
         blocks = list(base.blocks) if computes_again(self._setup.settings) else []
-        with checkpointing(blocks, lambda: self._adapter.using(self._adapters)):
-            scores = self._forward.score_pass(self._adapters, prompts)[0]
+        with (
+            self._at_weights() as adapters,
+            checkpointing(blocks, lambda: self._adapter.using(adapters)),
+            self._mixed_precision(),
+        ):
+            scores = self._forward.score_pass(adapters, prompts)[0]
         return summed_loss(scores, train.labels[batch], self._setup.goal) / count
+
+    def _mixed_precision(self) -> torch.autocast:
+        """Return the context of a training pass: products in bfloat16, where that is wanted."""
+        wanted = self._setup.settings.autocast == "bfloat16"
+        device = self._setup.base.network.device.type
+        return torch.autocast(device, torch.bfloat16, enabled=wanted)
 
     def _backward(self, loss: Tensor, work: str = "backward") -> None:
         self._accelerator.switch(work, 0)

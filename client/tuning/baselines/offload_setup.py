@@ -52,6 +52,8 @@ def make_schedule(
 
 def computes_again(settings: TuneSettings) -> bool:
     """Return whether the backward pass computes the blocks' activations again."""
+    if settings.space == "prefix":  # a block run again would read its keys and values twice
+        return False
     if settings.offload.checkpointing != "auto":
         return settings.offload.checkpointing == "on"
     return settings.offload.emulates or settings.model.torch_device != "cpu"

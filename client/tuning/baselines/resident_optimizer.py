@@ -1,4 +1,4 @@
-"""Adam where the weights are: resident training, without offloading."""
+"""Adam or SGD where the weights are: resident training, without offloading."""
 
 from collections.abc import Mapping
 
@@ -10,17 +10,23 @@ from client.offload.host_adam import MOMENTS
 from client.offload.stored_tensors import stored_moments
 
 
-class ResidentAdam:
-    """An optimizer whose moments are beside the weights (Kingma & Ba 2014, as torch fuses it).
+class ResidentOptimizer:
+    """An optimizer of torch beside the weights: Adam, or SGD without momentum.
 
     Args:
         trained: trained tensors by name.
         learning_rate: η of the first step.
+        kind: optimizer of torch (Adam: Kingma & Ba 2014).
     """
 
-    def __init__(self, trained: Mapping[str, Tensor], learning_rate: float) -> None:
+    def __init__(
+        self,
+        trained: Mapping[str, Tensor],
+        learning_rate: float,
+        kind: type[torch.optim.Adam] | type[torch.optim.SGD] = torch.optim.Adam,
+    ) -> None:
         self._trained = trained
-        self._adam = torch.optim.Adam(list(trained.values()), learning_rate, fused=True)
+        self._optimizer = kind(list(trained.values()), learning_rate, fused=True)
 
     def begin_pass(self, learning_rate: float | None) -> None:
         """Do nothing, since gradients are summed beside the weights."""
@@ -31,18 +37,19 @@ class ResidentAdam:
         Args:
             learning_rate: η of the step.
         """
-        for group in self._adam.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._adam.step()
-        self._adam.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments by the names that they have in a checkpoint."""
+        """Return Adam's moments by the names that they have in a checkpoint; SGD has none."""
         return {
             f"{moment}.{name}": state[moment]
             for name, tensor in self._trained.items()
-            if (state := self._adam.state.get(tensor))
+            if (state := self._optimizer.state.get(tensor))
             for moment in MOMENTS
+            if moment in state
         }
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
@@ -60,7 +67,7 @@ class ResidentAdam:
             if moments is not None:
                 state = dict(zip(MOMENTS, (m.to(tensor.device) for m in moments), strict=True))
                 count = torch.tensor(float(steps), device=tensor.device)
-                self._adam.state[tensor] = {"step": count} | state
+                self._optimizer.state[tensor] = {"step": count} | state
 
     def hold(self, accelerator: Accelerator) -> None:
         """Count the moments in the accelerator's memory.
@@ -68,5 +75,5 @@ class ResidentAdam:
         Raises:
             DeviceError: if they do not fit into an emulated accelerator's memory.
         """
-        for state in self._adam.state.values():
-            accelerator.hold(state.values())
+        for state in self._optimizer.state.values():
+            accelerator.hold(value for value in state.values() if value is not None)

@@ -1,0 +1,229 @@
+"""The settings of a tuning run, each valid by itself, and what follows from them."""
+
+from typing import Literal
+
+from client.estimators.mezo import LearningRateSchedule
+from client.tuning.methods import (
+    ESTIMATING,
+    FIRST_ORDER,
+    MEZO,
+    SPACES,
+    ZEROTH_ORDER,
+    Method,
+    SpaceName,
+)
+from client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
+from shared.data_settings import EMBEDDED_DATA
+from shared.directions import Differences, Gradients
+from shared.sections import (
+    AdapterSettings,
+    LearningRate,
+    ModelSettings,
+    adapter_kind,
+)
+from shared.settings import Settings, Text, setting
+from shared.tasks.catalog import TaskName
+
+
+class TuneFields(Settings):
+    """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
+
+    method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
+    space: Literal["auto", "lora-fa", "lora", "prefix", "full", "linear"] = setting(
+        "auto", "parameters that are trained; `auto` is the method's first"
+    )
+    seed: int = setting(
+        0,
+        "seed of the draw, the batches, the directions, the tokens of a prefix",
+        ge=0,
+        lt=2**63,
+    )
+    steps: int = setting(1000, "number of steps, T", ge=1, le=10_000_000)
+    queries: int = setting(
+        0,
+        "directions q of a step; 0 is 4 for `prge`, 1 for MeZO",
+        read_by=ZEROTH_ORDER,
+        ge=0,
+        le=65_535,
+    )
+    query_schedule: Literal["constant", "linear"] = setting(
+        "constant", "`constant`, or `linear`, rising to q", read_by=ZEROTH_ORDER
+    )
+    batch: int = setting(
+        0,
+        "examples B of a step; of `prge` for all directions, of MeZO for each. 0 is 10,000 with a "
+        "readout alone, otherwise 16",
+        ge=0,
+    )
+    micro_batch: int = setting(
+        8,
+        "most examples in one forward pass; 0 is the whole batch",
+        page="reference/settings.md",
+        ge=0,
+    )
+    grouping: Literal["sequential", "inner", "outer", "both"] = setting(
+        "both", "perturbations of a step that share a forward pass", page="reference/settings.md"
+    )
+    epsilon: float = setting(
+        0.0,
+        "ε; 0 is 0.001 in `full`, 0.1 for a prefix, 0.01 for adapters",
+        read_by=ZEROTH_ORDER,
+        ge=0,
+        le=1,
+    )
+    differences: Differences | Literal["one-point"] = setting(
+        "central",
+        "`central`, 2·q losses a step; of `prge` also `forward`, q + 1; of MeZO also `one-point`, "
+        "q losses, whose differences are to those of the step before",
+        read_by=ZEROTH_ORDER,
+        page="concepts/mezo.md#estimate-and-schedules",
+    )
+    gradients: Gradients | Literal["forward-mode"] = setting(
+        "differences",
+        "`differences` of losses; of `prge` also `exact`, z·∇L of every direction from one "
+        "backward pass; or `forward-mode`, the same without one, in a pass for each direction",
+        read_by=ZEROTH_ORDER,
+        page="concepts/steps.md#exact-derivatives",
+        before="differences",
+    )
+    learning_rate: LearningRate = setting(
+        "auto",
+        "η; `auto` estimates it while `prge`, `mezo` and `mezo-momentum` run, of Adam it is the "
+        "table below",
+        page="concepts/step-size.md",
+    )
+    learning_rate_schedule: LearningRateSchedule = setting(
+        "constant", "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number"
+    )
+    warm_up: int = setting(
+        0,
+        "first steps, in which an η that is a number rises from zero by equal parts",
+        before=0,
+        ge=0,
+    )
+    weight_decay: float = setting(
+        0.0,
+        "λ: a step also subtracts η·λ·θ, from every number that is trained",
+        read_by=ZEROTH_ORDER,
+        before=0.0,
+        ge=0,
+    )
+    moments: Literal["auto", "held", "recomputed"] = setting(
+        "auto",
+        "whether moments are `held` in memory, or `recomputed` in every step from the seeds and "
+        "projected gradients so far, without memory and to the same bits; `auto` holds them unless "
+        "all parameters are streamed",
+        read_by=("mezo-momentum", "mezo-adam"),
+        page="concepts/mezo.md#updates",
+        identity=False,
+    )
+    in_place: bool = setting(
+        False,
+        "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
+        "float32 copy; every step leaves rounding errors in them",
+        read_by=MEZO,
+        page="concepts/mezo.md#spaces",
+        before=False,
+    )
+    objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = setting(
+        "auto",
+        "`cross-entropy`, `likelihood`, or `metric` (zeroth order only); `auto` is what the task's "
+        "kind is trained on",
+        page="reference/tasks.md",
+    )
+    validate_every: int = setting(
+        100,
+        "steps between validations; there is one before the first step and one after the last",
+        ge=1,
+    )
+    stream_compression: Literal["none", "bfloat16", "float16", "float8"] = setting(
+        "none",
+        "`none`, `bfloat16`, `float16` or `float8`: type that holds all parameters where they are "
+        "trained and streamed",
+        page="guides/streaming.md#all-parameters",
+    )
+    autocast: Literal["none", "bfloat16"] = setting(
+        "none",
+        "`bfloat16`: training passes multiply in bfloat16 and keep the weights in float32 (mixed "
+        "precision)",
+        read_by=FIRST_ORDER,
+        before="none",
+    )
+    prefix_length: int = setting(5, "tokens of a prefix", ge=1)
+    prefix_start: Literal["activations", "random"] = setting(
+        "activations",
+        "what a prefix begins as: `activations`, keys and values of real tokens, or `random` "
+        "numbers",
+        page="concepts/mezo.md#spaces",
+        before="activations",
+    )
+    demonstrations: int = setting(
+        32, "solved examples before every example, at most", read_by=("icl",), ge=1
+    )
+    task: TaskName = setting(
+        EMBEDDED_DATA,
+        "a shipped or registered task, or the path of a task file",
+        page="reference/tasks.md",
+        min_length=1,
+    )
+    threads: int = setting(
+        0,
+        "CPU threads; 0 is one per core. A run continues only with as many as it began with",
+        ge=0,
+    )
+    trunk_cache: int = setting(
+        256 * 2**20,
+        "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
+        "forward pass",
+        ge=0,
+    )
+    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
+    model: ModelSettings = setting(ModelSettings(), "Model")
+    adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
+    data: TuneData = setting(TuneData(), "Data")
+    scaling: ScalingSettings = setting(ScalingSettings(), "Scaled estimates")
+    lsp: LspSettings = setting(LspSettings(), "LSP-Offload")
+    offload: OffloadSettings = setting(OffloadSettings(), "Offloading")
+
+    @property
+    def trained_space(self) -> SpaceName | Literal["none"]:
+        """The space that is trained; none if the method trains nothing."""
+        if self.space != "auto":
+            return self.space
+        return SPACES[self.method][0] if SPACES[self.method] else "none"
+
+    @property
+    def is_first_order(self) -> bool:
+        """Return whether the method trains on true gradients."""
+        return self.method in FIRST_ORDER
+
+    @property
+    def differentiates(self) -> bool:
+        """Return whether any gradient is computed by differentiation."""
+        of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "backward"
+        return self.is_first_order or self.gradients != "differences" or of_norms
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The values in the feature matrix of tuning that the settings decide."""
+        return {
+            "tuning method": self.method,
+            "space": self.trained_space,
+            "adapter": adapter_kind(self.adapter.layers),
+        }
+
+    @property
+    def estimates_its_rate(self) -> bool:
+        """Return whether `shared.step_size` finds the learning rate while the method runs."""
+        return self.learning_rate == "auto" and self.method in ESTIMATING
+
+    @property
+    def rate(self) -> float:
+        """The learning rate as a number."""
+        assert self.learning_rate != "auto", "it is decided, or estimated while the method runs"
+        return self.learning_rate
+
+    @property
+    def trains(self) -> bool:
+        """Return whether the method takes steps in the model."""
+        return bool(SPACES[self.method])
