@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from client.tuning.settings import TuneSettings
     from shared.config import RunConfig
 
 
@@ -260,6 +261,37 @@ def _write(file: Path, text: str) -> None:
     Console().print(Text(f"written: {file}"), soft_wrap=True)
 
 
+def _tune_grid(given: dict[str, Any], seeds: str | None, sweep: Path | None) -> None:
+    """Run every combination of a sweep with every seed, and print the table of means."""
+    from rich.console import Console
+
+    from shared.errors import ConfigError
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
+    from simulations.progress import stoppable, watched_tuning
+    from simulations.repetitions import parse_seeds
+    from simulations.tuning_grid import grid_table, make_trials, read_grid, run_trials
+
+    if seeds and "seed" in given:
+        raise ConfigError("--seeds: it says which seeds there are; leave --seed out")
+    chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
+    grid = read_grid(sweep) if sweep is not None else [{}]
+    out = str(given.pop("out", ""))
+    trials = make_trials(given, grid, chosen, out)
+    for trial in trials:
+        for settings in trial.runs.values():
+            check_data_is_given(load_task(settings.task), settings.data.path)
+    with stoppable():
+        from client.tuning.run import read_result
+        from client.tuning.run import tune as run
+
+        def run_one(settings: "TuneSettings") -> dict[str, Any]:
+            with watched_tuning() as on_step:
+                return read_result(run(settings, on_step))
+
+        Console().print(grid_table(run_trials(trials, run_one)))
+
+
 def tune(
     method: Annotated[
         str,
@@ -284,6 +316,10 @@ def tune(
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="TOML file with lists of values; a run for each choice.")
+    ] = None,
     stream: Annotated[
         str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
     ] = None,
@@ -327,6 +363,9 @@ def tune(
     }
     given = {key: value for key, value in options.items() if value is not None}
     given |= dict(parse_assignment(assignment) for assignment in settings or [])
+    if seeds or sweep is not None:
+        _tune_grid(given, seeds, sweep)
+        return
     wanted = TuneSettings.of(given, "tune")
     check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
     with stoppable(), watched_tuning() as on_step:

@@ -77,7 +77,7 @@ class TrajectoryHeader:
 
     @property
     def scaling_plan(self) -> ScalingPlan | None:
-        """What D modifies in the steps, and where it is found; None if there is no D."""
+        """The plan of D: what it modifies in the steps, and where it is found; None without one."""
         match self.update:
             case {"modify": ("variance" | "expectation") as modify, "groups": groups, **rest}:
                 return ScalingPlan(modify, int(groups), int(rest.get("interval", 0)))
