@@ -208,6 +208,21 @@ def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
     return scalars
 
 
+def describe_refusals(reasons: Mapping[int, str] | Mapping[str, str]) -> str:
+    """Return why answers were refused, with all clients of a reason together.
+
+    >>> describe_refusals({0: "no data", 1: "no task", 2: "no data"})
+    'clients 0, 2: no data; client 1: no task'
+    """
+    clients: dict[str, list[int]] = {}
+    for client, reason in sorted((int(client), reason) for client, reason in reasons.items()):
+        clients.setdefault(reason, []).append(client)
+    return "; ".join(
+        f"client{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {reason}"
+        for reason, who in clients.items()
+    )
+
+
 def reasons_by_text(reasons: Mapping[int, str]) -> dict[str, str]:
     """Return reasons by client as JSON has them, in the order of the clients."""
     return {str(client): reason for client, reason in sorted(reasons.items())}

@@ -19,6 +19,7 @@ from server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
     RoundEvent,
+    describe_refusals,
     reasons_by_text,
 )
 from server.rounds.health import ClientHealth
@@ -355,7 +356,7 @@ class ScalarStrategy(Strategy):
         most = min(self._config.cohort.empty_rounds, self._config.federated_rounds)
         if self._cohorts or self._events.unused_rounds < most:
             return
-        reasons = "; ".join(f"client {client}: {why}" for client, why in event.refused.items())
+        reasons = describe_refusals(event.refused)
         raise TrainingError(
             f"round {event.round}: no report could be used in {most} rounds in a row. "
             f"{reasons or event.problem or 'No client answered.'}"
@@ -377,7 +378,9 @@ class ScalarStrategy(Strategy):
         replies = self._validator.validate_evaluations(messages, instruction, columns)
         if not replies.answers:
             log.warning(
-                "round %d: no client evaluated the model: %s", instruction.round, replies.refused
+                "round %d: no client evaluated the model: %s",
+                instruction.round,
+                describe_refusals(replies.refused),
             )
             return
         self._events.record_evaluation(
