@@ -1,6 +1,5 @@
 """Lowering of a readout's representations to an ONNX graph, which browsers can run."""
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +47,6 @@ def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: in
             import onnxscript  # noqa: F401
         except (ImportError, OSError) as error:
             raise DeviceError(MISSING_ONNX.format(error=error)) from error
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with torch.no_grad():
             program = torch.onnx.export(
                 forward.export(),
