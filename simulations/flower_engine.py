@@ -1,8 +1,11 @@
-"""Flower's own simulation (Ray) as an engine: the same apps, in Flower's processes."""
+"""Flower's own simulation (Ray) as an engine: the same apps, in Flower's processes.
 
+Ray starts on this machine, or `RAY_ADDRESS` names a cluster of several.
+"""
+
+import os
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -16,7 +19,14 @@ from server.transport.clock import SystemClock
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import Scalar
-from simulations.pass_clock import PassClock, PassesInFolder
+from simulations.pass_clock import PassClock, PassesInReplies
+from simulations.ray_cluster import (
+    check_nodes,
+    check_room,
+    client_resources,
+    connect,
+    needed_paths,
+)
 
 
 class _Configured(ClientApp):
@@ -24,14 +34,15 @@ class _Configured(ClientApp):
 
     Args:
         run_config: settings of the clients.
-        passes: counts of the rows that went through the model, from all of Flower's processes.
+        directory: folder in which relative paths begin, on every node.
     """
 
-    def __init__(self, run_config: dict[str, Scalar], passes: PassesInFolder) -> None:
+    def __init__(self, run_config: dict[str, Scalar], directory: Path) -> None:
         super().__init__()
-        self._run_config, self._passes = run_config, passes
+        self._run_config, self._directory = run_config, directory
 
     def __call__(self, message: Message, context: Context) -> Message:
+        os.chdir(self._directory)
         configured = Context(
             run_id=context.run_id,
             node_id=context.node_id,
@@ -41,48 +52,59 @@ class _Configured(ClientApp):
         )
         reply = client_app(message, configured)
         with suppress(SamaraError):  # the reply is a refusal then, and nothing was computed
-            self._passes.add(simulated_data(configured))
+            PassesInReplies.add(reply, simulated_data(configured))
         return reply
 
 
-def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
+def simulate_with_flower(config: RunConfig, threads: int, folder: Path) -> Path:
     """Train with Flower's simulation engine; returns the run's folder.
 
     Args:
         config: settings of the run.
-        of_client: the same settings with the threads, and so the CPUs, of each client.
+        threads: threads, and so CPUs, of each client.
+        folder: folder of the run.
 
     Raises:
-        SamaraError: if Ray is not installed, or the run cannot begin or go on.
+        SamaraError: if Ray is not installed, the cluster has no room for a client or lacks files,
+            or the run cannot begin or go on.
     """
     try:
-        import ray  # noqa: F401
+        import ray
     except ImportError as error:
         raise SamaraError(
             "--engine flower needs Ray; install it with: pip install 'samara-fl[ray]'"
         ) from error
+    of_client = config.model_copy(update={"threads": threads})
+    resources = client_resources(of_client)
+    connect()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        check_room(nodes, resources)
+        check_nodes(nodes, needed_paths(config, folder))
+    except SamaraError:
+        ray.shutdown()
+        with suppress(OSError):  # a run that goes on is in it
+            folder.rmdir()
+        raise
     outcome: list[Path | SamaraError] = []
     server_app = ServerApp()
-    with TemporaryDirectory(prefix="samara-passes-") as folder:
-        passes = PassesInFolder(Path(folder), config.data.clients)
 
-        @server_app.main()
-        def main(grid: Grid, context: Context) -> None:
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        passes = PassesInReplies(grid, config.data.clients)
+        try:
             clock = PassClock(SystemClock(), passes.take_rows)
-            try:
-                outcome.append(serve(config, grid, clock=clock))
-            except SamaraError as error:
-                outcome.append(error)
+            outcome.append(serve(config, passes, clock=clock))
+        except SamaraError as error:
+            outcome.append(error)
 
-        run_simulation(
-            server_app=server_app,
-            client_app=_Configured(of_client.flat(), passes),
-            num_supernodes=config.data.clients,
-            backend_config={
-                "client_resources": {"num_cpus": of_client.threads, "num_gpus": 0.0},
-                "init_args": {"log_to_driver": False},
-            },
-        )
+    run_simulation(
+        server_app=server_app,
+        client_app=_Configured(of_client.flat(), Path.cwd()),
+        num_supernodes=config.data.clients,
+        backend_config={"client_resources": {**resources}},
+    )
     if not outcome:
         raise SamaraError("Flower's simulation ended without a result; see its log above")
     if isinstance(outcome[0], SamaraError):

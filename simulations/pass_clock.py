@@ -5,14 +5,18 @@ backward passes. The first pass of a readout counts even if a cache from an earl
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from flwr.app import Message, MetricRecord
+from flwr.serverapp import Grid
 
 from client.training.client_data import ClientData
 from server.transport.clock import Clock
+from server.transport.delegating_grid import DelegatingGrid
+
+_PASSES = "passes"
 
 
 class PassClock:
@@ -70,30 +74,35 @@ class PassesInProcess:
         return {client: data.take_passes() for client, data in enumerate(self._clients)}
 
 
-class PassesInFolder:
-    """The rows of clients in several processes, each of which appends to a file of its own.
+class PassesInReplies(DelegatingGrid):
+    """The rows of clients in other processes, which they put beside the frames of their replies.
 
     Args:
-        folder: empty folder of the files; on this machine, like the processes.
+        grid: delivers the messages.
         clients: number of clients.
     """
 
-    def __init__(self, folder: Path, clients: int) -> None:
-        self._folder, self._returned = folder, Counter(dict.fromkeys(range(clients), 0))
+    def __init__(self, grid: Grid, clients: int) -> None:
+        super().__init__(grid)
+        self._rows = dict.fromkeys(range(clients), 0)
 
-    def add(self, data: ClientData) -> None:
-        """Write the rows of a client in this process that were not written yet."""
-        if rows := data.take_passes():
-            with (self._folder / str(os.getpid())).open("a", encoding="ascii") as file:
-                file.write(f"{data.client} {rows}\n")
+    @staticmethod
+    def add(reply: Message, data: ClientData) -> None:
+        """Put the rows of a client that were not sent yet into its reply."""
+        reply.content.metric_records[_PASSES] = MetricRecord(
+            {"client": data.client, "rows": data.take_passes()}
+        )
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages that have arrived, each once."""
+        replies = list(self._grid.pull_messages(message_ids))
+        for reply in replies:
+            if not reply.has_error() and _PASSES in reply.content.metric_records:
+                row = reply.content.metric_records.pop(_PASSES)
+                self._rows[cast(int, row["client"])] += cast(int, row["rows"])
+        return replies
 
     def take_rows(self) -> dict[int, int]:
         """Return by client the rows that were not returned yet."""
-        total = Counter(dict.fromkeys(self._returned, 0))
-        for file in self._folder.iterdir():
-            for line in file.read_text(encoding="ascii").splitlines():
-                client, rows = line.split()
-                total[int(client)] += int(rows)
-        new = {client: rows - self._returned[client] for client, rows in total.items()}
-        self._returned = total
-        return new
+        taken, self._rows = self._rows, dict.fromkeys(self._rows, 0)
+        return taken

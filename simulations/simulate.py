@@ -81,7 +81,9 @@ def simulate(
     if homes and not cohorts:
         raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     check_results_folder(config.out)
-    check_torch_device(config.model.torch_device)
+    # Flower's clients are processes that may have a GPU each; this one computes nothing then.
+    here = config.with_values({"model.torch-device": "cpu"}) if engine == "flower" else config
+    check_torch_device(here.model.torch_device)
     if not cohorts and (finished := find_finished(config)):
         log.info("%s holds the result of this run already", finished)
         return finished
@@ -94,12 +96,12 @@ def simulate(
         return simulate_fleet(config, on_message)
     if homes:
         return _repeated(config, on_message, cohorts, homes)
-    loaded = load_simulation(config)
+    loaded = load_simulation(here)
     log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 
-        return simulate_with_flower(config, loaded.of_client)
+        return simulate_with_flower(config, loaded.of_client.threads, loaded.folder)
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)

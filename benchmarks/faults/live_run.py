@@ -100,14 +100,14 @@ class LiveRun:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def start_server(self) -> None:
+    def start_server(self, *options: str) -> None:
         """Start `samara server up`, or start it again."""
         host, port = self.address.rsplit(":", 1)
         command = ["server", "up", "--run", str(self.run), "--host", "0.0.0.0", "--port", port]
         command += ["--name", host]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
-        self.server = self._launched(command, self._place, "server")
+        self.server = self._launched([*command, *options], self._place, "server")
 
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
         """Start `samara client up`, or start it again; its folder is `home`.

@@ -51,19 +51,27 @@ def evaluate(message: Message, context: Context) -> Message:
     return _answered(EvaluateInstruction, message, context)
 
 
-def hello_of(device: int, session: Session | None, clients: int) -> bytes:
+def hello_of(
+    device: int,
+    session: Session | None,
+    clients: int,
+    layout: Layout = LAYOUT,
+    model_id: bytes = MODEL_ID,
+) -> bytes:
     """Return the hello of a toy client as a frame, in a run of so many clients."""
     position = session.position.round if session else 0
     facts = json.dumps({"clients": clients})
-    return Hello(device, EXAMPLES, position, MODEL_ID, LAYOUT.to_json(), facts).encode()
+    return Hello(device, EXAMPLES, position, model_id, layout.to_json(), facts).encode()
 
 
-def report_of(instruction: TrainInstruction, session: Session, device: int) -> Report:
+def report_of(
+    instruction: TrainInstruction, session: Session, device: int, layout: Layout = LAYOUT
+) -> Report:
     """Return the report of a toy client: ⟨z, x − m⟩ for every direction z and its own minimum m."""
-    minimum = np.random.default_rng(device).normal(size=LAYOUT.size)
+    minimum = np.random.default_rng(device).normal(size=layout.size)
     slope = to_float32(session.state).astype(float) - minimum
     seeds = instruction.seeds(device)
-    z = directions(seeds.ravel(), LAYOUT.size, LAYOUT.distribution)
+    z = directions(seeds.ravel(), layout.size, layout.distribution)
     gradients = ((z @ slope) / 2**11).astype(np.float32).reshape(seeds.shape)
     return Report(token_of(instruction.encode()), device, EXAMPLES, float(slope @ slope), gradients)
 
@@ -74,21 +82,22 @@ def answer(
     catch_up: CatchUp,
     device: int,
     known: Session | None,
+    layout: Layout = LAYOUT,
 ) -> tuple[bytes, Session | None]:
     """Return the answer of a toy client to an instruction, and its session after it."""
     try:
         asked = kind.decode(frame)
         header = LedgerHeader(asked.track, asked.run_id, asked.layout_hash)
-        session = known or Session.begin(header, LAYOUT)
+        session = known or Session.begin(header, layout)
         if isinstance(asked, TrainInstruction):
             if session.token == token_of(frame):
                 return session.report, session
             goal = asked.round - 1, asked.start_digest
         else:
             goal = asked.round, asked.digest
-        session = session.catch_up(catch_up, header, LAYOUT, *goal)
+        session = session.catch_up(catch_up, header, layout, *goal)
         if isinstance(asked, TrainInstruction):
-            report = report_of(asked, session, device).encode()
+            report = report_of(asked, session, device, layout).encode()
             return report, session.with_report(token_of(frame), report)
         counts = np.array([[10, device % 3], [1, 9]], np.int64)
         column = EvaluationColumn("global", 0.5, counts)

@@ -17,7 +17,6 @@ import logging
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from rich.table import Table
 from benchmarks.accuracy.rows import Rows
 from benchmarks.faults.live_run import ROOT, LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, network
+from benchmarks.scale.light_clients import Plan, started
 from benchmarks.scale.round_parts import FILE_VARIABLE
 from server.live.key_pairs import encode_key, new_key
 from server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
@@ -162,19 +162,10 @@ class Load:
     def _start_lights(self, gateway: int, first: int, count: int) -> None:
         door = f"127.0.0.1:{FIRST_PORT + gateway}"
         authority = self.live.home(self._gateways[gateway]) / "certificates" / "ca.pem"
-        numbers = [str(number) for number in (first, count, self.clients)]
-        module = [sys.executable, "-m", "benchmarks.scale.light_clients"]
-        places = str(self.folder), str(self._keys)
+        own, where = (first, count, self.clients), (str(self.folder), str(self._keys))
+        plan = Plan(*where, *own, door, str(authority)).write()
         with (self.folder / f"lights-{gateway}.said").open("wb") as said:
-            self._lights.append(
-                subprocess.Popen(
-                    [*self._net.client(0), *module, *places, *numbers, door, str(authority)],
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                )
-            )
+            self._lights.append(started(plan, said, self._net.client(0)))
 
     def lights(self) -> Counter[str]:
         """Return what the light clients did so far, added up."""

@@ -40,14 +40,14 @@ DAY_SECONDS = 86_400.0
 _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
 
 
-def start_gateway(live: LiveRun, place: Place | None, door: str) -> None:
+def start_gateway(live: LiveRun, place: Place | None, door: str, *options: str) -> None:
     """Start `samara gateway up`, or start it again; it admits the clients of the server."""
     host = door.rsplit(":", 1)[0]
     of_server = ("--superlink", live.address, "--certs", str(live.run / "certificates" / "ca.pem"))
     own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
     command = ["gateway", "up", *of_server, *own, "--listen", door, "--name", host]
     opened = live.said(GATEWAY).count(OPEN) if GATEWAY in live.clients else 0
-    live.start(GATEWAY, command, place)
+    live.start(GATEWAY, [*command, *options], place)
     live.wait(lambda: live.said(GATEWAY).count(OPEN) > opened, "the gateway")
 
 

@@ -12,6 +12,8 @@ SOCKET = "trainer.sock"
 """Name of the socket of the client's trainer, while it runs."""
 UP_LOCK = "up.lock"
 """Name of the lock file of whoever runs the client's trainer: `client up`, `ask` or `serve`."""
+PHONE_LOCK = "phone.lock"
+"""Name of the lock file of whoever runs a phone in the folder: `phone join` or `phone up`."""
 TRAINER_LOCK = "trainer.lock"
 """Name of the lock file of the client's trainer."""
 MOVED_FILE = "moved.json"
@@ -43,6 +45,28 @@ def client_folder(name: str, home: Path | None) -> Path:
     if not name and home is None:
         raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
     return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
+
+
+def check_is_no_phones(folder: Path) -> None:
+    """Raise an error if a phone of this machine uses a folder, so that no board can.
+
+    Raises:
+        DeviceError: if one does, or has.
+    """
+    if (folder / PHONE_LOCK).exists():
+        raise DeviceError(f"{folder} is the folder of a phone; take another --name or --home")
+
+
+def check_is_no_boards(folder: Path) -> None:
+    """Raise an error if a board, a client of `samara client`, uses a folder, so that no phone can.
+
+    Raises:
+        DeviceError: if one does, or has.
+    """
+    if (folder / UP_LOCK).exists():
+        raise DeviceError(
+            f"{folder} is the folder of a client of `samara client`; take another --name or --home"
+        )
 
 
 def check_not_moved(folder: Path) -> None:

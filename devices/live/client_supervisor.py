@@ -15,7 +15,12 @@ from typing import Protocol
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.jetson.nvpmodel import in_power_mode
 from devices.live.board_checks import explain_crash
-from devices.live.client_folder import UP_LOCK, check_not_moved, client_folder
+from devices.live.client_folder import (
+    UP_LOCK,
+    check_is_no_phones,
+    check_not_moved,
+    client_folder,
+)
 from devices.live.dashboard import dashboard
 from devices.live.flower_wire import FlowerWire
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
@@ -115,8 +120,10 @@ def _locked_folder(settings: ClientSettings) -> Iterator[None]:
     """Lock the client's folder for the duration of a block and write the settings to it.
 
     Raises:
-        DeviceError: if another process serves this client, or it has moved to another device.
+        DeviceError: if another process serves this client, it has moved to another device, or the
+            folder is a phone's.
     """
+    check_is_no_phones(settings.folder)
     with exclusive_lock(settings.folder / UP_LOCK, ANOTHER_SERVES):
         check_not_moved(settings.folder)
         settings.write()

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from client.protocol.scenario_folder import ScenarioFolder
 from devices.live.certificate_errors import explain_certificate_error
-from devices.live.client_folder import UP_LOCK, check_not_moved
+from devices.live.client_folder import UP_LOCK, check_is_no_phones, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import exclusive_lock
@@ -94,6 +94,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
             refuses.
     """
     parse_address(address, "the server's address")
+    check_is_no_phones(folder)
     with locked_folder(folder, UP_LOCK, ANOTHER_SERVES):
         check_not_moved(folder)
         create_key(folder / OWN_KEY_FILE)

@@ -1,5 +1,7 @@
 """The order in which clients are shown: first those that may need an operator. Pure."""
 
+import re
+
 from server.live.run_status import AWAY, STREAM, ClientStatus, RunStatus
 
 _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
@@ -7,7 +9,14 @@ _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 
 def clients_to_show(status: RunStatus) -> list[tuple[int, ClientStatus]]:
     """Return index and status of a run's clients: the refused, resting, away, and other ones."""
-    return sorted(status.clients.items(), key=lambda pair: (_rank(pair[1]), pair[1].name, pair[0]))
+    return sorted(status.clients.items(), key=_place)
+
+
+def _place(pair: tuple[int, ClientStatus]) -> tuple[int, list[str | int], int]:
+    """Return what a client is sorted by: numbers in names count as numbers."""
+    number, client = pair
+    parts = re.split(r"([0-9]+)", client.name)
+    return _rank(client), [int(p) if i % 2 else p for i, p in enumerate(parts)], number
 
 
 def _rank(client: ClientStatus) -> int:

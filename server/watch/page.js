@@ -30,7 +30,7 @@ function drawKey(run) {
   if (losses.length) entries.push(["loss", losses.at(-1).loss.toFixed(4)]);
   for (const [name, points] of Object.entries(run.accuracy))
     entries.push([`accuracy, ${name}`, percent(points.at(-1)[1])]);
-  if (run.connected !== null) entries.push(["connected", number(run.connected)]);
+  if (run.connected !== null) entries.push(["SuperNodes connected", number(run.connected)]);
   entries.push(["reports", number(run.reports)], ["failures", number(run.failures)]);
   if (run.epsilon !== null) entries.push(["ε spent", run.epsilon.toPrecision(3)]);
   entries.push(["received", bytes(run.bytes_up)], ["sent", bytes(run.bytes_down)]);

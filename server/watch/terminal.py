@@ -96,7 +96,7 @@ def _title(status: RunStatus) -> Text:
         no_wrap=True,
     )
     unseen = [] if status.is_finished else ["no server seen in the last minute"]
-    parts = unseen if status.connected is None else [f"{status.connected:,} connected"]
+    parts = unseen if status.connected is None else [f"SuperNodes: {status.connected:,}"]
     parts += [f"{status.failures:,} failures"] if status.failures else []
     parts += [f"ε {status.epsilon:.3g}"] if status.epsilon is not None else []
     parts += [f"{byte_text(status.bytes_up)} up, {byte_text(status.bytes_down)} down"]

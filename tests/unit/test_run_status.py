@@ -14,7 +14,7 @@ from rich.console import Console
 
 from server.live.connections import CONNECTIONS_FILE, write_connections
 from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.run_status import RunStatus
+from server.live.run_status import ClientStatus, RunStatus
 from server.live.server_log import LOG_FILE, REFUSED_EVENT
 from server.live.status import StatusReader
 from server.live.superlink_process import Node
@@ -143,9 +143,22 @@ def test_clients_that_need_an_operator_come_first(run: Path) -> None:
     assert names == ["garden", "attic", "kitchen"]
 
 
+def test_numbers_in_names_count_as_numbers() -> None:
+    names = ("board-10", "board-2", "attic", "2nd", "board-2b")
+    clients = {number: ClientStatus(name=name) for number, name in enumerate(names)}
+    shown = clients_to_show(RunStatus(0, "", clients, 0, 0))
+    assert [client.name for _, client in shown] == [
+        "2nd",
+        "attic",
+        "board-2",
+        "board-2b",
+        "board-10",
+    ]
+
+
 def test_the_terminal_shows_who_rests_and_why_and_no_markup(run: Path) -> None:
     shown = picture(status_of(run))
-    for text in ("ε 0.75", "7.0 W, 4.0 s", "resting", "away", "2 connected", "a client is late"):
+    for text in ("ε 0.75", "7.0 W, 4.0 s", "resting", "away", "SuperNodes: 2", "a client is late"):
         assert text in shown
     assert "75.0% after round 3" in shown
     assert f"round 2: {MARKUP}"[:30] in shown

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from devices.live.client_folder import PHONE_LOCK, check_is_no_boards
 from devices.live.join import (
     GATEWAY_AUTHORITY_FILE,
     fetch_welcome,
@@ -31,7 +32,7 @@ from shared.files import UNFINISHED, sync_folder, write_durably
 from shared.invitation import JOIN_PATH, InvitationCode
 
 PROGRAM_FILE, AUTHORITY_FILE = "model.pte", GATEWAY_AUTHORITY_FILE
-LOCK, IN_USE = "phone.lock", "another `samara phone up` uses this folder"
+IN_USE = "another `samara phone up` uses this folder"
 MAX_PROGRAM_BYTES = 2**36
 _PIECE_BYTES = 2**18
 _SECONDS = 60.0
@@ -72,7 +73,8 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
     """
     parse_address(address, "the server's address")
     program = home / PROGRAM_FILE
-    with locked_folder(home, LOCK, IN_USE):
+    check_is_no_boards(home)
+    with locked_folder(home, PHONE_LOCK, IN_USE):
         create_key(home / OWN_KEY_FILE)
         welcome = fetch_welcome(address, code)
         if (phone := welcome.phone) is None:

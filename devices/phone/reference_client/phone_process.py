@@ -11,12 +11,13 @@ from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
 from client.protocol.idle_work import InterruptionError
 from client.protocol.privacy_budget import ChargeLog, describe_charges
 from client.protocol.scenario_folder import describe_scenarios, take_scenario
+from devices.live.client_folder import PHONE_LOCK, check_is_no_boards
 from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.gateway_stream import attach
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.joining import IN_USE, LOCK
+from devices.phone.reference_client.joining import IN_USE
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.phone_worker import PhoneWorker
@@ -59,11 +60,12 @@ def up(
         SamaraError: if the program's runtime is missing, program, rows, key or folder cannot be
             used, another process uses the folder, or the gateway rejects this phone.
     """
+    check_is_no_boards(home)
     try:
         make_private_folder(home)
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
-    with exclusive_lock(home / LOCK, IN_USE):
+    with exclusive_lock(home / PHONE_LOCK, IN_USE):
         if scenario:
             take_scenario(scenario, home)
         for line in describe_scenarios(home):

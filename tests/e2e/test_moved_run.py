@@ -1,0 +1,73 @@
+"""A run is backed up while real processes serve it, and goes on on another host to the same digest.
+
+The other host is another folder and another address of this machine.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from live import free_port
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import MODEL, TASK, samara, write_messages
+from shared.result import read_result
+
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
+NAMES = "kitchen", "garden"
+ROUNDS = 6
+SETTINGS = {
+    "rounds": ROUNDS,
+    "steps": 1,
+    "queries": 4,
+    "batch": 8,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "evaluate.test": False,
+    "cohort.available": len(NAMES),
+    "cohort.minimum": len(NAMES),
+    "cohort.timeout": 600.0,
+}
+
+
+def start_clients(live: LiveRun, data: dict[str, Path]) -> None:
+    for name in NAMES:
+        options = ("--model", MODEL, "--data", str(data[name]), "--task", TASK)
+        live.start_client(name, None, *options, "--set", "threads=1")
+
+
+def wait_for_end(live: LiveRun) -> None:
+    for process in [live.server, *live.clients.values()]:
+        assert process is not None
+        live.wait(lambda process=process: process.poll() is not None, "the end of the run")  # type: ignore[misc]
+        assert process.returncode == 0, live.said()[-2000:]
+
+
+def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    data = dict(zip(NAMES, write_messages(folder, 0).values(), strict=False))
+    with LiveRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        start_clients(live, data)
+        live.wait_for_round(2)
+        said = samara(folder, "server", "backup", str(live.run), str(folder / "run.backup"))
+        backed_up = int(re.findall(r"round (\d+)", said)[0])
+        assert 2 <= backed_up < ROUNDS
+        wait_for_end(live)
+        assert live.check() == ROUNDS
+        original = read_result(live.run)["final_digest"]
+    elsewhere = folder / "elsewhere"
+    said = samara(folder, "server", "restore", str(folder / "run.backup"), "--out", str(elsewhere))
+    assert f"goes on after round {backed_up}" in said
+    address = f"127.0.0.1:{free_port()}"
+    with LiveRun(folder, SETTINGS, NAMES, address, run=elsewhere) as moved:
+        moved.start_server()
+        start_clients(moved, data)
+        wait_for_end(moved)
+        assert moved.check() == ROUNDS
+    assert read_result(elsewhere)["final_digest"] == original
+    assert "this run was restored from a backup that lacks it" in moved.said()
