@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from server.live import run_supervisor
+from server.live.busy import NoAnswerError
 from server.live.keys import ClientKeys
 from server.live.superlink_process import Node
 from shared.config import RunConfig
 from shared.errors import SamaraError
+
+BUSY = "busy", ""
+"""The status of a run whose SuperLink does not answer in time."""
 
 
 class Time:
@@ -39,6 +43,7 @@ class SuperLink:
         self.calls: list[str] = []
         self.nodes: dict[int, Node] = {}
         self._is_up = False
+        self.failure = SamaraError("it does not answer")
         self.certificate = self.loaded_certificate = 1
 
     def start(self) -> None:
@@ -65,11 +70,13 @@ class SuperLink:
     def start_run(self, config: RunConfig, bundle: bytes) -> int:
         self.calls.append("start run")
         if not next(self._starts, True):
-            raise SamaraError("it does not answer")
+            raise self.failure
         return 1
 
     def run_status(self, run: int) -> tuple[str, str]:
-        return next(self._statuses)
+        if (status := next(self._statuses)) == BUSY:
+            raise NoAnswerError("it does not answer in time")
+        return status
 
     def list_nodes(self) -> list[Node]:
         return list(self.nodes.values())

@@ -1,8 +1,8 @@
-"""What grew in a long run: memory and descriptors of its processes, and the sizes of its files.
+"""Growth in a long run, of the memory and descriptors of its processes and the sizes of files.
 
 A process that was restarted has several lives. What its longest one had early is compared with what
 it had late: medians of the second and of the last tenth of that life's samples, since a process
-still loads in the first; and a line is fitted to all samples after it. Pure but for the command:
+still loads in the first; and a line is fitted to the later half. Pure but for the command:
 
     python -m benchmarks.scale.growth SAMPLES
 """
@@ -65,8 +65,10 @@ def early_and_late(values: list[int]) -> tuple[float, float]:
 
 
 def slope(rounds: list[int], values: list[int]) -> float:
-    """Return how much a value grows a round, by least squares without the first tenth."""
-    kept = slice(max(1, len(rounds) // 10), None)
+    """Return how much a value grows a round, by least squares over the later half."""
+    kept = slice(len(rounds) // 2, None)
+    if len(set(rounds[kept])) < 2:
+        return 0.0
     return statistics.linear_regression(rounds[kept], values[kept]).slope
 
 

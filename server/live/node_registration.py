@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shared.errors import SamaraError
+from server.live.busy import explain_http_error
 
 REGISTRATION_PATH = "/samara/register-nodes"
 """Path that registers keys: the body is a JSON object of names by public key, PEM."""
@@ -47,10 +47,8 @@ def request_registration(
             try:
                 answer = client.post(f"{scheme}://{address}{REGISTRATION_PATH}", json=part)
                 answer.raise_for_status()
-            except httpx.HTTPStatusError as error:
-                raise SamaraError(f"Flower's SuperLink: {error.response.text}") from error
             except httpx.HTTPError as error:
-                raise SamaraError(f"Flower's SuperLink: {error}") from error
+                raise explain_http_error(error) from error
 
 
 async def answer_registration(app: Any, receive: Any) -> tuple[int, str]:

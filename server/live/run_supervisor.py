@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from server.live.bundle import build_bundle
+from server.live.busy import NoAnswerError
 from server.live.connections import CONNECTIONS_FILE, write_connections
 from server.live.farewell import count_untold, describe_names, find_untold
 from server.live.keys import ClientKeys
@@ -29,6 +30,8 @@ _STABLE_SECONDS = 60.0
 """A run that was up for longer is restarted at once when it ends."""
 _MAX_FAILURES = 5
 """Failures in a row, without a round or an evaluation between them, that end the run."""
+_ANSWER_SECONDS = 120.0
+"""Time for which a SuperLink whose processes live may be too busy to answer."""
 _FAREWELL_SECONDS = 15.0
 """Longest time in which connected clients are told that the run is finished; they ask every 3 s."""
 _RENEWAL_SECONDS = 3600.0
@@ -89,12 +92,14 @@ def serve_run(
             failures = 0
             while True:
                 started, events_before = time.monotonic(), _events_size(folder)
+                is_busy = False
                 try:
                     if superlink.missing_process():
                         _start(superlink, keys, display)
                     run = superlink.start_run(config, bundle)
                 except SamaraError as error:  # the machine may be busy, or a port not free yet
                     problem, has_failed = f"the run did not start: {error}", True
+                    is_busy = isinstance(error, NoAnswerError)
                 else:
                     problem = _supervise(superlink, run, keys, display, upkeep)
                     has_failed = problem.startswith(_FAILED)
@@ -103,7 +108,10 @@ def serve_run(
                     return True
                 has_progressed = _events_size(folder) > events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
-                if failures == _MAX_FAILURES:
+                if failures == _MAX_FAILURES and is_busy:  # or it hangs: a new one may not
+                    superlink.stop()
+                    failures = 0
+                elif failures == _MAX_FAILURES:
                     raise SamaraError(f"{problem}; it failed {failures} times in a row")
                 display.show(f"{problem}; starting again", "yellow")
                 is_stable = time.monotonic() - started > _STABLE_SECONDS
@@ -160,6 +168,7 @@ def _supervise(
     """
     # keys may have changed since they were registered, so that the first check registers them
     checked, keys_stamp = time.monotonic(), 0
+    answered = checked
     clock_offset = time.time() - time.monotonic()
     has_result = False
     while True:
@@ -178,16 +187,21 @@ def _supervise(
         if superlink.has_new_certificate():
             superlink.stop()
             return "the server's certificate was renewed"
-        if keys and keys.modification_stamp() != keys_stamp:
-            keys_stamp = keys.modification_stamp()
-            sync_keys(superlink, keys, display)
+        if keys and (stamp := keys.modification_stamp()) != keys_stamp:
+            with suppress(NoAnswerError):  # they are registered at the next check
+                sync_keys(superlink, keys, display)
+                keys_stamp = stamp
         if has_result:  # of a ServerApp that was given up; the one since then waits for nobody
             return ""
         has_result = (superlink.folder.parent / RESULT_FILE).exists()
         has_server_app = superlink.has_server_app()
         try:
             status, details = superlink.run_status(run)
-        except SamaraError:
+            answered = time.monotonic()
+        except SamaraError as error:
+            is_busy = isinstance(error, NoAnswerError) and not superlink.missing_process()
+            if is_busy and time.monotonic() < answered + _ANSWER_SECONDS:
+                continue
             missing = superlink.missing_process()
             return f"{missing} ended" if missing else "Flower's SuperLink does not answer"
         if status == "finished":

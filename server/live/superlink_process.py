@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from server.live.busy import explain_http_error
 from server.live.keys import KEYS_VARIABLE
 from server.live.node_registration import request_registration
 from server.live.server_port import note_port
@@ -271,7 +272,8 @@ class SuperLinkProcess:
         """Connect to the control API.
 
         Raises:
-            SamaraError: if the SuperLink refuses a request or does not answer.
+            SamaraError: if the SuperLink refuses a request.
+            NoAnswerError: if it does not answer in time.
         """
         import httpx
 
@@ -289,7 +291,7 @@ class SuperLinkProcess:
         try:
             yield client
         except httpx.HTTPError as error:
-            raise SamaraError(f"Flower's SuperLink: {_reason(error)}") from error
+            raise explain_http_error(error) from error
         finally:
             client.close()
 
@@ -391,9 +393,3 @@ def _signal(process: psutil.Process, kill: bool) -> None:
         process.kill() if kill else process.terminate()
     except psutil.NoSuchProcess:
         return
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an HTTP error's response, or the error's own."""
-    response = getattr(error, "response", None)
-    return response.text.strip() if response is not None and response.text else str(error)

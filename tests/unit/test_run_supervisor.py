@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from superlinks import Display, Serve, SuperLink, Time, server_of, set_clock
+from superlinks import BUSY, Display, Serve, SuperLink, Time, server_of, set_clock
 
 from server import app as server_app
+from server.live.busy import NoAnswerError
 from server.live.keys import ClientKeys
 from server.live.server_log import limit_log
 from server.live.superlink import RUN_ERROR
@@ -80,6 +81,29 @@ def test_a_server_app_that_waits_beside_the_result_of_an_earlier_one_is_ended(
     assert serve(superlink, Display())
     assert superlink.calls == ["start", "start run"]
     assert superlink.missing_process()
+
+
+def test_a_busy_superlink_is_waited_for_and_not_started_again(serve: Serve, clock: Time) -> None:
+    statuses = [*40 * [BUSY], ("running", ""), *40 * [BUSY], ("finished", "")]
+    superlink, display = SuperLink(iter(statuses), iter([])), Display()
+    assert serve(superlink, display)
+    assert superlink.calls == ["start", "start run"]
+    assert not any("starting again" in line for line in display.lines)
+
+
+def test_a_superlink_that_never_answers_is_started_again(serve: Serve, clock: Time) -> None:
+    statuses = [*70 * [BUSY], ("finished", "")]
+    superlink, display = SuperLink(iter(statuses), iter([])), Display()
+    assert serve(superlink, display)
+    assert superlink.calls == ["start", "start run", "start run"]
+    assert "Flower's SuperLink does not answer; starting again" in display.lines
+
+
+def test_a_run_that_a_busy_machine_cannot_start_is_not_given_up(serve: Serve, clock: Time) -> None:
+    superlink = SuperLink(iter([("finished", "")]), iter(7 * [False]))
+    superlink.failure = NoAnswerError("it does not answer in time")
+    assert serve(superlink, Display())
+    assert superlink.calls == ["start", *5 * ["start run"], "start", *3 * ["start run"]]
 
 
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:
