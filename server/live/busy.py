@@ -1,4 +1,4 @@
-"""What a request to Flower's SuperLink failed by: a refusal, or no answer in time."""
+"""The errors of requests to Flower's SuperLink: a refusal, or no answer in time."""
 
 from shared.errors import SamaraError
 
