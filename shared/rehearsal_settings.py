@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_serializer
 from shared.fleet_settings import read_tables
 from shared.settings import Section, setting
 
-FaultKind = Literal["power-cut", "link-cut"]
+FaultKind = Literal["power-cut", "link-cut", "clock-set", "disk-full", "slow-disk", "out-of-memory"]
 
 
 class Fault(Section):
@@ -17,7 +17,9 @@ class Fault(Section):
     kind: FaultKind = setting(
         ...,
         "`power-cut`: every process is killed, and started again; `link-cut`: the link is "
-        "unplugged",
+        "unplugged; `clock-set`: the clock is a day behind; `disk-full`: the disk of the client's "
+        "folder has no space; `slow-disk`: it reads and writes 20 kB/s; `out-of-memory`: another "
+        "program takes memory, and the kernel kills processes of the client",
     )
     client: int = setting(..., "number of the client, in the order of `fleet.devices`", ge=0)
     at: float = setting(

@@ -24,6 +24,17 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def give_back_freed_memory() -> None:
+    """Return to the system the memory that is free in the C library's heap.
+
+    Passes of batches of different lengths leave holes in it that later ones do not fit. Without
+    glibc this does nothing.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class PeakMemory:
     """The result of `measure_peak_memory`.
 

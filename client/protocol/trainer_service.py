@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from client.forward.peak_memory import give_back_freed_memory
 from client.forward.turns import Turns, take_turns
 from client.protocol.client_handler import decode_instruction
 from client.protocol.idle_work import IdleWork
@@ -203,6 +204,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             except SamaraError as error:  # in the settings; a client refuses by itself
                 return self._resident.refuse(instruction, error)
             finally:
+                give_back_freed_memory()
                 self._call_count += 1
                 self._busy_seconds += time.monotonic() - start
 

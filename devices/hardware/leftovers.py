@@ -1,4 +1,4 @@
-"""Groups and namespaces that hold processes to a device, and their removal in every case.
+"""Groups, namespaces and disks that hold processes to a device, and their removal in every case.
 
 Everything is named after the process that made it. It is removed at the end of its block, or by a
 `caretaker` when that process is killed, or at the latest when the next one begins.
@@ -16,10 +16,13 @@ import psutil
 
 import devices
 from devices.hardware.control_groups import GROUPS, current_group, remove_group
+from devices.hardware.own_disk import DISK_SUFFIX, unmount
 
 _NAME = re.compile(r"samara-(\d+)-\d+")
-_HIERARCHIES = ("memory", "cpu")
+_HIERARCHIES = ("memory", "cpu", "blkio")
 _FINISHED = "finished"
+_DELETED = " (deleted)"
+"""What the kernel adds to the name of a mounted file that has been removed."""
 
 
 def find_groups() -> dict[Path, int]:
@@ -45,6 +48,27 @@ def find_namespaces() -> dict[str, int]:
     return {name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
 
 
+def find_disks() -> dict[Path, int]:
+    """Return the files that are mounted as disks of their own, with their owners."""
+    backing = Path("/sys/block").glob("loop*/loop/backing_file")
+    files = [Path(file.read_text().strip().removesuffix(_DELETED)) for file in backing]
+    return {
+        file: int(found[1])
+        for file in files
+        if file.suffix == DISK_SUFFIX and (found := _NAME.fullmatch(file.stem))
+    }
+
+
+def _remove_disk(file: Path) -> None:
+    """Unmount a disk wherever it is mounted, and remove its file."""
+    for partition in psutil.disk_partitions(all=True):
+        backing = Path("/sys/block") / Path(partition.device).name / "loop" / "backing_file"
+        with suppress(OSError):
+            if backing.read_text().strip().removesuffix(_DELETED) == str(file):
+                unmount(Path(partition.mountpoint))
+    file.unlink(missing_ok=True)
+
+
 def remove_leftovers(owner: int | None = None) -> None:
     """Remove what a process has made, or by default what processes have made that are gone."""
 
@@ -58,6 +82,9 @@ def remove_leftovers(owner: int | None = None) -> None:
     for namespace, of in find_namespaces().items():
         if is_left(of):  # its link goes with it
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+    for disk, of in find_disks().items():
+        if is_left(of):
+            _remove_disk(disk)
 
 
 class Caretaker:
@@ -77,7 +104,7 @@ class Caretaker:
     def release(self) -> None:
         """End the caretaker, since everything has been removed."""
         self._tell(_FINISHED)
-        self._process.wait()
+        self._process.communicate()
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None, "it is a pipe"

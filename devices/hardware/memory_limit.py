@@ -35,6 +35,8 @@ from shared.errors import DeviceError
 
 _NUMBERS = count()
 _WATCH_SECONDS = 0.02
+_LEAST_MARGIN = 16 * 2**20
+"""Least bytes above those in use that a limit is lowered to."""
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class MemoryLimit(ABC):
         """Remove the limit."""
 
 
-class _CgroupLimit(MemoryLimit):
+class CgroupLimit(MemoryLimit):
     """A limit by a new control group."""
 
     limit_file: str
@@ -149,6 +151,21 @@ class _CgroupLimit(MemoryLimit):
         """Return the largest memory that was sampled."""
         return self._peak
 
+    def lower(self) -> int:
+        """Lower the limit to about what is in use, and return the bytes that are in use."""
+        in_use = self._numbers("memory.stat").get(self.anonymous, 0)
+        margin = _LEAST_MARGIN
+        while in_use + margin < self.limit_bytes:
+            with suppress(OSError):  # EBUSY: what cannot be reclaimed is above it
+                (self.folder / self.limit_file).write_text(str(in_use + margin))
+                return in_use
+            margin *= 2
+        return in_use
+
+    def restore(self) -> None:
+        """Set the limit to what it was made with."""
+        (self.folder / self.limit_file).write_text(str(self.limit_bytes))
+
     def killed(self, status: int) -> bool:
         """Return whether the process failed and the kernel killed a process of the group."""
         return status != 0 and self.kills() > 0
@@ -166,7 +183,7 @@ class _CgroupLimit(MemoryLimit):
         remove_group(self.folder)
 
 
-class CgroupV1Limit(_CgroupLimit):
+class CgroupV1Limit(CgroupLimit):
     """A limit by the memory controller of cgroup v1."""
 
     name = "cgroup v1"
@@ -184,7 +201,7 @@ class CgroupV1Limit(_CgroupLimit):
             (self.folder / "memory.memsw.limit_in_bytes").write_text(str(self.limit_bytes))
 
 
-class CgroupV2Limit(_CgroupLimit):
+class CgroupV2Limit(CgroupLimit):
     """A limit by cgroup v2, whose parent group must delegate the memory controller.
 
     Processes are in a group inside it, as those must be whose controllers are passed on.

@@ -26,6 +26,7 @@ from devices.live.flower_wire import FlowerWire
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import (
+    OUT_OF_MEMORY,
     UNUSABLE_INPUT,
     SupervisedProcess,
     child_environment,
@@ -132,6 +133,8 @@ def _locked_folder(settings: ClientSettings) -> Iterator[None]:
 
 def _run_preflight(folder: Path) -> None:
     status = _run_module("preflight", folder)
+    if status == -signal.SIGKILL:
+        raise DeviceError(f"the preflight was killed after its last line, {OUT_OF_MEMORY}")
     if status < 0:
         raise DeviceError(
             f"the preflight was killed by signal {-status} after its last line, by "

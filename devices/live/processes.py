@@ -17,6 +17,11 @@ from devices.live.client_folder import TRAINER_LOCK, UP_LOCK
 from shared.errors import DeviceError, RejectedError
 from shared.rejection import RejectionCode, describe_rejection
 
+OUT_OF_MEMORY = (
+    "as the kernel does when memory runs out: free memory, quantize (--set "
+    "model.quantization=nf4), or take a smaller model"
+)
+"""What a kill that this command has not asked for most likely means, and what to do."""
 UNUSABLE_INPUT = 3
 """Exit status of a process whose input is unusable; a restart would not help."""
 _REJECTED = 40
@@ -111,7 +116,8 @@ class SupervisedProcess:
         pause = restart_delay(self._failures)
         self._process, self._due = None, self._clock() + pause
         reason = self._explain(status) if status > 0 else ""
-        what = reason or f"{self.name} ended with status {status}"
+        ended = f"was killed, {OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
+        what = reason or f"{self.name} {ended or f'ended with status {status}'}"
         return f"{what}; restarting {self.name if reason else 'it'} in {pause:g} s"
 
     def terminate(self) -> None:

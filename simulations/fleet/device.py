@@ -1,6 +1,6 @@
 """The emulated devices of a fleet: profiles, the cost of a step, and the battery."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
@@ -118,13 +118,19 @@ class Device:
         return self.at_charger(at) or charge > self.group.reserve * self.group.battery
 
 
-def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -> list[Device]:
+def fleet_of(
+    config: RunConfig,
+    runtime: ModelRuntime,
+    data: ClientDataSource,
+    profile_of: Callable[[str], DeviceProfile] = load_device,
+) -> list[Device]:
     """The devices of a run, one per client, group by group.
 
     Args:
         config: of the run.
         runtime: runtime of the model.
         data: source of the clients' data, which determine the length of sequences.
+        profile_of: function that returns the profile of a device's name or file.
 
     Raises:
         ConfigError: naming every unknown profile, link or power mode.
@@ -134,7 +140,7 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
     kinds: list[tuple[DeviceProfile, LinkProfile]] = []
     for index, group in enumerate(groups):
         try:
-            profile = load_device(group.device)
+            profile = profile_of(group.device)
             profile = profile.with_power_mode(group.power) if group.power else profile
             kinds.append((profile, load_link(group.link)))
         except SamaraError as error:
@@ -150,9 +156,9 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
     for group, (profile, link), count in zip(
         groups, kinds, counts_of(clients, groups), strict=True
     ):
-        work, passes = _workload(config, runtime, data, shape, group, own_shape)
+        work, longest, passes = _workload(config, runtime, data, shape, group, own_shape)
         cost, measuring = (
-            _estimate(shape, profile, replace(work, curvature=curvature), kept, runtime)
+            _estimate(shape, profile, replace(work, curvature=curvature), longest, kept, runtime)
             for curvature in (False, True)
         )
         first_pass = cost.first_pass.total if cost.first_pass is not None else 0.0
@@ -191,12 +197,21 @@ def _kept_examples(config: RunConfig, shares: Sequence[ClientData]) -> int:
 
 
 def _estimate(
-    shape: ModelShape, profile: DeviceProfile, work: Workload, kept: int, runtime: ModelRuntime
+    shape: ModelShape,
+    profile: DeviceProfile,
+    work: Workload,
+    longest: int,
+    kept: int,
+    runtime: ModelRuntime,
 ) -> StepEstimate:
     """Return the cost of a micro-batch, or of a readout's whole step on kept examples."""
-    if kept:
-        return estimate_readout(shape, profile, work, runtime.label_count, kept)
-    return estimate_step(shape, profile, work)
+
+    def of(work: Workload) -> StepEstimate:
+        if kept:
+            return estimate_readout(shape, profile, work, runtime.label_count, kept)
+        return estimate_step(shape, profile, work)
+
+    return replace(of(work), memory=of(replace(work, sequence=longest)).memory)
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
@@ -225,8 +240,12 @@ def _workload(
     shape: ModelShape,
     group: DeviceGroup,
     own_shape: bool,
-) -> tuple[Workload, int]:
-    """Return the workload of a micro-batch on a device of a group, and their number in a step."""
+) -> tuple[Workload, int, int]:
+    """Return the workload of a micro-batch on a device of a group, its longest sequence, passes.
+
+    Time follows from the mean length of sequences, and the peak of memory from the longest one, to
+    which the others of its batch are padded. Passes are the micro-batches of a step.
+    """
     clients = config.data.clients
     prompts = [
         prompt
@@ -252,4 +271,5 @@ def _workload(
     )
     # A readout's step is a single product on all its examples.
     passes = -(-config.batch // examples) if config.adapter.inner_layers else 1
-    return replace(work, sequence=max(work.sequence, work.supervised)), passes
+    work = replace(work, sequence=max(work.sequence, work.supervised))
+    return work, max(work.sequence, *map(len, sequences)), passes

@@ -1,12 +1,15 @@
 """The faults of a rehearsal: when they begin and end, and what became of the clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from shared.errors import ConfigError
-from shared.rehearsal_settings import Fault
+from shared.rehearsal_settings import Fault, FaultKind
 from simulations.rehearsal.processes import RehearsedClient
+
+Action = Callable[[], None]
 
 
 class Moment(NamedTuple):
@@ -32,7 +35,7 @@ class FaultReport:
         client: name of the client.
         seconds: seconds of the device that it lasted.
         began_after: last round before it began; None if the run ended before that.
-        ended_after: last round before it ended; None if the run ended before that.
+        ended_after: last round before it ended; None if no round came after it.
         back_in: first later round with the client's report; None if there was none.
     """
 
@@ -55,13 +58,13 @@ class FaultReport:
             return f"{what}: the run ended before it began"
         begun = f"{what}: after round {self.began_after}, for {self.seconds:g} s of the device"
         if self.ended_after is None:
-            return f"{begun}; the run ended before it was over"
+            return f"{begun}; no round came after it"
         back = f"reported again in round {self.back_in}" if self.back_in else "never reported again"
         return f"{begun}, until after round {self.ended_after}; {back}"
 
 
 def check_faults(faults: Sequence[Fault], clients: int) -> None:
-    """Refuse faults of clients that do not exist.
+    """Refuse faults of clients that do not exist, and those of one kind at the same time.
 
     Raises:
         ConfigError: naming each of them.
@@ -70,6 +73,13 @@ def check_faults(faults: Sequence[Fault], clients: int) -> None:
         f"rehearsal.faults.{number}: client {fault.client}: clients are 0 to {clients - 1}"
         for number, fault in enumerate(faults)
         if fault.client >= clients
+    ]
+    mistakes += [
+        f"rehearsal.faults.{second}: begins before rehearsal.faults.{first} has ended, which is a "
+        f"{one.kind} of client {one.client}, too; move one of them"
+        for (first, one), (second, other) in combinations(enumerate(faults), 2)
+        if (one.kind, one.client) == (other.kind, other.client)
+        and max(one.at, other.at) < min(one.at + one.seconds, other.at + other.seconds)
     ]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
@@ -91,22 +101,25 @@ def timeline(faults: Sequence[Fault], dilation: float) -> list[Moment]:
 
 def begin(fault: Fault, client: RehearsedClient) -> None:
     """Have a fault begin."""
-    match fault.kind:
-        case "power-cut":
-            client.cut_power()
-        case "link-cut":
-            if client.limits.link:
-                client.limits.link.cut()
+    _actions(client)[fault.kind][0]()
 
 
 def end(fault: Fault, client: RehearsedClient) -> None:
     """Have a fault end."""
-    match fault.kind:
-        case "power-cut":
-            client.start()
-        case "link-cut":
-            if client.limits.link:
-                client.limits.link.mend()
+    _actions(client)[fault.kind][1]()
+
+
+def _actions(client: RehearsedClient) -> dict[FaultKind, tuple[Action, Action]]:
+    """Return what is done to a client when a fault begins, and when it ends, by kind."""
+    means = client.means
+    return {
+        "power-cut": (client.cut_power, client.start),
+        "link-cut": (client.cut_link, client.mend_link),
+        "clock-set": (means.set_clock, means.correct_clock),
+        "disk-full": (means.fill_disk, means.free_disk),
+        "slow-disk": (means.slow_disk, means.hasten_disk),
+        "out-of-memory": (client.take_memory, client.give_memory),
+    }
 
 
 def first_report(name: str, after: int, reporters: Mapping[int, Sequence[str]]) -> int | None:

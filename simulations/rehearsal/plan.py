@@ -7,11 +7,14 @@ from devices.hardware.cpu_limit import LEAST_CORES
 from devices.hardware.hold import Hold
 from devices.hardware.link_shaping import slow_link
 from shared.errors import ConfigError
+from shared.rehearsal_settings import Fault
 from simulations.fleet.device import Device
 
 CLIENTS_SHARE = 0.8
 """Share of this machine's cores for the steps of all clients; the rest is for the server, for the
 connections, and for whatever else runs here."""
+
+_PATIENCE_SECONDS, _PATIENCE_ROUNDS = 300.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -77,32 +80,60 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
         )
 
 
-def plan_clients(
-    devices: Sequence[Device],
-    own_seconds: Mapping[str, float],
-    steps: int,
-    dilation: float,
-    machine_cores: int,
-) -> list[PlannedClient]:
-    """Return what each client of a rehearsal is held to.
+def patience(
+    clients: Sequence[PlannedClient], faults: Sequence[Fault], first_pass: float, dilation: float
+) -> float:
+    """Return after how many seconds here without news a rehearsal is given up.
+
+    They are five minutes, in which processes start again and Flower notices that one is gone, the
+    longest fault, and five times what the slowest client is predicted to take for its first round.
+
+    Args:
+        clients: the clients.
+        faults: the faults.
+        first_pass: seconds of the slowest device for running the model once over its examples.
+        dilation: seconds here that stand for a second of the devices.
+    """
+    slowest = first_pass + max(client.seconds for client in clients)
+    longest = max((fault.seconds for fault in faults), default=0.0)
+    return _PATIENCE_SECONDS + dilation * (_PATIENCE_ROUNDS * slowest + longest)
+
+
+def core_shares(
+    devices: Sequence[Device], own_seconds: Mapping[str, float], steps: int
+) -> list[float]:
+    """Return how many of this machine's cores are as fast as each device.
 
     Args:
         devices: emulated devices.
         own_seconds: processor seconds of a round's steps on one core of this machine, by
             quantization.
         steps: local steps of a round.
-        dilation: seconds on this machine that stand for a second of the devices.
-        machine_cores: number of this machine's cores.
-
-    Raises:
-        ConfigError: if the dilation is too small, with the least one.
     """
-    predicted = [device.work(steps, 0) for device in devices]
-    shares = [
-        cores_of(own_seconds[device.group.quantization], seconds)
-        for device, (seconds, _) in zip(devices, predicted, strict=True)
+    return [
+        cores_of(own_seconds[device.group.quantization], device.work(steps, 0)[0])
+        for device in devices
     ]
-    check_dilation(dilation, shares, machine_cores)
+
+
+def plan_clients(
+    devices: Sequence[Device],
+    shares: Sequence[float],
+    memory_bytes: Sequence[int],
+    steps: int,
+    dilation: float,
+    shapes_links: bool,
+) -> list[PlannedClient]:
+    """Return what each client of a rehearsal is held to.
+
+    Args:
+        devices: emulated devices.
+        shares: how many of this machine's cores are as fast as each of them.
+        memory_bytes: predicted peak memory of each client on this machine.
+        steps: local steps of a round.
+        dilation: seconds on this machine that stand for a second of the devices.
+        shapes_links: whether this machine permits links; clients have none otherwise.
+    """
     return [
         PlannedClient(
             number=device.number,
@@ -111,12 +142,12 @@ def plan_clients(
                 device.profile.name,
                 device.profile.usable_bytes,
                 max(LEAST_CORES, share / dilation),
-                slow_link(device.link, dilation),
+                slow_link(device.link, dilation) if shapes_links else None,
                 dilation,
             ),
-            seconds=seconds,
+            seconds=device.work(steps, 0)[0],
             memory_bytes=memory,
             quantization=device.group.quantization,
         )
-        for device, share, (seconds, memory) in zip(devices, shares, predicted, strict=True)
+        for device, share, memory in zip(devices, shares, memory_bytes, strict=True)
     ]

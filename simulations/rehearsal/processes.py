@@ -16,12 +16,16 @@ import simulations
 from devices.hardware.hold import Held
 from devices.hardware.leftovers import Caretaker
 from devices.hardware.memory_limit import PollingLimit
+from simulations.rehearsal.fault_means import FaultMeans
 from simulations.rehearsal.plan import PlannedClient
 
-END_SECONDS = 60.0
+END_SECONDS = 30.0
 """Longest time that a process is given to end after SIGTERM."""
 _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
-_READY, _TRAINER = "trainer ready", "devices.live.trainer_process"
+_ANSWERED = "samara.device: answered: "
+_READY, _LOADED = "trainer ready", "samara.trainer: ready after"
+_KILLED = "the trainer was killed"
+_TRAINER = "devices.live.trainer_process"
 
 
 def samara_command(arguments: Sequence[str]) -> list[str]:
@@ -74,14 +78,15 @@ class RehearsedClient:
     Args:
         plan: what it is held to.
         limits: the limits.
-        arguments: of `samara client up`.
+        means: what its faults change.
         said: file of its output.
         keeper: has its processes ended if this process is killed.
 
     Attributes:
         plan: what it is held to.
         limits: the limits.
-        environment: environment variables of its processes.
+        means: what its faults change.
+        arguments: of `samara client up`.
         died: why it has ended before the run; empty if it has not.
         has_power: whether it is not in a power cut.
     """
@@ -90,22 +95,23 @@ class RehearsedClient:
         self,
         plan: PlannedClient,
         limits: Held,
-        arguments: Sequence[str],
+        means: FaultMeans,
         said: Path,
         keeper: Caretaker,
     ) -> None:
-        self.plan, self.limits, self._arguments = plan, limits, arguments
+        self.plan, self.limits, self.means = plan, limits, means
         self._said, self._keeper = said, keeper
-        self.environment: dict[str, str] = {}
-        self.died, self.has_power = "", False
+        self.arguments: Sequence[str] = ()
+        self.died, self.has_power, self._lacks_memory = "", False, False
         self._process: subprocess.Popen[str] | None = None
         self._watcher: threading.Thread | None = None
         self._slowed = 0
 
     def start(self) -> None:
         """Start `samara client up`, or start it again."""
-        command = self.limits.command(samara_command(self._arguments), slowed=False)
-        self._process = start_process(command, self._said, self.environment)
+        command = self.limits.command(samara_command(self.arguments), slowed=False)
+        command = self.means.command(command)
+        self._process = start_process(command, self._said, self.means.environment)
         self.has_power = True
         if isinstance(self.limits.memory, PollingLimit):
             self._keeper.watch(self._process.pid)
@@ -114,26 +120,27 @@ class RehearsedClient:
         self._watcher.start()
 
     def tend(self) -> None:
-        """Put a new trainer under the limit of processor time."""
-        trainer = self._trainer()
-        if trainer is None or trainer == self._slowed or self.limits.processor is None:
+        """Put a trainer that has loaded its model under the limit of processor time."""
+        loaded = self._text().count(_LOADED)
+        trainer = self._trainer() if loaded > self._slowed else None
+        if trainer is None or self.limits.processor is None:
             return
+        self._slowed = loaded
         with suppress(OSError):  # it has ended meanwhile
             self.limits.processor.add(trainer)
-            self._slowed = trainer
 
     def check(self) -> bool:
         """See whether it has died, and end what is left of it; return whether it has."""
         memory = self.limits.memory
         status = self._process.poll() if self._process is not None else None
-        if memory.kills() and not self._was_ready:
+        if memory.kills() and not self.was_ready and (status or _KILLED in self._text()):
             self.died = (
                 "is too small: the kernel killed it at its limit of "
                 f"{memory.limit_bytes / 2**20:,.0f} MiB before it was ready"
             )
             self.end()
-        elif status:
-            self.died = f"ended with status {status}: {self._last_words()}"
+        elif status and not self._lacks_memory:
+            self.died = f"ended with status {status}: {self.last_words}"
         return bool(self.died)
 
     def cut_power(self) -> None:
@@ -141,6 +148,28 @@ class RehearsedClient:
         self.has_power = False
         if self._process is not None:
             kill_family(self._process)
+
+    def cut_link(self) -> None:
+        """Unplug its link."""
+        assert self.limits.link is not None, "without links, this fault is refused"
+        self.limits.link.cut()
+
+    def mend_link(self) -> None:
+        """Plug its link in again."""
+        assert self.limits.link is not None, "without links, this fault is refused"
+        self.limits.link.mend()
+
+    def take_memory(self) -> None:
+        """Take memory that the client needs."""
+        self._lacks_memory = True
+        self.means.take_memory()
+
+    def give_memory(self) -> None:
+        """Give the memory back, and start the client again if it was killed, as a service is."""
+        self.means.give_memory()
+        self._lacks_memory = False
+        if self.has_power and self._process is not None and self._process.poll():
+            self.start()
 
     def end(self) -> None:
         """End the client's processes."""
@@ -151,15 +180,31 @@ class RehearsedClient:
 
     def trained_seconds(self) -> list[float]:
         """Return the seconds here of each answer to a train message."""
-        return [float(s) for s in _TRAINED.findall(self._said.read_text(errors="replace"))]
+        return [float(seconds) for seconds in _TRAINED.findall(self._text())]
 
     @property
-    def _was_ready(self) -> bool:
-        return _READY in self._said.read_text(errors="replace")
+    def answers(self) -> int:
+        """The number of messages that it has answered."""
+        return self._text().count(_ANSWERED)
 
-    def _last_words(self) -> str:
-        lines = self._said.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    @property
+    def received(self) -> int:
+        """The bytes that have come over its link; 0 without one."""
+        return self.limits.link.traffic()[1] if self.limits.link else 0
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it has said."""
+        lines = self._text().strip().splitlines()
+        return lines[-1] if lines else "nothing yet"
+
+    @property
+    def was_ready(self) -> bool:
+        """Return whether its trainer has been ready."""
+        return _READY in self._text()
+
+    def _text(self) -> str:
+        return self._said.read_text(errors="replace") if self._said.exists() else ""
 
     def _trainer(self) -> int | None:
         if self._process is None:

@@ -1,35 +1,26 @@
 """A rehearsal from its settings to its report."""
 
-import json
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from client.training.model_runtime import load_run
 from devices.hardware.hold import held
 from devices.hardware.leftovers import Caretaker, caretaker
 from devices.hardware.link_shaping import check_shaping
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.store import METRICS_FILE
-from shared.certificates import CERTIFICATES_FOLDER
 from shared.config import RunConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DeviceError
 from shared.events import EventFollower
-from shared.files import make_private_folder
-from shared.machine import cores
-from shared.model.model_folder import find_embedded_model
-from shared.runs import RUNS_FOLDER
-from shared.sections import EMBEDDED_MODEL
-from shared.settings import Scalar, describe
-from simulations.fleet.device import fleet_of
-from simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
+from simulations.rehearsal.arguments import client_arguments, server_arguments
+from simulations.rehearsal.dealt_data import TASK_FILE
+from simulations.rehearsal.fault_means import check_means, fault_means
 from simulations.rehearsal.faults import (
     FaultReport,
     begin,
@@ -38,8 +29,8 @@ from simulations.rehearsal.faults import (
     first_report,
     timeline,
 )
-from simulations.rehearsal.own_work import round_seconds
-from simulations.rehearsal.plan import PlannedClient, plan_clients
+from simulations.rehearsal.plan import PlannedClient
+from simulations.rehearsal.preparation import Place, Plan, Say, new_place, prepare
 from simulations.rehearsal.processes import (
     RehearsedClient,
     end_process,
@@ -49,34 +40,9 @@ from simulations.rehearsal.processes import (
 from simulations.rehearsal.report import RehearsalReport, make_report
 
 _POLL_SECONDS = 0.5
-_MOST_PATH = 60
-"""Most characters of the results' folder: Unix sockets lie in it, whose paths are short."""
-_OF_FLEET = ("fleet.", "rehearsal.")
-_PLACED = ("out", "threads", "task", "model.path", "model.torch-device", "model.quantization")
-"""Settings that a rehearsal decides for each client."""
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The folder of a rehearsal, and where things lie in it."""
-
-    folder: Path
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    def home(self, client: PlannedClient) -> Path:
-        return self.folder / "clients" / str(client.number)
-
-    def said(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
+_SILENCE_SECONDS = 30.0
+"""Seconds without news after which a line says who is waited for."""
+_LOOPBACK = "127.0.0.1"
 
 
 def rehearse(
@@ -94,20 +60,19 @@ def rehearse(
         The report, and the folder of the results.
 
     Raises:
-        SamaraError: if the rehearsal cannot begin, or the machine does not permit it.
+        SamaraError: if the rehearsal cannot begin, or the machine does not permit a fault.
     """
     if not config.fleet.devices:
         raise ConfigError("a rehearsal needs the devices of its clients: [[fleet.devices]]")
     check_faults(config.rehearsal.faults, config.data.clients)
-    check_shaping()
-    place = _Place(_folder(config, out))
-    say("loading the model and reading the data")
-    clients = _prepare(config, dilation, place, say)
+    check_means(config.rehearsal.faults)
+    place = new_place(out)
+    plan = prepare(config, dilation, _shapes_links(say), place, say)
     with _stopped_by_signals(), ExitStack() as undo:
         keeper = undo.enter_context(caretaker())
-        rehearsal = _Rehearsal(config, dilation, place, say)
+        rehearsal = _Rehearsal(config, dilation, plan, place, say)
         undo.callback(rehearsal.end)
-        rehearsal.start(clients, keeper, undo)
+        rehearsal.start(keeper, undo)
         rehearsal.watch()
         rehearsal.end()
         faults = rehearsal.fault_reports()
@@ -115,66 +80,24 @@ def rehearse(
         return report, place.folder
 
 
-def _folder(config: RunConfig, out: Path | None) -> Path:
-    """Return the folder of the results, which must be new.
-
-    Raises:
-        ConfigError: if it exists with something in it, or its path is too long.
-    """
-    name = f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = (out or Path(name)).resolve()
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: has files already; give another folder, --out")
-    if len(str(folder)) > _MOST_PATH:
-        raise ConfigError(
-            f"{folder}: sockets lie in it, whose paths are short; give a folder with a path of at "
-            f"most {_MOST_PATH} characters, --out"
-        )
-    return folder
-
-
-def _prepare(config: RunConfig, dilation: float, place: _Place, say: Say) -> list[PlannedClient]:
-    """Plan the clients, and write their data.
-
-    Raises:
-        SamaraError: if model or data cannot be used, or the dilation is too small.
-    """
-    of_client = config.model_copy(update={"threads": 1})
-    run = load_run(of_client)
-    devices = fleet_of(of_client, run.runtime, run.data)
-    shares = [run.data.share_of(number, len(devices)) for number in range(len(devices))]
-    kinds = sorted({device.group.quantization for device in devices})
-    own: dict[str, float] = {}
-    for kind in kinds:
-        runtime = (
-            run.runtime
-            if _stored(kind) == "none"
-            else load_run(_quantized(of_client, kind)).runtime
-        )
-        own[kind] = round_seconds(of_client, runtime, shares[0])
-        say(f"a round's steps take {own[kind]:.2f} s of one core of this machine ({kind})")
-    clients = plan_clients(devices, own, config.steps, dilation, cores())
-    make_private_folder(place.folder)
-    write_task(run.runtime.task, place.folder / TASK_FILE)
-    write_shares(shares, place.data)
-    return clients
-
-
-def _stored(kind: str) -> str:
-    return kind if kind in ("int8", "nf4") else "none"
-
-
-def _quantized(config: RunConfig, kind: str) -> RunConfig:
-    model = config.model.model_copy(update={"quantization": _stored(kind)})
-    return config.model_copy(update={"model": model})
+def _shapes_links(say: Say) -> bool:
+    """Return whether links can be shaped here; a line says so if not."""
+    try:
+        check_shaping()
+    except DeviceError as error:
+        say(f"links are not held, clients reach the server over the loopback interface: {error}")
+        return False
+    return True
 
 
 class _Rehearsal:
     """The processes of a rehearsal, and what is done with them."""
 
-    def __init__(self, config: RunConfig, dilation: float, place: _Place, say: Say) -> None:
+    def __init__(
+        self, config: RunConfig, dilation: float, plan: Plan, place: Place, say: Say
+    ) -> None:
         self._config, self._dilation, self._place, self._say = config, dilation, place, say
-        self._metrics = EventFollower(place.run / METRICS_FILE)
+        self._plan, self._metrics = plan, EventFollower(place.run / METRICS_FILE)
         self._server: subprocess.Popen[str] | None = None
         self.clients: list[RehearsedClient] = []
         self._names: dict[int, str] = {}
@@ -183,48 +106,64 @@ class _Rehearsal:
         self._moments = timeline(self._faults, dilation)
         self._first_round = 0.0
         self._acted: dict[tuple[int, bool], int] = {}
+        self._answers = 0
+        self._news = self._said = time.monotonic()
 
-    def start(self, planned: Sequence[PlannedClient], keeper: Caretaker, undo: ExitStack) -> None:
+    def start(self, keeper: Caretaker, undo: ExitStack) -> None:
         """Set up the limits, and start the server and the clients."""
         keys, port = ClientKeys(self._place.run / KEYS_FOLDER), _free_port()
-        limits = []
-        for client in planned:
-            self._say(f"client {client.name}:")
-            limits.append(
-                undo.enter_context(held(client.hold, lambda line: self._say(f"  {line}")))
-            )
-        names = [one.link.address for one in limits if one.link]
-        secrets = [keys.create(client.name) for client in planned]
+        secrets = {client.number: keys.create(client.name) for client in self._plan.clients}
         self._names = {key.client: key.name for key in keys.read_all()}
+        addresses = {
+            client.number: self._hold(client, keeper, undo) for client in self._plan.clients
+        }
         self._server = start_process(
             samara_command(
-                server_arguments(self._config, self._place.run, port, names, self._dilation)
+                server_arguments(
+                    self._config, self._place.run, port, set(addresses.values()), self._dilation
+                )
             ),
             self._place.said("server"),
         )
         keeper.watch(self._server.pid)
         self._await("listening on")
-        for client, limit, name, key in zip(planned, limits, names, secrets, strict=True):
-            arguments = client_arguments(
-                self._config,
-                client,
-                f"{name}:{port}",
-                key,
-                self._place.run,
-                self._place.home(client),
-            )
-            arguments += ["--data", str(self._place.data / str(client.number))]
-            arguments += ["--task", str(self._place.folder / TASK_FILE)]
-            self.clients.append(
-                RehearsedClient(client, limit, arguments, self._place.said(client.name), keeper)
-            )
-            self.clients[-1].start()
+        for client in self.clients:
+            number, home = client.plan.number, self._place.home(client.plan)
+            client.arguments = [
+                *client_arguments(
+                    self._config,
+                    client.plan,
+                    f"{addresses[number]}:{port}",
+                    secrets[number],
+                    self._place.run,
+                    home,
+                ),
+                *("--data", str(self._place.data / str(number))),
+                *("--task", str(self._place.folder / TASK_FILE)),
+            ]
+            client.start()
+
+    def _hold(self, client: PlannedClient, keeper: Caretaker, undo: ExitStack) -> str:
+        """Set up what a client is held to, and return the server's address on its link."""
+        self._say(f"client {client.name}:")
+        limits = undo.enter_context(held(client.hold, lambda line: self._say(f"  {line}")))
+        kinds = {fault.kind for fault in self._faults if fault.client == client.number}
+        means = undo.enter_context(
+            fault_means(kinds, limits.memory, self._place.home(client), self._dilation)
+        )
+        said = self._place.said(client.name)
+        self.clients.append(RehearsedClient(client, limits, means, said, keeper))
+        return limits.link.address if limits.link else _LOOPBACK
 
     def watch(self) -> None:
-        """Watch the run until its server ends, and its clients have heard of the end."""
+        """Watch the run until its server ends, or until there has been no news for too long."""
         assert self._server is not None, "it was started"
+        self._news = self._said = time.monotonic()
         while self._server.poll() is None:
             self._tend()
+            if time.monotonic() > self._news + self._plan.patience:
+                self._say(f"given up: {self._silence()}; see the .log files in the folder")
+                return
             time.sleep(_POLL_SECONDS)
         self._tend()
         if self._server.returncode:
@@ -238,14 +177,36 @@ class _Rehearsal:
             end_process(self._server)
 
     def _tend(self) -> None:
-        for event in self._metrics.read_new():
+        """Note what has happened, have faults begin and end, and look after the clients."""
+        events = self._metrics.read_new()
+        for event in events:
             if event["event"] == "round":
                 self._note_round(event)
-        self._act()
+        has_acted = self._act()
         for client in self.clients:
             client.tend()
             if client.has_power and not client.died and client.check():
                 self._say(f"client {client.plan.name} {client.died}")
+        answers = sum(client.answers + client.was_ready for client in self.clients)
+        if events or has_acted or answers > self._answers:
+            self._answers, self._news = answers, time.monotonic()
+            self._said = self._news
+        elif time.monotonic() > self._said + _SILENCE_SECONDS:
+            self._said = time.monotonic()
+            self._say(f"  {self._silence()}")
+
+    def _silence(self) -> str:
+        """Return who is waited for, since when, and what they have said last."""
+        alive = [client for client in self.clients if not client.died]
+        fewest = min((client.answers for client in alive), default=0)
+        awaited = "; ".join(
+            f"{client.plan.name}, {client.received / 1e6:.1f} MB down, whose last line is: "
+            f"{client.last_words}"
+            for client in alive
+            if client.answers == fewest
+        )
+        seconds = time.monotonic() - self._news
+        return f"{seconds:.0f} s without news; fewest answers of {awaited or 'nobody'}"
 
     def _note_round(self, event: Mapping[str, Any]) -> None:
         """Note who has reported in a round; the first one begins the time of the faults."""
@@ -255,29 +216,35 @@ class _Rehearsal:
             self._first_round = time.monotonic()
         self._say(f"round {event['round']}: {len(names)} reports")
 
-    def _act(self) -> None:
-        """Have those faults begin and end whose time has come."""
+    def _act(self) -> bool:
+        """Have those faults begin and end whose time has come; return whether one did."""
+        has_acted = False
         while self._moments and self._first_round:
             moment = self._moments[0]
             if time.monotonic() < self._first_round + moment.at:
-                return
+                break
             self._moments.pop(0)
             fault = self._faults[moment.number]
             client = self.clients[fault.client]
             if client.died:
                 continue
             (begin if moment.begins else end)(fault, client)
+            has_acted = True
             self._acted[moment.number, moment.begins] = max(self._reporters)
             verb = "begins" if moment.begins else "ends"
             self._say(f"{fault.kind} of client {client.plan.name} {verb}")
+        return has_acted
 
     def fault_reports(self) -> list[FaultReport]:
         """Return what became of the faults."""
         reports = []
+        last = max(self._reporters, default=0)
         for number, fault in enumerate(self._faults):
             name = self.clients[fault.client].plan.name
             began, ended = (self._acted.get((number, begins)) for begins in (True, False))
             back = None if ended is None else first_report(name, ended, self._reporters)
+            if ended == last:  # no round was left to report in
+                ended = None
             reports.append(FaultReport(fault.kind, name, fault.seconds, began, ended, back))
         return reports
 
@@ -288,66 +255,6 @@ class _Rehearsal:
             if self._server.poll() is not None:
                 raise ConfigError(f"the server did not start; see {said}")
             time.sleep(_POLL_SECONDS)
-
-
-def server_arguments(
-    config: RunConfig, run: Path, port: int, names: Sequence[str], dilation: float
-) -> list[str]:
-    """Return the arguments of the server's command."""
-    arguments = ["server", "up", "--run", str(run), "--port", str(port)]
-    for name in names:
-        arguments += ["--name", name]
-    for key, value in served_settings(config.flat(), dilation).items():
-        arguments += ["--set", f"{key}={value}"]
-    return arguments
-
-
-def served_settings(settings: Mapping[str, Scalar], dilation: float) -> dict[str, str]:
-    """Return the settings that a rehearsal's server gets, as `--set` takes them.
-
-    They are those that the server decides, with time-outs as long as the dilation makes them.
-    """
-    described = describe(RunConfig)
-    served: dict[str, Scalar] = {
-        key: value
-        for key, value in settings.items()
-        if described[key].owner != "device"
-        and not key.startswith(_OF_FLEET)
-        and key not in _PLACED
-        and value != described[key].default
-    }
-    served["cohort.timeout"] = float(settings["cohort.timeout"]) * dilation
-    served["data.clients"] = settings["data.clients"]
-    return {key: as_toml(value) for key, value in served.items()}
-
-
-def client_arguments(
-    config: RunConfig, client: PlannedClient, server: str, key: Path, run: Path, home: Path
-) -> list[str]:
-    """Return the arguments of a client's command, without its data."""
-    model = config.model.path
-    path = str(find_embedded_model()) if model == EMBEDDED_MODEL else model
-    arguments = ["client", "up", "--name", client.name, "--home", str(home)]
-    arguments += ["--superlink", server, "--key", str(key)]
-    arguments += ["--certs", str(run / CERTIFICATES_FOLDER / "ca.pem"), "--model", path]
-    described = describe(RunConfig)
-    own: dict[str, Scalar] = {
-        name: value
-        for name, value in config.flat().items()
-        if described[name].owner == "device"
-        and not name.startswith((*_OF_FLEET, "data."))
-        and name not in _PLACED
-        and value != described[name].default
-    }
-    own |= {"threads": 1, "model.quantization": _stored(client.quantization)}
-    for name, value in own.items():
-        arguments += ["--set", f"{name}={as_toml(value)}"]
-    return arguments
-
-
-def as_toml(value: Scalar) -> str:
-    """Return a value as `--set` reads it."""
-    return json.dumps(value)
 
 
 def _free_port() -> int:

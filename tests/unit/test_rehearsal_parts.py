@@ -7,14 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.hardware.hold import Hold
 from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DeviceError
 from shared.tasks.catalog import load_task
+from simulations.rehearsal import fault_means
+from simulations.rehearsal.arguments import served_settings
 from simulations.rehearsal.dealt_data import write_task
 from simulations.rehearsal.faults import FaultReport, check_faults, first_report, timeline
-from simulations.rehearsal.plan import CLIENTS_SHARE, check_dilation, least_dilation
+from simulations.rehearsal.plan import (
+    CLIENTS_SHARE,
+    PlannedClient,
+    check_dilation,
+    least_dilation,
+    patience,
+)
 from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
-from simulations.rehearsal.run import served_settings
 
 SCENARIO = """
 [data]
@@ -56,6 +64,47 @@ def test_a_fault_of_a_client_that_does_not_exist_is_refused(tmp_path: Path) -> N
     config = load_scenario(scenario(tmp_path, client=2))
     with pytest.raises(ConfigError, match=r"faults\.0: client 2: clients are 0 to 1"):
         check_faults(config.rehearsal.faults, config.data.clients)
+
+
+@pytest.mark.parametrize(("second", "overlaps"), [(3.0, True), (32.9, True), (33.0, False)])
+def test_two_faults_of_a_kind_may_not_overlap(
+    tmp_path: Path, second: float, overlaps: bool
+) -> None:
+    (fault,) = load_scenario(scenario(tmp_path)).rehearsal.faults
+    later = fault.model_copy(update={"at": second})
+    other = later.model_copy(update={"kind": "link-cut"})
+    check_faults([fault, other], 2)
+    if not overlaps:
+        check_faults([fault, later], 2)
+        return
+    with pytest.raises(ConfigError, match=r"faults\.1: begins before rehearsal\.faults\.0 has"):
+        check_faults([fault, later], 2)
+
+
+def test_what_the_machine_does_not_permit_is_refused_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking() -> None:
+        raise DeviceError("there is no such thing here")
+
+    monkeypatch.setitem(fault_means._CHECKS, "disk-full", lacking)
+    (cut,) = load_scenario(scenario(tmp_path)).rehearsal.faults
+    full = cut.model_copy(update={"kind": "disk-full"})
+    fault_means.check_means([cut])
+    with pytest.raises(ConfigError) as raised:
+        fault_means.check_means([cut, full, full])
+    assert str(raised.value).splitlines() == [
+        f"rehearsal.faults.{number}: disk-full: there is no such thing here" for number in (1, 2)
+    ]
+
+
+def test_patience_is_longer_with_slower_clients_and_longer_faults(tmp_path: Path) -> None:
+    (fault,) = load_scenario(scenario(tmp_path)).rehearsal.faults
+    hold = Hold("laptop", 2**30, 0.5, None)
+    one = PlannedClient(0, "0-laptop", hold, seconds=2.0, memory_bytes=1, quantization="fp32")
+    assert patience([one], [], 0.0, 1.0) == 310
+    assert patience([one], [], 1.0, 10.0) == 450
+    assert patience([one, one], [fault], 1.0, 10.0) == 750
 
 
 @given(
@@ -162,7 +211,7 @@ def test_when_a_client_is_back() -> None:
     ("began", "ended", "back", "words"),
     [
         (None, None, None, "the run ended before it began"),
-        (1, None, None, "the run ended before it was over"),
+        (1, None, None, "no round came after it"),
         (1, 2, None, "never reported again"),
         (1, 2, 3, "reported again in round 3"),
     ],

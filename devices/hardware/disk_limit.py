@@ -1,0 +1,113 @@
+"""A limit of what some processes read from a disk and write to it in a second, by the kernel.
+
+It is a control group of cgroup v1, or that of a memory limit of cgroup v2.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import count
+
+from devices.hardware.control_groups import (
+    GROUP_NAME,
+    GROUPS,
+    current_group,
+    enter_group,
+    remove_group,
+)
+from devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
+
+_NUMBERS = count()
+_V1_FILES = ("blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device")
+_V2_FILE = "io.max"
+
+
+class DiskLimit(ABC):
+    """A limit of the bytes/s that processes read from a disk, and write to it."""
+
+    @abstractmethod
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs a command under the limit."""
+
+    @abstractmethod
+    def set_rate(self, device: str, rate: float | None) -> None:
+        """Set the limit.
+
+        Args:
+            device: numbers of the disk, as in `OwnDisk`.
+            rate: bytes/s each way; None is no limit.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Remove the limit."""
+
+
+class CgroupV1Disk(DiskLimit):
+    """A limit by the blkio controller of cgroup v1."""
+
+    def __init__(self) -> None:
+        """Make the group.
+
+        Raises:
+            OSError: if this is not permitted on this machine, or the kernel has no such limits.
+        """
+        name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
+        self.folder = GROUPS / "blkio" / current_group("blkio") / name
+        self.folder.mkdir()
+        missing = [file for file in _V1_FILES if not (self.folder / file).exists()]
+        if missing:
+            remove_group(self.folder)
+            raise FileNotFoundError(f"the kernel has no {missing[0]}")
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command of a shell that enters the group and becomes the command."""
+        return enter_group(self.folder, command)
+
+    def set_rate(self, device: str, rate: float | None) -> None:
+        """Set the limit; 0 is none for the kernel."""
+        for file in _V1_FILES:
+            (self.folder / file).write_text(f"{device} {_whole(rate) or 0}")
+
+    def close(self) -> None:
+        """End the processes that are left in the group, and remove it."""
+        remove_group(self.folder)
+
+
+class CgroupV2Disk(DiskLimit):
+    """A limit by the group of a memory limit of cgroup v2, in which the processes are already."""
+
+    def __init__(self, memory: CgroupV2Limit) -> None:
+        """Look for the group's file.
+
+        Raises:
+            OSError: if the io controller is not delegated.
+        """
+        self._file = memory.folder / _V2_FILE
+        if not self._file.exists():
+            raise FileNotFoundError(f"the io controller is not delegated: no {_V2_FILE}")
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command unchanged."""
+        return list(command)
+
+    def set_rate(self, device: str, rate: float | None) -> None:
+        """Set the limit."""
+        most = _whole(rate) or "max"
+        self._file.write_text(f"{device} rbps={most} wbps={most}")
+
+
+def limit_disk(memory: MemoryLimit) -> DiskLimit:
+    """Make the first permitted kind of limit, without a rate.
+
+    Args:
+        memory: memory limit of the same processes.
+
+    Raises:
+        OSError: if none is permitted on this machine.
+    """
+    return CgroupV2Disk(memory) if isinstance(memory, CgroupV2Limit) else CgroupV1Disk()
+
+
+def _whole(rate: float | None) -> int | None:
+    """Return a rate as whole bytes/s, at least 1."""
+    return None if rate is None else max(1, round(rate))

@@ -1,0 +1,109 @@
+"""A disk for some processes alone: a file mounted as a file system, which can be made full."""
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+from devices.hardware.control_groups import GROUP_NAME
+from shared.errors import DeviceError
+
+DISK_SUFFIX = ".disk"
+_DISK_BYTES = 4 * 2**30
+"""Size of the file system. The file takes only what is written to it."""
+_SMALLEST_PIECE = 4_096
+_PROGRAMS = ("mkfs.ext4", "mount", "umount")
+_NUMBERS = count()
+
+
+class OwnDisk:
+    """A mounted file system that nobody else writes to.
+
+    Args:
+        folder: where it is mounted.
+
+    Attributes:
+        folder: where it is mounted.
+        device: its numbers, as control groups name it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        device = folder.stat().st_dev
+        self.device = f"{os.major(device)}:{os.minor(device)}"
+        self._filler = folder / "taken"
+
+    def fill(self) -> None:
+        """Take all space that is left."""
+        with self._filler.open("wb") as file:
+            piece, end = _DISK_BYTES, 0
+            while piece >= _SMALLEST_PIECE:
+                try:
+                    os.posix_fallocate(file.fileno(), end, piece)
+                    end += piece
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    piece //= 2
+
+    def free(self) -> None:
+        """Give the space back."""
+        self._filler.unlink(missing_ok=True)
+
+
+def check_own_disk() -> None:
+    """Check that a file can be mounted as a file system here.
+
+    Raises:
+        DeviceError: if a program or a permission is missing.
+    """
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise DeviceError(f"{', '.join(missing)}: not installed; install e2fsprogs and mount")
+    if os.geteuid() != 0:
+        raise DeviceError("a file is mounted as a disk, which takes root")
+
+
+@contextmanager
+def own_disk(folder: Path) -> Iterator[OwnDisk]:
+    """Mount a new file system at a folder for the duration of a block.
+
+    Args:
+        folder: where it is mounted; made if it is missing, and empty again afterwards.
+
+    Raises:
+        DeviceError: if this machine does not permit it.
+    """
+    check_own_disk()
+    folder.mkdir(parents=True, exist_ok=True)
+    name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
+    image = folder.parent / f"{name}{DISK_SUFFIX}"
+    with ExitStack() as undo:
+        undo.callback(image.unlink, missing_ok=True)
+        with image.open("wb") as file:
+            file.truncate(_DISK_BYTES)
+        # without a journal, all writing is done by those who may be slowed down
+        _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
+        _run("mount", "-o", "loop", str(image), str(folder))
+        undo.callback(unmount, folder)
+        folder.chmod(0o700)
+        yield OwnDisk(folder)
+
+
+def unmount(folder: Path) -> None:
+    """Unmount a file system, even if a process that is ending still has a file open in it."""
+    subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
+        raise DeviceError(
+            f"`{' '.join(command)}` failed: {lines[0] if lines else result.returncode}; a disk of "
+            "its own needs root and a kernel with loop devices and ext4"
+        )

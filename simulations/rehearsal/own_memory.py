@@ -1,0 +1,97 @@
+"""The memory of a client on this machine before it has its model, measured before a rehearsal.
+
+A client is three processes: `samara client up`, Flower's SuperNode and the trainer. The libraries
+that they load are this machine's, not the device's (a Jetson's processes have CUDA's in place of
+some of them), so that their memory is measured and the formula adds the model.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from devices.hardware.memory_footprint import MemoryFootprint
+from devices.live.processes import child_environment
+from shared.errors import DeviceError
+
+_ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
+_SECONDS = 300.0
+_UP, _SUPERNODE, _TRAINER = "up", "supernode", "trainer"
+
+
+def runtime_bytes() -> int:
+    """Measure the memory of a client's processes without the model, in bytes.
+
+    The trainer's is what it takes for a round with the shipped model, less the formula's bytes of
+    that model.
+
+    Raises:
+        DeviceError: if a process fails.
+    """
+    command = [sys.executable, "-P", "-m", "simulations.rehearsal.own_memory"]
+    running = [
+        subprocess.Popen(
+            [*command, kind],
+            env=child_environment() | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for kind in (_UP, _SUPERNODE, _TRAINER)
+    ]
+    total = 0
+    for process in running:
+        said, complained = process.communicate(timeout=_SECONDS)
+        if process.returncode:
+            lines = complained.strip().splitlines()
+            raise DeviceError(
+                f"the memory of a client's processes cannot be measured: "
+                f"{lines[-1] if lines else process.returncode}"
+            )
+        total += int(said)
+    return total
+
+
+def model_bytes(footprint: MemoryFootprint) -> int:
+    """Return the formula's bytes without those of interpreter, libraries and contexts."""
+    return footprint.total - footprint.runtime
+
+
+def _load_up() -> int:
+    import samara.command  # noqa: F401
+
+    return 0
+
+
+def _load_supernode() -> int:
+    from shared.flower_compat import flower_supernode  # noqa: F401
+
+    return 0
+
+
+def _load_trainer() -> int:
+    """Take a round's steps with the shipped model; return the formula's bytes of these."""
+    from client.training.model_runtime import load_run
+    from shared.config import RunConfig
+    from simulations.fleet.device import fleet_of
+    from simulations.rehearsal.own_work import round_seconds
+
+    settings = {"fleet.devices": '[{"device": "laptop", "share": 1}]', "threads": 1}
+    settings |= {"data.clients": 2, "steps": 1, "queries": 2, "batch": 2, "adapter.layers": "top:1"}
+    config = RunConfig.of(settings, "the measurement of memory")
+    run = load_run(config)
+    round_seconds(config, run.runtime, run.data.share_of(0, 2))
+    device = fleet_of(config, run.runtime, run.data)[0]
+    return model_bytes(device.estimate.memory)
+
+
+def main() -> None:
+    """Print the bytes of anonymous memory that the kind of process in the argument takes."""
+    load = {_UP: _load_up, _SUPERNODE: _load_supernode, _TRAINER: _load_trainer}[sys.argv[1]]
+    of_model = load()
+    found = _ANONYMOUS.search(Path("/proc/self/status").read_text())
+    print((int(found[1]) * 1024 if found else 0) - of_model)
+
+
+if __name__ == "__main__":
+    main()

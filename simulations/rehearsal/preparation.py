@@ -1,0 +1,147 @@
+"""What happens before the processes of a rehearsal start: the plan, and the clients' data."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.training.model_runtime import LoadedRun, load_run
+from devices.hardware.profile import DeviceProfile, load_device
+from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.files import make_private_folder
+from shared.machine import cores
+from shared.runs import RUNS_FOLDER
+from simulations.fleet.device import fleet_of
+from simulations.rehearsal.arguments import stored_as
+from simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
+from simulations.rehearsal.own_memory import runtime_bytes
+from simulations.rehearsal.own_work import round_seconds
+from simulations.rehearsal.plan import (
+    PlannedClient,
+    check_dilation,
+    core_shares,
+    patience,
+    plan_clients,
+)
+
+_MOST_PATH = 60
+"""Most characters of the results' folder: Unix sockets lie in it, whose paths are short."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of a rehearsal, and where things lie in it."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        """Folder of the server's run."""
+        return self.folder / "run"
+
+    @property
+    def data(self) -> Path:
+        """Folder of the clients' examples."""
+        return self.folder / "data"
+
+    def home(self, client: PlannedClient) -> Path:
+        """Return the folder of a client."""
+        return self.folder / "clients" / str(client.number)
+
+    def said(self, name: str) -> Path:
+        """Return the file of what a process says."""
+        return self.folder / f"{name}.log"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rehearsal that is about to begin.
+
+    Attributes:
+        clients: what each client is held to.
+        patience: seconds here without news after which it is given up.
+    """
+
+    clients: list[PlannedClient]
+    patience: float
+
+
+def new_place(out: Path | None) -> Place:
+    """Return the folder of the results, which must be new.
+
+    Args:
+        out: the folder; None is one in `runs`.
+
+    Raises:
+        ConfigError: if it exists with something in it, or its path is too long.
+    """
+    folder = (out or Path(f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists, with something in it; give another folder, --out")
+    if len(str(folder)) > _MOST_PATH:
+        raise ConfigError(
+            f"{folder}: sockets lie in it, whose paths are short; give a folder with a path of at "
+            f"most {_MOST_PATH} characters, --out"
+        )
+    return Place(folder)
+
+
+def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place, say: Say) -> Plan:
+    """Plan the clients, and write their data.
+
+    Args:
+        config: settings of the run.
+        dilation: seconds here that stand for a second of the devices.
+        shapes_links: whether this machine permits the links.
+        place: folder of the results.
+        say: called with a line for each thing that is measured.
+
+    Raises:
+        SamaraError: if model or data cannot be used, or the dilation is too small.
+    """
+    of_client = config.model_copy(update={"threads": 1})
+    say("loading the model and reading the data")
+    run = load_run(of_client)
+    devices = fleet_of(of_client, run.runtime, run.data)
+    own = _own_seconds(of_client, run, {device.group.quantization for device in devices}, say)
+    shares = core_shares(devices, own, config.steps)
+    check_dilation(dilation, shares, cores())
+    runtime = runtime_bytes()
+    say(f"a client's processes take {runtime / 2**20:,.0f} MiB here, before the model")
+
+    def as_here(name: str) -> DeviceProfile:
+        """Return a profile with the libraries of this machine, which multiply in float32."""
+        profile = load_device(name)
+        memory = profile.memory.model_copy(update={"runtime_bytes": runtime})
+        compute = profile.compute.model_copy(update={"weights": "fp32"})
+        return profile.model_copy(update={"memory": memory, "compute": compute})
+
+    here = fleet_of(of_client, run.runtime, run.data, as_here)
+    memory_bytes = [device.work(config.steps, 0)[1] for device in here]
+    clients = plan_clients(devices, shares, memory_bytes, config.steps, dilation, shapes_links)
+    make_private_folder(place.folder)
+    write_task(run.runtime.task, place.folder / TASK_FILE)
+    dealt = [run.data.share_of(number, len(devices)) for number in range(len(devices))]
+    write_shares(dealt, place.data)
+    first_pass = max(device.first_pass_seconds for device in devices)
+    return Plan(clients, patience(clients, config.rehearsal.faults, first_pass, dilation))
+
+
+def _own_seconds(config: RunConfig, run: LoadedRun, kinds: set[str], say: Say) -> dict[str, float]:
+    """Measure a round's steps on one core of this machine, by quantization."""
+    own = {}
+    share = run.data.share_of(0, config.data.clients)
+    for kind in sorted(kinds):
+        stored = stored_as(kind)
+        model = config.model.model_copy(update={"quantization": stored})
+        runtime = (
+            run.runtime
+            if stored == "none"
+            else load_run(config.model_copy(update={"model": model})).runtime
+        )
+        own[kind] = round_seconds(config, runtime, share)
+        say(f"a round's steps take {own[kind]:.2f} s of one core of this machine ({kind})")
+    return own
