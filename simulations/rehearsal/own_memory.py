@@ -58,7 +58,7 @@ def model_bytes(footprint: MemoryFootprint) -> int:
 
 
 def _load_up() -> int:
-    import samara.command  # noqa: F401
+    import devices.live.commands  # noqa: F401
 
     return 0
 
