@@ -22,7 +22,7 @@ _NAME = re.compile(r"samara-(\d+)-\d+")
 _HIERARCHIES = ("memory", "cpu", "blkio")
 _FINISHED = "finished"
 _DELETED = " (deleted)"
-"""What the kernel adds to the name of a mounted file that has been removed."""
+"""The words that the kernel adds to the name of a mounted file that has been removed."""
 
 
 def find_groups() -> dict[Path, int]:

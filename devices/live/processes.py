@@ -21,7 +21,7 @@ OUT_OF_MEMORY = (
     "as the kernel does when memory runs out: free memory, quantize (--set "
     "model.quantization=nf4), or take a smaller model"
 )
-"""What a kill that this command has not asked for most likely means, and what to do."""
+"""The likely cause of a kill that this command has not asked for, and what to do."""
 UNUSABLE_INPUT = 3
 """Exit status of a process whose input is unusable; a restart would not help."""
 _REJECTED = 40

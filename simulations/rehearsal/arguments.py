@@ -1,4 +1,4 @@
-"""What the processes of a rehearsal are told: the arguments of their commands."""
+"""The arguments of the commands that a rehearsal starts."""
 
 import json
 from collections.abc import Iterable, Mapping

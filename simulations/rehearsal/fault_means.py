@@ -1,4 +1,4 @@
-"""What the faults of a client need before its processes start: a disk of its own, a clock."""
+"""The means of a client's faults: a disk of its own, a clock, a shortage of memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ _TRIED_LIMIT = 2**30
 
 
 class FaultMeans:
-    """What the faults of one client change.
+    """The means of the faults of one client.
 
     Args:
         memory: memory limit of its processes.

@@ -8,6 +8,7 @@ some of them), so that their memory is measured and the formula adds the model.
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from devices.hardware.memory_footprint import MemoryFootprint
@@ -17,6 +18,12 @@ from shared.errors import DeviceError
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
 _SECONDS = 300.0
 _UP, _SUPERNODE, _TRAINER = "up", "supernode", "trainer"
+_MODULES = {
+    _UP: ("devices.live.commands", "devices.live.client_supervisor", "devices.live.executor"),
+    _SUPERNODE: ("devices.live.supernode", "shared.flower_compat"),
+    _TRAINER: ("devices.live.trainer_process",),
+}
+"""The modules that each of the processes imports."""
 
 
 def runtime_bytes() -> int:
@@ -57,18 +64,6 @@ def model_bytes(footprint: MemoryFootprint) -> int:
     return footprint.total - footprint.runtime
 
 
-def _load_up() -> int:
-    import devices.live.commands  # noqa: F401
-
-    return 0
-
-
-def _load_supernode() -> int:
-    from shared.flower_compat import flower_supernode  # noqa: F401
-
-    return 0
-
-
 def _load_trainer() -> int:
     """Take a round's steps with the shipped model; return the formula's bytes of these."""
     from client.training.model_runtime import load_run
@@ -87,8 +82,10 @@ def _load_trainer() -> int:
 
 def main() -> None:
     """Print the bytes of anonymous memory that the kind of process in the argument takes."""
-    load = {_UP: _load_up, _SUPERNODE: _load_supernode, _TRAINER: _load_trainer}[sys.argv[1]]
-    of_model = load()
+    kind = sys.argv[1]
+    for module in _MODULES[kind]:
+        import_module(module)
+    of_model = _load_trainer() if kind == _TRAINER else 0
     found = _ANONYMOUS.search(Path("/proc/self/status").read_text())
     print((int(found[1]) * 1024 if found else 0) - of_model)
 

@@ -1,4 +1,4 @@
-"""What happens before the processes of a rehearsal start: the plan, and the clients' data."""
+"""The preparation of a rehearsal: its folder, its plan, and the data of its clients."""
 
 import time
 from collections.abc import Callable
