@@ -262,3 +262,14 @@ def test_live_clients_train_texts_as_simulated_ones_do(
     assert again.final_digest == result.final_digest
     for name, figures in client_columns(again).items():
         assert [own.loss for own in figures.values()] == [own.loss for own in final[name].values()]
+
+
+def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path: Path) -> None:
+    here = {"method": "global", "grouping": "both", "micro_batch": 4}
+    digests = {
+        RunResult.read(
+            simulate(config_of(texts, **here, model__stream=stream, out=str(tmp_path / stream)))
+        ).final_digest
+        for stream in ("off", "host")
+    }
+    assert len(digests) == 1
