@@ -8,6 +8,7 @@ from shared.model.scorers import COSINE_TEMPERATURE
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 CARD_FILE = "README.md"
+_PEFT_FILE = "adapter_model.safetensors"
 _CLASSES = {
     "causal": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
@@ -43,11 +44,12 @@ def model_card(
         files: names of the files with trained numbers.
         left_out: numbers that no file has a place for, by name.
     """
+    is_peft = not merged and _PEFT_FILE in files
     header = [
         "---",
         f"base_model: {json.dumps(base)}",
-        f"library_name: {'transformers' if merged else 'peft'}",
-        "tags: [lora, samara]",
+        f"library_name: {'peft' if is_peft else 'transformers'}",
+        f"tags: [{'lora, ' if is_peft else ''}samara]",
         "---",
     ]
     blocks = [
@@ -104,7 +106,7 @@ def _loading_code(base: str, family: Family, dtype: str, merged: bool, files: Se
         "tokenizer = AutoTokenizer.from_pretrained(folder)",
         f'model = {loader}.from_pretrained(folder, dtype="{dtype}")',
     ]
-    if not merged and "adapter_model.safetensors" in files:
+    if not merged and _PEFT_FILE in files:
         lines.insert(0, "from peft import PeftModel")
         lines.append('model = PeftModel.from_pretrained(model, ".")  # this folder')
     return "\n".join(lines)

@@ -1,0 +1,21 @@
+"""The header of a model card, by which the Hugging Face hub says how a model is loaded."""
+
+import pytest
+
+from client.personal.model_card import model_card
+from shared.tasks.catalog import load_task
+
+
+@pytest.mark.parametrize(
+    ("file", "merged", "library"),
+    [
+        ("adapter_model.safetensors", False, "peft"),
+        ("readout.safetensors", False, "transformers"),
+        ("model.safetensors", True, "transformers"),
+    ],
+)
+def test_the_library_is_the_one_that_loads_the_files(file: str, merged: bool, library: str) -> None:
+    task = load_task("messages")
+    card = model_card("A model.", "base", "encoder", task, "float32", merged, [file], {})
+    assert f"library_name: {library}\n" in card
+    assert ("lora" in card) == ("PeftModel" in card) == (library == "peft")
