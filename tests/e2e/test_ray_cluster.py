@@ -4,6 +4,7 @@ The second node has a folder of its own where Ray keeps its sockets, and a cache
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from helpers import files_of
 
 from benchmarks.faults.live_run import ROOT
 from benchmarks.faults.network import SERVER_ADDRESS, Network, network
+from benchmarks.scale.mixed_run import EVERYBODY, MODEL, TASK, write_messages
 from shared.result import read_result
 
 pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
@@ -173,15 +175,14 @@ def test_two_nodes_reach_the_digest_of_one_process() -> None:
 
 def test_a_cluster_without_room_or_files_is_refused_before_the_first_round() -> None:
     with cluster_of_two() as cluster:
-        rows = [
-            f"it was {word} {n},{n % 2},u{n % 4}" for n in range(40) for word in ("bad", "good")
-        ]
-        (cluster.folder / "ray" / "rows.csv").write_text("\n".join(["text,label,user", *rows]))
-        for settings, message in {
-            ("model.torch-device=cuda",): "no node of the Ray cluster has room for a client",
-            ("data.path=ray/rows.csv", "task=sst2"): f"node {OTHER} of the Ray cluster has no ",
-        }.items():
-            status, printed, _ = cluster.simulate("out", **dict(s.split("=") for s in settings))
+        data = write_messages(cluster.folder, 0)[EVERYBODY]
+        hidden = shutil.copytree(data, cluster.folder / "ray" / "data")
+        settings_of = {"model.path": MODEL, "task": TASK, "data.path": str(hidden)}
+        for settings, message in (
+            ({"model.torch-device": "cuda"}, "no node of the Ray cluster has room for a client"),
+            (settings_of, f"node {OTHER} of the Ray cluster has no {hidden}"),
+        ):
+            status, printed, _ = cluster.simulate("out", **settings)
             assert status == 1
             assert message in " ".join(printed.split())
             assert "Traceback" not in printed
