@@ -83,8 +83,9 @@ def _load_trainer() -> int:
 def main() -> None:
     """Print the bytes of anonymous memory that the kind of process in the argument takes."""
     kind = sys.argv[1]
-    for module in _MODULES[kind]:
-        import_module(module)
+    modules = [import_module(module) for module in _MODULES[kind]]
+    if kind == _SUPERNODE:
+        modules[-1].flower_supernode  # noqa: B018 - Flower's parts are imported when asked for
     of_model = _load_trainer() if kind == _TRAINER else 0
     found = _ANONYMOUS.search(Path("/proc/self/status").read_text())
     print((int(found[1]) * 1024 if found else 0) - of_model)
