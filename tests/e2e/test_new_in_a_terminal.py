@@ -46,11 +46,13 @@ def talk(answers: Sequence[str], folder: Path) -> tuple[int, str]:
 
 
 LEADER = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command."""
+"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command. Tests
+that a shell runs in the background ignore Ctrl-C, and so would what they start."""
 
 
 @pytest.fixture
