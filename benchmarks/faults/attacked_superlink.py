@@ -286,12 +286,20 @@ def _forward(listener: socket.socket, to: int) -> None:
         while True:
             here, _ = listener.accept()
             there = socket.create_connection(("127.0.0.1", to))
-            for source, goal in ((here, there), (there, here)):
-                threading.Thread(target=_pump, args=(source, goal), daemon=True).start()
+            threading.Thread(target=_relay, args=(here, there), daemon=True).start()
+
+
+def _relay(here: socket.socket, there: socket.socket) -> None:
+    with here, there:
+        back = threading.Thread(target=_pump, args=(there, here), daemon=True)
+        back.start()
+        _pump(here, there)
+        back.join()
 
 
 def _pump(source: socket.socket, goal: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(2**16):
             goal.sendall(data)
+    with suppress(OSError):
         goal.shutdown(socket.SHUT_WR)

@@ -46,13 +46,11 @@ def talk(answers: Sequence[str], folder: Path) -> tuple[int, str]:
 
 
 LEADER = """
-import fcntl, os, signal, sys, termios
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command. Tests
-that a shell runs in the background ignore Ctrl-C, and so would what they start."""
+"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command."""
 
 
 @pytest.fixture

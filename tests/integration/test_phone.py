@@ -92,11 +92,11 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     "command",
     [
         ["export", "--queries", "1", "--batch", "1", "--seq", "8", "--out", "model.pte"],
-        ["check", "model.pte"],
+        ["check", "P"],
         [
             "up",
             "--program",
-            "m.pte",
+            "P",
             "--rows",
             "r",
             "--gateway",
@@ -109,11 +109,12 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     ],
 )
 def test_without_the_extra_every_command_says_what_to_install(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: list[str], made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    places = {"K": str(tmp_path / "phone.key"), "P": str(made()[1])}
     monkeypatch.setitem(sys.modules, "executorch", None)
     create_key(tmp_path / "phone.key")
-    words = [str(tmp_path / "phone.key") if word == "K" else word for word in command]
+    words = [places.get(word, word) for word in command]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, DeviceError)
     assert "pip install 'samara-fl[phone]'" in str(result.exception)
