@@ -137,8 +137,11 @@ class Space(ABC):
         Args:
             loss: function that is called once, inside of the differentiation.
             seed: seed of the direction; the space's `scaling` applies.
+
+        Raises:
+            NotImplementedError: if θ is streamed; settings that ask for it are refused before.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.kind}: a streamed θ has no forward-mode derivative")
 
     def add(self, first: int, change: Tensor) -> None:
         """Set θ ← θ + change on the elements from `first` on.
