@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shared.data_settings import EMBEDDED_DATA
 from shared.errors import TaskError
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 AUTO = "auto"
 READOUT = "readout"
@@ -63,6 +63,8 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         layers = Choice(INNER, "a basis is for adapters inside the model")
     elif flat.get("fleet.devices"):
         layers = Choice(INNER, "emulated devices are timed with adapters inside the model")
+    elif isinstance(_task(flat), GenerationTask):
+        layers = Choice(INNER, "texts have no labels, of which a readout would have rows")
     given = flat.get("adapter.layers", AUTO)
     if flat.get("adapter.start") and given != AUTO:
         layers = Choice(given, "the adapter begins with a start, which has these layers")
@@ -143,13 +145,9 @@ def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
 def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     """Return the directions of a readout's step, in proportion to its rows: the labels but one.
 
-    A task that cannot be read counts as one with two labels here; loading it reports the error.
+    A task that cannot be read counts as one with two labels here.
     """
-    labels = 2
-    try:
-        task = load_task(str(flat.get("task", EMBEDDED_DATA)))
-    except TaskError:
-        task = None
+    labels, task = 2, _task(flat)
     if isinstance(task, ClassificationTask):
         labels = len(task.words)
     elif isinstance(task, ChoiceTask) and not task.list_names:
@@ -160,6 +158,14 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
         "for each, and more rows need more directions"
     )
     return Choice(queries, reason)
+
+
+def _task(flat: Mapping[str, Any]) -> Task | None:
+    """Return the task; None if it cannot be read, which loading it reports."""
+    try:
+        return load_task(str(flat.get("task", EMBEDDED_DATA)))
+    except TaskError:
+        return None
 
 
 def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:

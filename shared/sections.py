@@ -86,8 +86,8 @@ class AdapterSettings(Section):
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
         "last representation alone; or both, such as `readout,top:1`. `auto` is `readout`, and "
-        "`top:1` with a basis, with emulated devices, and in `samara tune`; with a start it is "
-        "what the start was trained with",
+        "`top:1` with a basis, with emulated devices, for texts, and in `samara tune`; with a "
+        "start it is what the start was trained with",
         pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="concepts/readout.md",
     )

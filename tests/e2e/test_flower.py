@@ -53,7 +53,7 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
         "readout",
         *(
             pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in ("top:2", "basis", "start", "readout with a start")
+            for kind in ("top:2", "basis", "start", "readout with a start", "texts")
         ),
     ],
 )
@@ -71,6 +71,8 @@ def test_flowers_engine_writes_the_same_ledger(
         settings |= {"adapter.layers": "auto", "adapter.start": start}
     elif adapter == "start":
         settings |= {"gradients": "exact", "adapter.start": start_for(settings, tmp_path)}
+    elif adapter == "texts":
+        settings |= {"task": "texts"}
     else:
         settings |= {"adapter.layers": adapter}
     ours = simulate(RunConfig.of(settings, "test"))

@@ -14,6 +14,7 @@ from federations import Live, Settings, config_of
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from known_noise import add_known_noise
 from test_resident import CLIENTS, device_settings, resident
 
 from client.forward.body import PerturbedBody
@@ -273,3 +274,29 @@ def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path:
         for stream in ("off", "host")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_masks_do_not_change_a_private_run_of_texts(
+    texts: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noise; clients and server agree on every digest, or the run would end."""
+    add_known_noise(monkeypatch)
+    private = {
+        "privacy__mode": mode,
+        "privacy__clip": 2.0,
+        "privacy__noise_multiplier": 0.5,
+        "privacy__honest_share": 0.7,
+        "seed_policy": "shared",
+        "aggregation__rule": "mean",
+        "method": "global",
+        "cohort__minimum": 3,
+    }
+    digests = []
+    for masks in (False, True):
+        out = str(tmp_path / str(masks))
+        config = config_of(texts, **private, privacy__secure_aggregation=masks, out=out)
+        result = RunResult.read(simulate(config))
+        assert {event.reports for event in result.rounds} == {3}
+        digests.append(result.final_digest)
+    assert digests[0] == digests[1]

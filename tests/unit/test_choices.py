@@ -44,6 +44,11 @@ def test_emulated_devices_are_timed_with_adapters_inside_the_model() -> None:
     assert (both.adapter.layers, both.steps) == ("readout", 16)
 
 
+def test_texts_have_no_readout() -> None:
+    texts = of(task="texts", data__path="data", model__path="model")
+    assert (texts.adapter.layers, texts.steps, texts.batch) == ("top:1", 2, 32)
+
+
 @pytest.mark.parametrize(
     ("task", "queries"), [("sst2", 16), ("cb", 32), ("trec", 64), ("record", 16), ("none.toml", 16)]
 )
