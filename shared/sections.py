@@ -1,7 +1,7 @@
 """The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
 
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
@@ -136,6 +136,22 @@ class AdapterSettings(Section):
     def has_readout(self) -> bool:
         """Return whether there are weights on the last representation."""
         return self.layers.startswith("readout")
+
+
+class ModelAndTask(Protocol):
+    """The settings that say what a trained model is read with: those of a run, or of tuning."""
+
+    @property
+    def model(self) -> ModelSettings:
+        """The base model."""
+
+    @property
+    def adapter(self) -> AdapterSettings:
+        """The adapter."""
+
+    @property
+    def task(self) -> str:
+        """The task, by its name or the path of its file."""
 
 
 def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:

@@ -1,13 +1,17 @@
 """The commands `samara adapter`: export, apply and compare models, measure damping and basis."""
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shared.command_group import command_group
 from shared.scenarios import scenario_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = command_group("Look at models of runs, carry them away.")
 
@@ -21,7 +25,7 @@ class Form(StrEnum):
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of samara tune.")],
     out: Annotated[Path, typer.Option("--out", help="Folder, or file of the ledger form.")],
     client: Annotated[
         int | None, typer.Option("--client", help="Add this client's private rounds.")
@@ -30,27 +34,38 @@ def export(
         Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
     ] = Form.PEFT,
 ) -> None:
-    """Export a model of a run: a LoRA adapter for PEFT, or a client's private rounds.
+    """Export a model of a run: an adapter for PEFT, a whole model, or a client's private rounds.
 
     Example: samara adapter export runs/first --client 3 --out adapters/third
     """
     from rich.console import Console
 
+    from client.tuning.finished_tuning import is_tuning_folder
     from shared.errors import ConfigError
     from simulations.adapter import export as write
     from simulations.adapter import export_ledger
+    from simulations.tuned_export import export_tuned
 
     console = Console()
+    if is_tuning_folder(run):
+        if client is not None or form is Form.LEDGER:
+            raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+        _print_left_out(export_tuned(run, out), console)
+        console.print(f"The model is in {out}", markup=False, soft_wrap=True)
+        return
     if form is Form.LEDGER:
         if client is None:
             raise ConfigError("--form ledger holds a client's private rounds: give --client")
         size = export_ledger(run, client, out)
         console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
         return
-    left_out = write(run, client, out)
+    _print_left_out(write(run, client, out), console)
+    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
+
+
+def _print_left_out(left_out: Mapping[str, Sequence[float]], console: "Console") -> None:
     for name, numbers in left_out.items():
         console.print(f"Left out, PEFT has no place for it: {name} {numbers}", markup=False)
-    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -81,7 +96,7 @@ def basis(
 
 @app.command()
 def apply(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of samara tune.")],
     text: Annotated[str, typer.Argument(help="A JSON object if the task reads several fields.")],
     client: Annotated[
         int | None, typer.Option("--client", help="Add this client's private rounds.")
@@ -90,7 +105,7 @@ def apply(
         Path | None, typer.Option("--personal", help="Add those of an exported ledger file.")
     ] = None,
 ) -> None:
-    """Show the answers of the base, global and personal model to a text.
+    """Show the answers of the base, global and personal model, or the tuned one, to a text.
 
     Example: samara adapter apply runs/first "what a day" --client 3
     """
@@ -98,12 +113,18 @@ def apply(
     from rich.table import Table
     from rich.text import Text
 
+    from client.tuning.finished_tuning import is_tuning_folder
     from shared.errors import ConfigError
-    from simulations.quick_look import quick_look
+    from simulations.quick_look import quick_look, tuned_look
 
     if client is not None and personal is not None:
         raise ConfigError("--client and --personal: give one of them")
-    labels, models = quick_look(run, text, client, personal)
+    if is_tuning_folder(run):
+        if client is not None or personal is not None:
+            raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+        labels, models = tuned_look(run, text)
+    else:
+        labels, models = quick_look(run, text, client, personal)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")
     for name in models:

@@ -1,4 +1,4 @@
-"""The answers of a run's base, global and personal models to a text."""
+"""The answers of a run's base, global and personal models, or of a tuned one, to a text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,11 @@ from client.forward.readout import (
 from client.forward.representation_store import RepresentationStore
 from client.forward.resident import ResidentForward
 from client.training.client_data import ExampleTokenizer
+from client.tuning.finished_tuning import FinishedTuning
 from shared.errors import DataError, ModelError
+from shared.layout import READOUT_GROUP
 from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
+from shared.model.lora_fa import Perturbations, empty_adapter, inject
 from shared.model.scorers import scorer_for
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
@@ -127,6 +129,37 @@ def quick_look(
     loaded = LoadedModel(opened)
     answers = {name: loaded.probabilities([text], own)[0] for name, own in weights.items()}
     return answers["base"][0], {name: own for name, (_, own) in answers.items()}
+
+
+def tuned_look(run: Path, text: str) -> tuple[list[str], dict[str, Probabilities]]:
+    """Return the labels and their probabilities under a tuning run's base and best model.
+
+    Args:
+        run: folder of a finished run of `samara tune`.
+        text: the text; a JSON object where the task reads several fields.
+
+    Raises:
+        SamaraError: if the run, the model or the text cannot be used.
+    """
+    opened = FinishedTuning.at(run)
+    example = _example(load_task(opened.settings.task), text)  # before the model is loaded
+    setup = opened.load()
+    base, task, scorer = setup.base, setup.task, setup.scorer
+    prompt = scorer.prompt(example.text, example.answers, example.cut)
+    adapter, no_adapters = empty_adapter()
+    plain = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
+    answers = {"base": plain.scores(no_adapters, [prompt])[0, 0]}
+    space, readout = opened.restore(setup), None
+    if space is None:
+        answers["tuned"] = plain.scores(no_adapters, [prompt])[0, 0]
+    else:
+        if space.adapter.layout.group(READOUT_GROUP):
+            damping = opened.settings.adapter.damping
+            readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
+        forward = ResidentForward(space.adapter, scorer, PerturbedBody(base, 0), readout)
+        answers["tuned"] = space.evaluate(lambda state: forward.scores(state, [prompt]))[0, 0]
+    labels = task.words if isinstance(task, ClassificationTask) else example.answers
+    return list(labels), {name: softmax(own.astype(np.float64)) for name, own in answers.items()}
 
 
 def _example(task: Task, text: Text) -> Example:

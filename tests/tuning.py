@@ -8,7 +8,7 @@ from client.tuning.run import RESULT_FILE, tune
 from client.tuning.settings import TuneSettings
 
 Settings = dict[str, Any]
-CIRCUMSTANCES = ("seconds", "peak_memory_bytes", "versions", "emulated")
+CIRCUMSTANCES = ("model_path", "seconds", "peak_memory_bytes", "versions", "emulated")
 
 
 def tuning_of(settings: Settings, **changes: Any) -> TuneSettings:

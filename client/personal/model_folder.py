@@ -1,7 +1,7 @@
 """A trained model as a folder that other software loads: an adapter for PEFT, or a whole model."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from client.personal.model_card import CARD_FILE, model_card
 from client.personal.readout_file import READOUT_FILE, write_readout
 from client.tuning.model_export import export_model
-from shared.config import RunConfig
 from shared.errors import ModelError, SamaraError
 from shared.files import make_folder, sync_folder, write_durably
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from shared.model.loading import BaseModel, load_base_model, load_structure
 from shared.model.merge import merge_adapter
 from shared.model.peft import WEIGHTS_FILE, write_peft_adapter
-from shared.sections import EMBEDDED_MODEL
+from shared.sections import EMBEDDED_MODEL, ModelAndTask
 from shared.tasks.catalog import load_task
 
 LeftOut = dict[str, list[float]]
@@ -35,13 +34,15 @@ class TrainedModel:
         model_id: model id of the base model, 32 bytes.
         numbers: weights of the adapter, float32 [elements].
         about: sentences for the model card that say which model it is.
+        trained_a: A of every adapted layer, float32 [r, in]; None if they are the layout's own.
     """
 
-    config: RunConfig
+    config: ModelAndTask
     layout: Layout
     model_id: bytes
     numbers: NDArray[np.float32]
     about: str
+    trained_a: Sequence[NDArray[np.float32]] | None = None
 
     def write_peft(self, folder: Path) -> LeftOut:
         """Write a LoRA adapter for PEFT, a readout as a file of its own, and a model card.
@@ -59,8 +60,8 @@ class TrainedModel:
         try:
             files = []
             if self.layout.group(ADAPTER_GROUP):
-                name = _name_of(self.config, base)
-                write_peft_adapter(base, name, self.layout, self.numbers, folder)
+                name = name_of_base(self.config, base)
+                write_peft_adapter(base, name, self.layout, self.numbers, folder, self.trained_a)
                 files.append(WEIGHTS_FILE)
             return self._write_rest(base, folder, files, merged=False)
         except OSError as error:
@@ -82,7 +83,7 @@ class TrainedModel:
         model = self.config.model
         base = load_base_model(model.path, model.family, dtype=model.dtype)
         self._check(base)
-        merge_adapter(base, self.layout, self.numbers)
+        merge_adapter(base, self.layout, self.numbers, self.trained_a)
         try:
             export_model(base, folder)
             return self._write_rest(base, folder, [], merged=True)
@@ -112,7 +113,7 @@ class TrainedModel:
             for tensor in layout.tensors
             if tensor.group not in groups
         }
-        name, task = _name_of(self.config, base), load_task(self.config.task)
+        name, task = name_of_base(self.config, base), load_task(self.config.task)
         dtype = self.config.model.dtype
         card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
         make_folder(folder)
@@ -146,6 +147,6 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _name_of(config: RunConfig, base: BaseModel) -> str:
+def name_of_base(config: ModelAndTask, base: BaseModel) -> str:
     """Return the name or the folder by which other software finds the base model."""
     return str(base.folder) if config.model.path == EMBEDDED_MODEL else config.model.path

@@ -11,13 +11,13 @@ from safetensors.torch import save
 from client.forward.body import PerturbedBody
 from client.forward.readout import make_readout
 from client.training.client_data import ExampleTokenizer
-from shared.config import RunConfig
 from shared.files import make_folder, write_durably
 from shared.layout import Layout
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import LABEL_BIAS, READOUT
 from shared.model.readout import merge_readout
 from shared.model.scorers import Scorer, scorer_for
+from shared.sections import ModelAndTask
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, Task
 
@@ -26,7 +26,7 @@ _FORMULA = "scores + weight @ h + bias"
 
 
 def write_readout(
-    config: RunConfig, layout: Layout, numbers: NDArray[np.float32], folder: Path
+    config: ModelAndTask, layout: Layout, numbers: NDArray[np.float32], folder: Path
 ) -> None:
     """Write a readout, with the label bias if there is one, as ``readout.safetensors``.
 
@@ -66,7 +66,7 @@ def write_readout(
     write_durably(folder / READOUT_FILE, save(tensors, metadata))
 
 
-def load_scorer(config: RunConfig) -> tuple[BaseModel, Task, Scorer]:
+def load_scorer(config: ModelAndTask) -> tuple[BaseModel, Task, Scorer]:
     """Load the model, the task and the scorer of a run.
 
     Raises:

@@ -10,7 +10,6 @@ OUT/result.json    the summary, written at the end
 A run that was killed continues from the files in its folder, to the same result.
 """
 
-import hashlib
 import json
 import logging
 import platform
@@ -30,7 +29,14 @@ from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.settings import TuneSettings
 from client.tuning.training_method import TrainingMethod
 from client.tuning.tuning_curves import Curves, open_curves
-from client.tuning.tuning_folder import RESULT_FILE, find_ended, identity_of, locked
+from client.tuning.tuning_folder import (
+    MODEL_PATH,
+    RESULT_FILE,
+    find_ended,
+    hash_of,
+    identity_of,
+    locked,
+)
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared import DISTRIBUTION
@@ -73,7 +79,7 @@ def tune(
     log.info("loading the model and reading the data")
     setup = TuningSetup(settings)
     identity = identity_of(settings, setup.task, setup.base.model_id, setup.examples)
-    settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
+    settings_hash = hash_of(identity)
     folder = RUNS_FOLDER / folder_name(settings.task, settings_hash.hex())
     folder = Path(settings.out) if settings.out else folder
     with locked(folder, identity):
@@ -312,10 +318,12 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Return duration, peak memory and versions of the process that ended the run."""
+    """Return place of the model, duration, peak memory and versions of the run's last process."""
     device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
+    model = setup.settings.model.path
     return {
+        MODEL_PATH: str(Path(model).resolve()) if Path(model).is_dir() else model,
         "seconds": round(seconds, 3),
         "peak_memory_bytes": (
             torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory_bytes()

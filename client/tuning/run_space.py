@@ -10,7 +10,8 @@ from client.spaces.prefix import PrefixSpace
 from client.spaces.scaling import ScalingPlan
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
-from client.tuning.tuning_setup import TuningSetup
+from client.tuning.model_setup import ModelSetup
+from client.tuning.settings import TuneSettings
 from shared.model.replay_torch import backend_for
 
 BLOCKS_FOLDER = "blocks"
@@ -25,7 +26,7 @@ _STORED_DTYPES = {
 }
 
 
-def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
+def make_space(setup: ModelSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
     """Create the space that the settings name, in its initial state, in the loaded model.
 
     Args:
@@ -40,11 +41,10 @@ def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
         space.signs = (1,)
     if setup.settings.gradients == "forward-mode":
         space.signs = ()  # nothing is perturbed
-    space.scaling_plan = _scaling_plan(setup, space)
     return space
 
 
-def _make_space(setup: TuningSetup, blocks: Path) -> Space:
+def _make_space(setup: ModelSetup, blocks: Path) -> Space:
     settings, base = setup.settings, setup.base
     backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
     labels = setup.scorer.labels
@@ -74,13 +74,17 @@ def _make_space(setup: TuningSetup, blocks: Path) -> Space:
             return LoRAFASpace(base, settings.adapter, labels, backend)
 
 
-def _scaling_plan(setup: TuningSetup, space: Space) -> ScalingPlan | None:
-    """Return what D modifies in a run, and when it is found; None if there is no D."""
-    settings = setup.settings
+def scaling_plan(settings: TuneSettings, space: Space, examples: int) -> ScalingPlan | None:
+    """Return what D modifies in a run, and when it is found; None if there is no D.
+
+    Args:
+        settings: settings without open values.
+        space: the run's space.
+        examples: number of training examples.
+    """
     modify = settings.scaling.modify
     if modify == "nothing":
         return None
-    examples = len(setup.splits["train"].labels)
     epoch = -(-examples // (settings.batch * settings.queries))
     return ScalingPlan(
         modify, len(space.groups.names), epoch if settings.scaling.every_epoch else 0

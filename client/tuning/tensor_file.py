@@ -1,5 +1,6 @@
 """Files of named tensors that a first-order run is continued from."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,3 +80,12 @@ class TensorFile:
     def damaged(self, error: object) -> TrainingError:
         """Return the error that says what is wrong with the file."""
         return TrainingError(f"{self._path}: damaged: {error}; begin the run in another folder")
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the hash of names, shapes and values as float32, in hexadecimal."""
+    whole = hashlib.sha256()
+    for name, tensor in tensors.items():
+        whole.update(f"{name} {tuple(tensor.shape)}".encode())
+        whole.update(tensor.detach().cpu().numpy().astype("<f4").tobytes())
+    return whole.hexdigest()

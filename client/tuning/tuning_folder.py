@@ -1,5 +1,6 @@
 """The folder of a tuning run: which run is in it, whether it has ended, and who works in it."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from shared.tasks.rows import Example
 from shared.tasks.sources import SPLITS
 
 IDENTITY_FILE, RESULT_FILE = "tune.json", "result.json"
+MODEL_PATH = "model_path"
+"""Key of the result that says where the base model is; the identity has the model's hash."""
 
 
 def identity_of(
@@ -36,6 +39,11 @@ def identity_of(
         "data": hash_whole_examples(examples),
         "examples": {name: counts[name] for name in SPLITS},
     }
+
+
+def hash_of(identity: dict[str, Any]) -> bytes:
+    """Return the hash of a run's identity, 32 bytes, by which its files belong to it."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
 def find_ended(settings: TuneSettings) -> Path | None:

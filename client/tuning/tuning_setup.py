@@ -1,16 +1,13 @@
 """The setup of a tuning run: model, task, a drawn sample of the data, and evaluation on a split."""
 
-import gc
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.readout import (
@@ -23,20 +20,18 @@ from client.forward.resident import ResidentForward
 from client.forward.streamed import BlockwiseParameters, make_forward_engine
 from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.space import ScoreFunction
-from client.streaming.loading import load_model
 from client.tuning.methods import ZEROTH_ORDER
+from client.tuning.model_setup import ModelSetup
 from client.tuning.settings import TuneSettings
 from shared.choices import READOUT
 from shared.data_settings import EMBEDDED_DATA
-from shared.directions import batch_order, round_root
+from shared.directions import batch_order
 from shared.errors import ConfigError, TaskError
-from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
 from shared.label_scores import Confusion
 from shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.tasks.catalog import load_task
+from shared.model.scorers import Prompt
 from shared.tasks.data import check_labels, load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
@@ -94,20 +89,13 @@ class EvaluationResult:
         return (self.metric, -self.loss)
 
 
-class TuningSetup:
+class TuningSetup(ModelSetup):
     """The model, task and data that every method of `samara tune` starts from.
 
     Attributes:
-        settings: settings without open values.
-        task: task that is trained and evaluated.
         examples: drawn examples of all splits.
         goal: name of the objective.
         splits: splits by name.
-        loaded: loaded model, with its blocks if they are streamed.
-        base: base model.
-        stream: stream of its blocks, if they are streamed.
-        scorer: scorer of the model.
-        root: seed that batches and directions are derived from.
         objective: function that reduces scores to a loss.
         decodes: whether the training loss is a metric of decoded answers instead of scores.
     """
@@ -118,12 +106,7 @@ class TuningSetup:
         Raises:
             SamaraError: if any of them cannot be used, or they do not fit together.
         """
-        torch.set_num_threads(settings.threads)
-        self.settings = settings
-        self.root = round_root(settings.seed, 0, 0)
-        self.task: Task = load_task(settings.task)
-        features = settings.features | {"task": kind_of(self.task)}
-        check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
+        super().__init__(settings)
         default: ObjectiveName = (
             "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
         )
@@ -149,24 +132,6 @@ class TuningSetup:
             name: self._make_split([example for example in self.examples if example.split == name])
             for name in SPLITS
         }
-
-    def load(self) -> None:
-        """Load the model, or load it again: base and scorer are then unchanged ones."""
-        model = self.settings.model
-        self.loaded = load_model(model)
-        self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        # Not in inference mode: gradients may flow through tensors that a scorer keeps.
-        with torch.no_grad():
-            self.scorer: Scorer = scorer_for(
-                self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
-            )
-
-    def unload(self) -> None:
-        """Free the model's memory before it is loaded again."""
-        if self.stream is not None:
-            self.stream.free_buffers()
-        del self.loaded, self.base, self.stream, self.scorer
-        gc.collect()  # modules and their observers refer to each other
 
     def make_forward(
         self,

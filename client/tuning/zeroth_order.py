@@ -40,7 +40,7 @@ from client.tuning.group_norms import (
     parameter_norms,
 )
 from client.tuning.methods import Method
-from client.tuning.run_space import BLOCKS_FOLDER, make_space
+from client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
 from client.tuning.settings import TuneSettings
 from client.tuning.training_loss import summed_loss
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
@@ -268,6 +268,8 @@ class ZerothOrder:
         """Create the space in the loaded model, and its forward engine."""
         setup = self._setup
         self._space = space = make_space(setup, self._blocks)
+        examples = len(setup.splits["train"].labels)
+        space.scaling_plan = scaling_plan(setup.settings, space, examples)
         parameters = space if isinstance(space, StreamedFullSpace) else None
         self._forward = setup.make_forward(space.adapter, parameters)
 

@@ -1,11 +1,13 @@
-"""Export of an adapter as PEFT's LoRA, which the tools around transformers read.
+"""Export of an adapter as PEFT's LoRA or prefix, which the tools around transformers read.
 
 LoRA-FA is a LoRA with a frozen A: A is regenerated from the layout's seed, B holds the trained
-numbers, and alpha / r has the same meaning in both.
+numbers, and alpha / r has the same meaning in both. Of a LoRA, A is trained too.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,12 @@ _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRAC
 
 
 def write_peft_adapter(
-    base: BaseModel, name: str, layout: Layout, numbers: NDArray[np.float32], folder: Path
+    base: BaseModel,
+    name: str,
+    layout: Layout,
+    numbers: NDArray[np.float32],
+    folder: Path,
+    trained_a: Sequence[NDArray[np.float32]] | None = None,
 ) -> None:
     """Write an adapter as ``adapter_model.safetensors`` and ``adapter_config.json``.
 
@@ -34,6 +41,7 @@ def write_peft_adapter(
         layout: layout of the adapter. A label bias is left out: PEFT has none.
         numbers: trained numbers, float32 [d].
         folder: folder for the files; it is created if it is missing.
+        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
 
     Raises:
         ModelError: if the layout belongs to another model.
@@ -47,11 +55,12 @@ def write_peft_adapter(
     prefix = f"{body}." if body else ""
     sizes = [features(modules[name])[0] for name in names]
     weights = {}
-    for tensor, a in zip(names, frozen_matrices(layout, sizes), strict=True):
+    matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
+    for tensor, a in zip(names, matrices, strict=True):
         elements, rows = layout.tensor_slice(tensor)
         b = numbers[elements].reshape(rows, layout.rank)
         key = f"base_model.model.{prefix}{tensor}"
-        weights[f"{key}.lora_A.weight"] = torch.from_numpy(a)
+        weights[f"{key}.lora_A.weight"] = torch.from_numpy(a.copy())
         weights[f"{key}.lora_B.weight"] = torch.from_numpy(b.copy())
     settings = {
         "peft_type": "LORA",
@@ -66,6 +75,42 @@ def write_peft_adapter(
         "use_rslora": False,
         "inference_mode": True,
     }
+    _write(folder, weights, settings)
+
+
+def write_peft_prefix(
+    base: BaseModel, name: str, prefix: NDArray[np.float32], folder: Path
+) -> None:
+    """Write a prefix as PEFT's prefix tuning.
+
+    Args:
+        base: base model of the prefix; only its structure is used.
+        name: path or name of the base model, for PEFT's configuration.
+        prefix: keys and values of every layer, float32 [2·layers, heads, m, features of a head].
+        folder: folder for the files; it is created if it is missing.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    parts, heads, length, head_features = prefix.shape
+    # a row of PEFT's embedding is a token: layer by layer its key and value, head by head
+    embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
+    settings = {
+        "peft_type": "PREFIX_TUNING",
+        "task_type": _TASK_TYPES[base.family],
+        "base_model_name_or_path": name,
+        "num_virtual_tokens": length,
+        "token_dim": heads * head_features,
+        "num_transformer_submodules": 1,
+        "num_attention_heads": heads,
+        "num_layers": parts // 2,
+        "prefix_projection": False,
+        "inference_mode": True,
+    }
+    _write(folder, {"prompt_embeddings": torch.from_numpy(embeddings)}, settings)
+
+
+def _write(folder: Path, weights: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / WEIGHTS_FILE, save(weights, {"format": "pt"}))
+    write_durably(folder / WEIGHTS_FILE, save(dict(weights), {"format": "pt"}))
     write_durably(folder / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode())

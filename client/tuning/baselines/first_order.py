@@ -7,7 +7,6 @@ run is continued from two files, each written as a whole: the trained tensors wi
 optimizer, and the trained tensors of the best step.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -32,8 +31,7 @@ from client.offload.layer_update import (
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
 from client.offload.overlapped_schedule import OverlappedSchedule
-from client.spaces.prefix import PrefixSpace
-from client.spaces.space import ScoreFunction
+from client.spaces.space import FlatSpace, ScoreFunction
 from client.tuning.baselines.offload_setup import (
     computes_again,
     make_accelerator,
@@ -43,22 +41,16 @@ from client.tuning.baselines.resident_optimizer import ResidentOptimizer
 from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
 from client.tuning.run_space import make_space
-from client.tuning.tensor_file import TensorFile
+from client.tuning.tensor_file import TensorFile, digest_of
 from client.tuning.training_loss import summed_loss
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import (
-    LoRAFALinear,
-    Perturbations,
-    PerturbedAdapters,
-    empty_adapter,
-    inject,
-)
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
-ADAPTER_NAME, PREFIX_NAME = "adapter", "prefix"
+ADAPTER_NAME = "adapter"
 _CHECK_ORDER = 1
 """Order of the examples that projectors are checked on; steps are in order 0."""
 
@@ -102,26 +94,18 @@ class FirstOrder:
         self._checkpoint = TensorFile(folder / CHECKPOINT_FILE, settings_hash.hex())
         self._best = TensorFile(folder / BEST_FILE, settings_hash.hex())
         base, settings = setup.base, setup.settings
-        self._at_weights: Callable[[], AbstractContextManager[PerturbedAdapters]] = lambda: (
-            nullcontext(self._adapters)
-        )
+        self._at_weights: Callable[[], AbstractContextManager[PerturbedAdapters]]
         if settings.space in ("full", "linear"):
-            adapter, self._adapters = empty_adapter()
+            adapter, no_adapters = empty_adapter()
             self._trained = _own_weights(base, settings.space)
-        elif settings.space == "prefix":
-            space = make_space(setup)
-            assert isinstance(space, PrefixSpace)
-            adapter, self._adapters = empty_adapter()
-            prefix = space.values(0, space.size).clone().requires_grad_()
-            self._trained = {PREFIX_NAME: prefix}
-            self._at_weights = lambda: space.computing_with(prefix)
+            self._at_weights = lambda: nullcontext(no_adapters)
         else:
-            adapter = inject(base, settings.adapter, setup.scorer.labels)
-            center = torch.zeros(adapter.layout.element_count, device=base.network.device)
-            self._adapters = Perturbations(adapter.layout, center.requires_grad_())
-            self._trained = {ADAPTER_NAME: center}
-            if settings.space == "lora":
-                self._trained |= _trained_a(base)
+            space = make_space(setup)
+            assert isinstance(space, FlatSpace)
+            adapter = space.adapter
+            theta = space.values(0, space.size).clone().requires_grad_()
+            self._trained = {name_of_theta(space.kind): theta}
+            self._at_weights = lambda: space.computing_with(theta)
         self._adapter, self._forward = adapter, setup.make_forward(adapter)
         self._accelerator = accelerator = make_accelerator(settings, base)
         self._cost = (
@@ -247,11 +231,7 @@ class FirstOrder:
 
     def digest(self) -> str:
         """Return the hash of names, shapes and values, in hexadecimal."""
-        whole = hashlib.sha256()
-        for name, tensor in self._values().items():
-            whole.update(f"{name} {tuple(tensor.shape)}".encode())
-            whole.update(tensor.cpu().numpy().astype("<f4").tobytes())
-        return whole.hexdigest()
+        return digest_of(self._values())
 
     def make_start(self) -> Start | None:
         """Return the current weights as the start of a federation; None if A is not frozen."""
@@ -259,7 +239,8 @@ class FirstOrder:
             return None
         weights = self._trained[ADAPTER_NAME].detach().cpu().numpy()
         layers = self._setup.settings.adapter.layers
-        return Start.from_weights(weights, self._adapters.layout, self._setup.base.model_id, layers)
+        layout = self._adapter.layout
+        return Start.from_weights(weights, layout, self._setup.base.model_id, layers)
 
     def export(self) -> None:
         """Write the model in its current state, where its own weights are trained."""
@@ -326,6 +307,11 @@ class FirstOrder:
                 tensor.copy_(values[name])
 
 
+def name_of_theta(kind: str) -> str:
+    """Return the name that a space's θ has in a checkpoint."""
+    return ADAPTER_NAME if kind == "lora-fa" else kind
+
+
 def _own_weights(base: BaseModel, space: str) -> dict[str, Tensor]:
     """Return the model's own parameters that a space trains, and let gradients reach them."""
     trained: dict[str, Tensor] = dict(
@@ -334,15 +320,6 @@ def _own_weights(base: BaseModel, space: str) -> dict[str, Tensor]:
     for tensor in trained.values():
         tensor.requires_grad_(True)
     return trained
-
-
-def _trained_a(base: BaseModel) -> dict[str, Tensor]:
-    """Return the A of every adapted layer, and let gradients reach it."""
-    return {
-        f"{layer.name}.A": layer.a.requires_grad_(True)
-        for layer in base.body.modules()
-        if isinstance(layer, LoRAFALinear)
-    }
 
 
 def _subspace_settings(setup: TuningSetup) -> SubspaceSettings:

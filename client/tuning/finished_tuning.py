@@ -1,0 +1,145 @@
+"""The best state of a finished run of `samara tune`, rebuilt in its model.
+
+A zeroth-order run leaves seeds and scalars, from which the state is replayed; a first-order run
+leaves the trained tensors themselves. Data are not needed for either.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from client.spaces.space import FlatSpace, Space
+from client.tuning.baselines.first_order import BEST_FILE, name_of_theta
+from client.tuning.model_setup import ModelSetup
+from client.tuning.run import read_result
+from client.tuning.run_space import make_space, scaling_plan
+from client.tuning.settings import TuneSettings
+from client.tuning.tensor_file import TensorFile, digest_of
+from client.tuning.trajectory import read_trajectory
+from client.tuning.tuning_folder import IDENTITY_FILE, MODEL_PATH, hash_of
+from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
+from shared.errors import ConfigError, ModelError
+
+
+def is_tuning_folder(folder: Path) -> bool:
+    """Return whether a folder is that of a run of `samara tune`, and not of a federation."""
+    return (folder / IDENTITY_FILE).exists()
+
+
+@dataclass(frozen=True)
+class FinishedTuning:
+    """A finished run of `samara tune`, opened to rebuild its best state.
+
+    Attributes:
+        folder: folder of the run.
+        result: content of its result.json.
+        settings: settings of the run, with all blocks of the model in memory.
+    """
+
+    folder: Path
+    result: dict[str, Any]
+    settings: TuneSettings
+
+    @classmethod
+    def at(cls, folder: Path) -> "FinishedTuning":
+        """Open a finished run.
+
+        Raises:
+            ConfigError: if it is not finished or damaged, trained nothing, or cannot be rebuilt.
+        """
+        result = read_result(folder)
+        config, place = dict(result["config"]), result.get(MODEL_PATH)
+        if place is None:
+            raise ConfigError(
+                f"{folder}: its result does not say where the base model is, since an earlier "
+                "version wrote it; repeat the run"
+            )
+        if config.get("stream-compression", "none") != "none":
+            raise ConfigError(
+                f"{folder}: its parameters were rounded to {config['stream-compression']} block by "
+                "block while they were streamed, which is not repeated here; tune without "
+                "stream-compression"
+            )
+        settings = TuneSettings.of(config | {"model.path": place}, str(folder))
+        if not settings.trains:
+            raise ConfigError(
+                f"{folder}: {settings.method} trains nothing, so its model is the base model; name "
+                "the run of another method"
+            )
+        return cls(folder, result, settings)
+
+    @property
+    def about(self) -> str:
+        """A sentence for the model card that says which model it is."""
+        return (
+            f"The model after step {self.result['best_step']} of {self.settings.steps} of samara "
+            f"tune, method {self.settings.method}, space {self.settings.space}."
+        )
+
+    def load(self) -> ModelSetup:
+        """Load the base model.
+
+        Raises:
+            SamaraError: if it is another model than the run's, or cannot be used.
+        """
+        setup = ModelSetup(self.settings)
+        setup.load()
+        if setup.base.model_id.hex() != self.result["model_id"]:
+            raise ModelError(
+                f"{setup.base.folder}: is not the model of {self.folder}, whose id begins with "
+                f"{self.result['model_id'][:12]}; restore the model's files"
+            )
+        return setup
+
+    def restore(self, setup: ModelSetup) -> Space | None:
+        """Bring a loaded base model to the run's best state.
+
+        Returns:
+            The space that is in this state; None if the model's own weights are.
+
+        Raises:
+            SamaraError: if the run's files are damaged, or do not give the state that it noted.
+        """
+        space, digest = (
+            self._trained(setup) if self.settings.is_first_order else self._replayed(setup)
+        )
+        if digest != self.result["digest"]:
+            raise ModelError(
+                f"{self.folder}: its files give another state than the run ended with; restore "
+                "them, or repeat the run"
+            )
+        return space
+
+    def _replayed(self, setup: ModelSetup) -> tuple[Space, str]:
+        space = make_space(setup)
+        examples = self.result["examples"]["train"]
+        space.scaling_plan = scaling_plan(self.settings, space, examples)
+        trajectory = read_trajectory(self.folder / TRAJECTORY_FILE)
+        best = replace(trajectory, records=trajectory.records[: self.result["best_step"]])
+        best.rebuild(space, update_rule(self.settings), setup.base.model_id, hold_moments=True)
+        return space, space.digest().hex()
+
+    def _trained(self, setup: ModelSetup) -> tuple[Space | None, str]:
+        space = None if self.settings.space in ("full", "linear") else make_space(setup)
+        expected = {}
+        if space is not None:
+            assert isinstance(space, FlatSpace)
+            expected[name_of_theta(space.kind)] = space.values(0, space.size)
+        identity = json.loads((self.folder / IDENTITY_FILE).read_text(encoding="utf-8"))
+        file = TensorFile(self.folder / BEST_FILE, hash_of(identity).hex())
+        if (step := file.step()) != self.result["best_step"]:
+            raise file.damaged(f"it is of step {step}")
+        tensors = file.read(expected)
+        if space is not None:
+            theta = tensors[name_of_theta(space.kind)]
+            space.assign(0, theta.to(setup.base.network.device))
+            return space, digest_of({name_of_theta(space.kind): theta})
+        parameters = dict(setup.base.network.named_parameters())
+        in_order = {name: tensors[name] for name in parameters if name in tensors}
+        with torch.no_grad():
+            for name, tensor in in_order.items():
+                parameters[name].copy_(tensor)
+        return None, digest_of(in_order)

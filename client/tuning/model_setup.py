@@ -1,0 +1,63 @@
+"""The model of a tuning run with its task and its seeds: all that a run has besides its data."""
+
+import gc
+
+import torch
+
+from client.forward.body import PerturbedBody
+from client.streaming.loading import load_model
+from client.tuning.settings import TuneSettings
+from shared.directions import round_root
+from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
+from shared.model.scorers import Scorer, scorer_for
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import Task
+
+
+class ModelSetup:
+    """The model, task and seeds of a tuning run; `load` loads the model.
+
+    Attributes:
+        settings: settings without open values.
+        task: task that is trained and evaluated.
+        root: seed that batches and directions are derived from.
+        loaded: loaded model, with its blocks if they are streamed.
+        base: base model.
+        stream: stream of its blocks, if they are streamed.
+        scorer: scorer of the model.
+    """
+
+    def __init__(self, settings: TuneSettings) -> None:
+        """Read the task.
+
+        Raises:
+            SamaraError: if it cannot be used, or does not go together with the settings.
+        """
+        torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self.root = round_root(settings.seed, 0, 0)
+        self.task: Task = load_task(settings.task)
+        features = settings.features | {"task": kind_of(self.task)}
+        check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
+
+    def load(self) -> None:
+        """Load the model, or load it again: base and scorer are then unchanged ones.
+
+        Raises:
+            SamaraError: if the model cannot be used.
+        """
+        model = self.settings.model
+        self.loaded = load_model(model)
+        self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
+        # Not in inference mode: gradients may flow through tensors that a scorer keeps.
+        with torch.no_grad():
+            self.scorer: Scorer = scorer_for(
+                self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
+            )
+
+    def unload(self) -> None:
+        """Free the model's memory before it is loaded again."""
+        if self.stream is not None:
+            self.stream.free_buffers()
+        del self.loaded, self.base, self.stream, self.scorer
+        gc.collect()  # modules and their observers refer to each other

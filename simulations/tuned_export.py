@@ -1,0 +1,85 @@
+"""A tuned model as a folder that PEFT or transformers loads, with a model card."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.model_card import CARD_FILE, model_card
+from client.personal.model_folder import LeftOut, TrainedModel, name_of_base, write_new_folder
+from client.spaces.low_rank import LoRASpace
+from client.spaces.prefix import PrefixSpace
+from client.spaces.space import FlatSpace
+from client.tuning.finished_tuning import FinishedTuning
+from client.tuning.model_export import export_model
+from client.tuning.model_setup import ModelSetup
+from shared.errors import ModelError
+from shared.files import make_folder, write_durably
+from shared.model.peft import WEIGHTS_FILE, write_peft_prefix
+
+
+def export_tuned(folder: Path, out: Path) -> LeftOut:
+    """Write the best state of a finished run of `samara tune` to a new folder.
+
+    Low-rank adapters and a prefix become adapters for PEFT, a readout a file of its own, and
+    trained parameters of the model itself a whole model.
+
+    Args:
+        folder: folder of the run.
+        out: folder to be written; it must be empty or missing.
+
+    Returns:
+        Names of the tensors that no file has a form for and that are left out.
+
+    Raises:
+        SamaraError: if the run or the base model cannot be used, or the folder cannot be written.
+    """
+    run = FinishedTuning.at(folder)
+
+    def write(unfinished: Path) -> LeftOut:
+        setup = run.load()
+        space = run.restore(setup)
+        if not isinstance(space, FlatSpace):
+            export_model(setup.base, unfinished)
+            _write_card(run, setup, unfinished, [])
+            return {}
+        theta = space.values(0, space.size).cpu().numpy()
+        if isinstance(space, PrefixSpace):
+            name = name_of_base(run.settings, setup.base)
+            shapes = [tensor.shape for tensor in space.tensors]
+            if len(set(shapes)) > 1:
+                raise ModelError(
+                    f"{setup.base.folder}: its layers have keys of different sizes, which PEFT's "
+                    "prefix tuning has no form for"
+                )
+            write_peft_prefix(setup.base, name, theta.reshape(len(shapes), *shapes[0]), unfinished)
+            _write_card(run, setup, unfinished, [WEIGHTS_FILE])
+            return {}
+        layout, trained_a = space.adapter.layout, None
+        if isinstance(space, LoRASpace):
+            trained_a, theta = _split_a(space, theta)
+        model_id = setup.base.model_id
+        model = TrainedModel(run.settings, layout, model_id, theta, run.about, trained_a)
+        return model.write_peft(unfinished)
+
+    return write_new_folder(out, write)
+
+
+def _split_a(
+    space: LoRASpace, theta: NDArray[np.float32]
+) -> tuple[list[NDArray[np.float32]], NDArray[np.float32]]:
+    """Return A of every adapted layer, and the numbers of the adapter's layout."""
+    count = len(space.tensors) - len(space.adapter.layout.tensors)
+    matrices, first = [], 0
+    for tensor in space.tensors[:count]:
+        matrices.append(theta[first : first + tensor.size].reshape(tensor.shape))
+        first += tensor.size
+    return matrices, theta[first:]
+
+
+def _write_card(run: FinishedTuning, setup: ModelSetup, folder: Path, files: list[str]) -> None:
+    settings, base = run.settings, setup.base
+    name, dtype = name_of_base(settings, base), settings.model.dtype
+    card = model_card(run.about, name, base.family, setup.task, dtype, not files, files, {})
+    make_folder(folder)
+    write_durably(folder / CARD_FILE, card.encode())
