@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
-_WITH_SCENARIO = ("scenario", "device", "model", "target", "power", "json", "seq", "batch")
+_WITH_SCENARIO = ("scenario", "device", "model", "data", "target", "power", "json", "seq", "batch")
 """The parameters of an estimate that a scenario does not decide."""
 _STAGES = {
     "forward": "on the device",
@@ -127,6 +127,9 @@ def estimate(
     model: Annotated[
         str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
     ] = "",
+    data: Annotated[
+        str, typer.Option(help="With SCENARIO: data whose examples and tokens are counted.")
+    ] = "",
     target: Annotated[
         str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
     ] = "",
@@ -190,8 +193,9 @@ def estimate(
     if scenario is not None:
         _estimate_scenario(context, scenario, target)
         return
-    if target or not model:
-        missing = "--target: give the SCENARIO" if target else "--model is missing"
+    if target or data or not model:
+        option = "--target" if target else "--data"
+        missing = f"{option}: give the SCENARIO" if target or data else "--model is missing"
         raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
     if stream is Stream.HOST:
         raise ConfigError(
@@ -256,6 +260,7 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     from json import dumps
 
     from devices.hardware.profile import load_device
+    from devices.hardware.run_data import count_data
     from devices.hardware.target import estimate_target, parse_points, step_of
     from shared.config import load_scenario
     from shared.errors import ConfigError
@@ -271,20 +276,27 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
         )
     points = parse_points(target) if target else 0.0
     places = [f"model.path={given['model']}"] if given["model"] else []
+    places += [f"data.path={given['data']}"] if given["data"] else []
     places += [f"batch={given['batch']}"] if "batch" in asked else []
-    config = load_scenario(scenario_file(scenario), places)
+    config, tokens, is_counted = count_data(load_scenario(scenario_file(scenario), places))
     profile = load_device(given["device"])
     profile = profile.with_power_mode(given["power"]) if given["power"] else profile
-    step = step_of(config, profile, given["seq"] if "seq" in asked else 0)
+    step = step_of(config, profile, given["seq"] if "seq" in asked else tokens)
     reached = estimate_target(config, step, points) if points else None
     if given["json"]:
         typer.echo(dumps(step.as_json() | ({"target": reached.as_json()} if reached else {})))
         return
     _print(step)
     typer.echo(
-        f"{scenario}: {config.steps} steps a round of {config.queries} directions on up to "
-        f"{config.batch:,} examples of {step.work.sequence} tokens, adapter {config.adapter.layers}"
+        f"{scenario}: {config.steps} steps a round of {config.queries} directions on "
+        f"{'' if is_counted else 'up to '}{config.batch:,} examples of {step.work.sequence} tokens, "
+        f"adapter {config.adapter.layers}"
     )
+    if not is_counted and not {"batch", "seq"} <= set(asked):
+        typer.echo(
+            "these are the most that the settings allow, and most data are smaller: --data DATA "
+            "counts yours"
+        )
     if reached:
         typer.echo(reached.describe())
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from devices.hardware.estimate import StepEstimate
 from devices.hardware.profile import load_device
+from devices.hardware.run_data import count_data
 from devices.hardware.target import TargetEstimate, estimate_target, parse_points, step_of
 from samara.overrides import Scenario, config_of
 
@@ -39,7 +40,8 @@ def device_estimate(
         scenario: settings of the run, as `simulate` takes them.
         device: name of a shipped profile, or a profile file.
         power: power mode of the device; its first one if empty.
-        tokens: tokens of an example; 0 is the most that a run reads.
+        tokens: tokens of an example; 0 is the mean of the run's data, if its settings name them,
+            and otherwise the most that a run reads.
         target: points of accuracy above zero-shot whose time is estimated; 0 is none.
         settings: settings that replace those of the scenario.
 
@@ -51,5 +53,6 @@ def device_estimate(
     config = config_of(scenario, settings)
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
-    step = step_of(config, profile, tokens)
+    config, typical, _ = count_data(config)
+    step = step_of(config, profile, tokens or typical)
     return DeviceEstimate(step, estimate_target(config, step, points) if points else None)

@@ -5,7 +5,7 @@ sets and models led to (docs/concepts/step-size.md). They follow from the
 settings and the task alone, and a run that sets the same values is the same run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shared.data_settings import EMBEDDED_DATA
@@ -180,6 +180,16 @@ def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_open(value: object, mark: str | int) -> bool:
     return type(value) is type(mark) and value == mark
+
+
+def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
+    """Return settings that a run chose by itself and their values, in a line.
+
+    Args:
+        keys: the dotted keys of these settings.
+        flat: settings by dotted key.
+    """
+    return "chosen by default: " + ", ".join(f"{key} = {flat[key]}" for key in keys)
 
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
 from devices.hardware.model_shape import model_shape
 from devices.hardware.roofline import Workload, base_pass_time
 from devices.live.memory_check import default_profile, expected_footprint
+from shared.choices import automatic_values, describe_choices
 from shared.columns import requested_columns
 from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
@@ -62,6 +63,8 @@ def describe_plan(
         f"{runtime.layout.size:,} trained numbers",
         f"evaluations: {_evaluations(config)}",
     ]
+    if chosen := automatic_values(config.flat()):
+        lines.append(describe_choices(chosen, config.flat()))
     try:
         lines.append(_estimate(config, runtime, shares, counts))
     except SamaraError as error:

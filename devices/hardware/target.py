@@ -40,8 +40,10 @@ class TargetEstimate:
         """Return the estimate and its assumption in words."""
         low, high = (_span(seconds) for seconds in self.seconds)
         fewest, most = self.rounds
+        # A readout's steps take next to nothing beside the pass before the first of them.
+        span = f"{low} to {high}" if low != high else f"about {high}"
         return (
-            f"+{self.points:g} points: {low} to {high} of computing, {fewest:,} to {most:,} "
+            f"+{self.points:g} points: {span} of computing, {fewest:,} to {most:,} "
             f"rounds, without transfers and waiting. Assumed: {self.assumption}; other data, "
             "models and divisions may never gain as much, which a simulation shows."
         )

@@ -210,7 +210,7 @@ def _load(
     try:
         if quantization != "none":
             check_quantization(device)
-        tokenizer = _tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         network = network_of(folder, known_family)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         raise ModelError(
@@ -283,7 +283,12 @@ def _pooling(folder: Path) -> Literal["mean", "cls"]:
     raise ModelError(f"{file}: only mean and cls pooling are supported")
 
 
-def _tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Return the fast tokenizer of a model's folder.
+
+    Raises:
+        Exception: of many types, if there is none or it cannot be read.
+    """
     import transformers
 
     try:

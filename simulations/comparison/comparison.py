@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.columns import GLOBAL
+from shared.columns import GLOBAL, INTERCEPT
 from shared.config import RunConfig
-from simulations.comparison.columns import with_bytes
+from simulations.comparison.columns import MEANINGS, with_bytes
 from simulations.comparison.measure import Measure, figures_of, measure_of
 from simulations.comparison.statistics import (
     CONFIDENCE,
@@ -144,6 +144,15 @@ class Comparison:
         pair = self.runs.main_pair()
         return next(row for row in self.tested if (row.condition, row.against) == pair)
 
+    @cached_property
+    def beyond(self) -> TestedDifference | None:
+        """What the headline's model adds to the intercept, the simplest personal model, if tested.
+
+        The intercept is no baseline, since a federation and private examples made it.
+        """
+        rows = [row for row in self.tested if row.condition is self.main.condition]
+        return next((row for row in rows if row.against.name == INTERCEPT), None)
+
     @property
     def too_few(self) -> bool:
         """Return whether even a gain of every client would not be significant."""
@@ -215,13 +224,21 @@ class Comparison:
         gained = f"{measure.gain(own.mean)} {measure.gained}"
         if clients < 2:
             return f"{gained} for one client, which says nothing about others."
+        beyond = ""
+        if self.beyond is not None:
+            more = self.beyond.quality
+            beyond = (
+                f" Beyond {INTERCEPT} ({MEANINGS[INTERCEPT]}): {measure.gain(more.mean)} "
+                f"{measure.gained} (95 % interval {measure.gain(more.low)} to "
+                f"{measure.gain(more.high)}), corrected p {format_p(self.beyond.p)}."
+            )
         few = "so few clients cannot show one; " if self.too_few else ""
         disagree = not main.is_significant and own.low * own.high > 0
         alone = f" for all {len(self.tested)}; the interval is of this comparison alone"
         return (
             f"{few}{gained} (95 % interval {measure.gain(own.low)} to {measure.gain(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
-            f"corrected p {format_p(main.p)}{alone if disagree else ''}."
+            f"corrected p {format_p(main.p)}{alone if disagree else ''}.{beyond}"
         )
 
     def cost(self, variant: Variant) -> Cost:

@@ -15,6 +15,7 @@ from shared.errors import SamaraError
 from shared.result import RunResult
 from shared.settings import describe
 from simulations.comparison.columns import (
+    BASELINES,
     COMMON,
     TRAINED,
     UNTRAINED,
@@ -25,7 +26,7 @@ from simulations.comparison.measure import figures_of
 from simulations.comparison.statistics import Numbers
 
 _LISTED = 5
-BASELINES = ("global", "local")
+_PLAIN = ("global", "local")
 """Methods that the others are compared with."""
 
 
@@ -178,14 +179,14 @@ class ComparisonSet:
         """
         first, *others = self.variants
         if self.compares_methods:
-            plain = [v.conditions[v.final_column] for v in self.variants if v.method in BASELINES]
+            plain = [v.conditions[v.final_column] for v in self.variants if v.method in _PLAIN]
             untrained = [condition for condition in self.displayed() if condition.name in UNTRAINED]
             return [
                 (variant.conditions[variant.final_column], against)
                 for variant in self.variants
                 for against in [*plain, *untrained]
                 if against is not variant.conditions[variant.final_column]
-                and (variant.method not in BASELINES or against.name in UNTRAINED)
+                and (variant.method not in _PLAIN or against.name in UNTRAINED)
             ]
         if others:
             return [
@@ -206,13 +207,13 @@ class ComparisonSet:
         """Return the pair that the headline reports.
 
         With different methods: the best method against the best condition it is tested against.
-        With one variant: the personal model, or the global one, against the best of all
+        With one variant: the personal model, or the global one, against the best of the
         baselines, so that a gain that the base model or an answer without reading would have too
-        is not reported as one.
+        is not reported as one. The intercept, a personal model itself, is none of them.
         """
         if self.compares_methods:
             pairs = self.pairs()
-            methods = {v.label for v in self.variants if v.method not in BASELINES}
+            methods = {v.label for v in self.variants if v.method not in _PLAIN}
             candidates = [pair for pair in pairs if pair[0].variant in methods] or pairs
             return max(
                 candidates, key=lambda pair: (pair[0].quality.mean(), pair[1].quality.mean())
@@ -221,7 +222,7 @@ class ComparisonSet:
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
-        against = [first.conditions[name] for name in names[:-1] if name in COMMON]
+        against = [first.conditions[name] for name in names[:-1] if name in BASELINES]
         return first.conditions[names[-1]], max(against, key=lambda each: each.quality.mean())
 
 

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from shared.columns import BASE_RATE, GLOBAL, LOCAL
-from simulations.comparison.columns import COMMON, MAJORITY, Figures
+from shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
+from simulations.comparison.columns import BASELINES, MAJORITY, MEANINGS, Figures
 from simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from simulations.comparison.statistics import Numbers
 
@@ -32,12 +32,15 @@ class Verdict:
         against: baseline with the best mean.
         differences: quality of each client less that of the baseline, float64 [clients].
         measure: what they are compared by.
+        beyond: quality of each client less that of the intercept, which is no baseline but the
+            simplest personal model, float64 [clients]; None where there is none.
     """
 
     name: str
     against: str
     differences: Numbers
     measure: Measure = ACCURACY
+    beyond: Numbers | None = None
 
     @classmethod
     def of(cls, qualities: Mapping[str, Numbers], measure: Measure = ACCURACY) -> Self | None:
@@ -48,30 +51,43 @@ class Verdict:
             measure: what the clients are compared by.
         """
         name = list(qualities)[-1]
-        baselines = [other for other in qualities if other in COMMON and other != name]
+        baselines = [other for other in qualities if other in BASELINES and other != name]
         if not baselines:
             return None
         best = max(baselines, key=lambda other: qualities[other].mean())
-        # Equal shares must tie, whatever binary fractions make of them.
-        return cls(name, best, np.round(qualities[name] - qualities[best], 12), measure)
+
+        def over(other: str) -> Numbers:
+            # Equal shares must tie, whatever binary fractions make of them.
+            return np.round(qualities[name] - qualities[other], 12)
+
+        beyond = over(INTERCEPT) if INTERCEPT in qualities and name != INTERCEPT else None
+        return cls(name, best, over(best), measure, beyond)
 
     @property
     def loses(self) -> bool:
-        """Return whether the mean over clients is below the baseline's."""
-        return bool(self.differences.mean() < 0)
+        """Return whether the mean over clients is below the baseline's, or the intercept's."""
+        return any(own.mean() < 0 for own in (self.differences, self.beyond) if own is not None)
 
     def sentence(self) -> str:
         """Return the verdict in words."""
-        mean, clients, measure = self.differences.mean(), len(self.differences), self.measure
+        clients = len(self.differences)
         gaining, losing = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        size = measure.size(abs(mean))
-        where = f"{size} {measure.gap} {measure.worse if mean < 0 else measure.better}"
-        if not float(size):
-            where = "level with"
-        return (
-            f"{self.name} is {where} {self.against}, the best baseline: "
+        text = (
+            f"{self.name} is {self._place(self.differences)} {self.against}, the best baseline: "
             f"{gaining} of {clients} clients gain, {losing} lose"
         )
+        if self.beyond is None:
+            return text
+        alone = f"{INTERCEPT} ({MEANINGS[INTERCEPT]}), the simplest personal model"
+        return f"{text}; it is {self._place(self.beyond)} {alone}"
+
+    def _place(self, differences: Numbers) -> str:
+        """Return where clients stand in the mean, such as 2.7 points above."""
+        mean, measure = differences.mean(), self.measure
+        size = measure.size(abs(mean))
+        if not float(size):
+            return "level with"
+        return f"{size} {measure.gap} {measure.worse if mean < 0 else measure.better}"
 
     def what_to_try(self, config: Mapping[str, Any]) -> str:
         """Return settings to try where the model loses, of those that the run did not have.
@@ -79,7 +95,12 @@ class Verdict:
         Args:
             config: settings of the run by dotted key.
         """
-        if self.against == GLOBAL:
+        if self.differences.mean() >= 0:
+            advice = (
+                "more training examples of each client, or adapter.layers = top:1, with which the "
+                f"{INTERCEPT} is all that is private"
+            )
+        elif self.against == GLOBAL:
             advice = "method = global, or lower personal.rounds and personal.learning-rate"
         elif self.against == LOCAL:
             advice = "method = local or ditto, or more rounds"

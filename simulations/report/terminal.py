@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shared.choices import describe_choices
 from shared.columns import GLOBAL
 from shared.data_settings import EMBEDDED_DATA
 from shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
@@ -77,8 +78,9 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
-    for key, reason in result.automatic.items():
-        console.print(f"{key} = {result.config[key]} by default: {reason}", highlight=False)
+    if result.automatic:
+        chosen = describe_choices(result.automatic, result.config)
+        console.print(f"{chosen}; why: {RESULT_FILE}, under automatic", highlight=False)
     if ratios := result.scalar_ratios:
         console.print(
             f"scalars sent per trained number: {ratios.mean:.2g} in the mean of the clients, "

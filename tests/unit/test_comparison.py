@@ -80,6 +80,28 @@ def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compa
     assert not compare(result_of(clients=4)).warnings()
 
 
+def test_the_intercept_is_no_baseline_and_not_hidden(compare: Compare) -> None:
+    """A private number per label is a personal model: the gain over base rate is the headline."""
+    result = result_of(clients=30)
+    columns = result["evaluations"][-1]["columns"]
+    columns["intercept"] = columns["personalized"]
+    columns["base rate"], columns["global"] = columns["global"], columns["base rate"]
+    comparison = compare(result)
+    assert comparison.main.against.name == "base rate"
+    assert comparison.headline() == "personalized serves clients better than base rate"
+    assert comparison.beyond is not None
+    assert comparison.beyond.quality.mean == 0
+    beyond = "Beyond intercept (global and a private number per label): +0.0 points of"
+    assert beyond in comparison.answer()
+    assert not comparison.warnings()
+    columns["personalized"] = columns["base rate"]
+    comparison = compare(result)
+    (warning,) = comparison.warnings()
+    assert "level with base rate, the best baseline" in warning
+    assert "points below intercept (global and a private number per label), the" in warning
+    assert "Try more training examples of each client, or adapter.layers = top:1" in warning
+
+
 def test_without_personal_models_the_global_one_is_tested(compare: Compare) -> None:
     comparison = compare(result_of(personal=False))
     assert {row.against.name for row in comparison.tested} == {"majority", "zero-shot"}

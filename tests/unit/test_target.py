@@ -1,6 +1,7 @@
 """The estimate of a scenario's step, and of the time until a gain in accuracy."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from devices.hardware.target import PASSES, estimate_target, step_of
 from samara.command import app
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
+from shared.model.model_folder import find_embedded_model
 from shared.scenarios import scenario_file
 
 ORIN = load_device("orin-nano-8gb")
@@ -70,6 +72,27 @@ def test_the_command_names_its_assumption(tmp_path: Path) -> None:
     assert (told.exit_code, told.output) == (0, laptop.output)
 
 
+def test_the_data_of_a_scenario_are_counted(tmp_path: Path) -> None:
+    """Without them an estimate is of 10,000 examples of 128 tokens, which few clients have."""
+    rows = [
+        {"text": f"a film of {'very ' * (row % 3)}few words", "label": row % 2}
+        for row in range(40)
+    ]
+    data = tmp_path / "rows of a survey.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    model = str(find_embedded_model())
+    arguments = ["device", "estimate", "sst2", "--model", model, "--target", "+3"]
+    told = CliRunner().invoke(app, [*arguments, "--data", str(data)])
+    assert told.exit_code == 0, told.output
+    (counted,) = re.findall(r" directions on (\d+) examples of (\d+) tokens", told.output)
+    assert 1 <= int(counted[0]) <= 40 and 5 <= int(counted[1]) <= 20
+    assert " points: about " in told.output or " s of computing" in told.output
+    guessed = CliRunner().invoke(app, arguments)
+    assert "on up to 10,000 examples of 128 tokens" in guessed.output
+    assert "--data DATA counts yours" in guessed.output
+    assert "most that the settings allow" not in told.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,6 +100,7 @@ def test_the_command_names_its_assumption(tmp_path: Path) -> None:
         ("sst2 --target many", "--target many: give points of accuracy"),
         ("sst2 --target -1", "--target -1: give points of accuracy"),
         ("--target +3", "--target: give the SCENARIO"),
+        ("--data d.csv", "--data: give the SCENARIO"),
         ("", "--model is missing"),
         ("sst3", "sst3: neither a scenario file nor a shipped scenario"),
     ],

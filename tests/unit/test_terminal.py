@@ -43,3 +43,15 @@ def test_the_verdict_is_about_the_best_baseline(
     assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in printed
     assert "Try evaluate.best = true" in printed
     assert "base rate: the client's own commonest label, always" in printed
+
+
+def test_settings_that_a_run_chose_take_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = result_of(clients=4)
+    content["automatic"] = {"rounds": "the reason for it", "adapter.layers": "another reason"}
+    folder = write_result(tmp_path / "run", content)
+    print_result(folder, RunResult.read(folder))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "chosen by default: rounds = 20, adapter.layers = top:1; why: result.json" in printed
+    assert "reason" not in printed
