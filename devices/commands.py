@@ -13,19 +13,12 @@ from shared.command_group import command_group
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
-    from devices.hardware.offload_estimate import FirstOrderEstimate, FirstOrderMethod
+    from devices.hardware.offload_estimate import FirstOrderMethod
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
 _WITH_SCENARIO = ("scenario", "device", "model", "data", "target", "power", "json", "seq", "batch")
 """The parameters of an estimate that a scenario does not decide."""
-_STAGES = {
-    "forward": "on the device",
-    "backward": "on the device",
-    "offload": "to the host",
-    "update": "on the host",
-    "upload": "to the device",
-}
 app = command_group("Device profiles, and estimates of what a step costs.")
 
 
@@ -184,6 +177,7 @@ def estimate(
     from dataclasses import replace
     from json import dumps
 
+    from devices.estimate_tables import print_first_order, print_step
     from devices.hardware.estimate import estimate_readout, estimate_step
     from devices.hardware.model_shape import model_shape
     from devices.hardware.profile import load_device
@@ -225,7 +219,7 @@ def estimate(
             checkpointing=checkpointing,
         )
         predicted = estimate_first_order(shape, profile, first_order)
-        typer.echo(dumps(predicted.as_json())) if json else _print_first_order(predicted)
+        typer.echo(dumps(predicted.as_json())) if json else print_first_order(predicted)
         return
     work = Workload(
         sequence=seq,
@@ -252,13 +246,14 @@ def estimate(
     if json:
         typer.echo(dumps(result.as_json()))
     else:
-        _print(result)
+        print_step(result)
 
 
 def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> None:
     """Print the estimate of a step as a scenario has it, and the time until a target."""
     from json import dumps
 
+    from devices.estimate_tables import print_step
     from devices.hardware.profile import load_device
     from devices.hardware.run_data import count_data
     from devices.hardware.target import estimate_target, parse_points, step_of
@@ -286,11 +281,11 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     if given["json"]:
         typer.echo(dumps(step.as_json() | ({"target": reached.as_json()} if reached else {})))
         return
-    _print(step)
+    print_step(step)
+    most = "" if is_counted else "up to "
     typer.echo(
-        f"{scenario}: {config.steps} steps a round of {config.queries} directions on "
-        f"{'' if is_counted else 'up to '}{config.batch:,} examples of {step.work.sequence} tokens, "
-        f"adapter {config.adapter.layers}"
+        f"{scenario}: {config.steps} steps a round of {config.queries} directions on {most}"
+        f"{config.batch:,} examples of {step.work.sequence} tokens, adapter {config.adapter.layers}"
     )
     if not is_counted and not {"batch", "seq"} <= set(asked):
         typer.echo(
@@ -299,78 +294,6 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
         )
     if reached:
         typer.echo(reached.describe())
-
-
-def _print(result: "StepEstimate") -> None:
-    from dataclasses import asdict
-    from itertools import zip_longest
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"A step of {result.model} on {result.device} {result.mode}".rstrip())
-    table.add_column("part")
-    table.add_column("seconds", justify="right")
-    table.add_column("part ")
-    table.add_column("MiB", justify="right")
-    times = [(name, f"{value:.3f}") for name, value in asdict(result.time).items()]
-    sizes = [(name, f"{value / 2**20:,.0f}") for name, value in asdict(result.memory).items()]
-    for (time, seconds), (part, size) in zip_longest(times, sizes, fillvalue=("", "")):
-        table.add_row(time, seconds, part, size)
-    table.add_section()
-    table.add_row(
-        "total", f"{result.time.total:.3f}", "peak", f"{result.memory.total / 2**20:,.0f}"
-    )
-    console = Console()
-    console.print(table)
-    if result.first_pass is not None:
-        console.print(f"before the first step: {result.first_pass.total:.1f} s, once")
-    if result.energy_joules is not None:
-        console.print(f"energy: at most {result.energy_joules:.1f} J")
-    usable = result.usable_bytes / 2**20
-    if result.fits:
-        console.print(f"fits: {usable:,.0f} MiB are available to a process")
-    else:
-        over = (result.memory.total - result.usable_bytes) / 2**20
-        console.print(f"does not fit: {over:,.0f} MiB more than the {usable:,.0f} MiB available")
-        remedies = "; or ".join(result.remedies) or "none of this command's options"
-        console.print(f"options that make it fit: {remedies}")
-
-
-def _print_first_order(result: "FirstOrderEstimate") -> None:
-    from dataclasses import asdict
-
-    from rich.console import Console
-    from rich.table import Table
-
-    stages, work = asdict(result.stages), result.work
-    times = Table(title=f"A step of {result.model} with {work.method} on {result.device}")
-    times.add_column("stage")
-    times.add_column("seconds", justify="right")
-    for name, where in _STAGES.items():
-        times.add_row(f"{name} {where}", f"{stages[name]:.3f}")
-    times.add_section()
-    times.add_row("step, with overlap", f"{result.seconds:.3f}")
-    times.add_row("Adam in enough memory", f"{result.resident_seconds:.3f}")
-    sizes = Table()
-    for column in ("part", "MiB on the device", "MiB on the host"):
-        sizes.add_column(column, justify="left" if column == "part" else "right")
-    on_device, on_host = asdict(result.memory), asdict(result.host_memory)
-    for name in on_device:
-        sizes.add_row(name, *(f"{memory[name] / 2**20:,.0f}" for memory in (on_device, on_host)))
-    sizes.add_section()
-    totals = (memory.total / 2**20 for memory in (result.memory, result.host_memory))
-    sizes.add_row("peak", *(f"{total:,.0f}" for total in totals))
-    console = Console()
-    console.print(times)
-    console.print(sizes)
-    if result.fits:
-        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are on the device")
-    else:
-        console.print(
-            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; "
-            f"what would fit: {'; or '.join(result.remedies) or 'none of the methods'}"
-        )
 
 
 @app.command()

@@ -146,9 +146,9 @@ class Comparison:
 
     @cached_property
     def beyond(self) -> TestedDifference | None:
-        """What the headline's model adds to the intercept, the simplest personal model, if tested.
+        """The difference between the headline's model and the intercept; None if it is not tested.
 
-        The intercept is no baseline, since a federation and private examples made it.
+        The intercept is no baseline but the simplest personal model.
         """
         rows = [row for row in self.tested if row.condition is self.main.condition]
         return next((row for row in rows if row.against.name == INTERCEPT), None)
