@@ -1,4 +1,4 @@
-"""The phone page's integer core: in Node as it is written, in Chromium without its types."""
+"""The phone page's TypeScript: in Node as it is written, in Chromium without its types."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from browsers import dom_of, serve_folder
 
 from benchmarks.node import find_node
 
-CORE = Path(__file__).parent / "page_core.ts"
+CORE, PHONE = (Path(__file__).parent / name for name in ("page_core.ts", "page_phone.ts"))
 SOURCES = Path(__file__).parents[1] / "devices/phone/web/src"
 IN_NODE = """
 import { readFileSync } from "node:fs";
@@ -35,11 +35,11 @@ document.getElementById("made").textContent = await resultsOf(cases);
 RunCore = Callable[[list[Any]], list[Any]]
 
 
-def _copy_core(folder: Path) -> list[Path]:
-    """Copy the core, and the file that calls it, to a folder."""
-    shutil.copy(CORE, folder)
+def _copy_sources(caller: Path, folder: Path) -> list[Path]:
+    """Copy the page's sources, and the file that calls them, to a folder."""
+    shutil.copy(caller, folder)
     shutil.copytree(SOURCES, folder / "src")
-    return [folder / CORE.name, *(folder / "src").iterdir()]
+    return [folder / caller.name, *(folder / "src").glob("*.ts")]
 
 
 def _run_node(script: str, *arguments: Path, given: str = "") -> str:
@@ -54,15 +54,15 @@ def _run_node(script: str, *arguments: Path, given: str = "") -> str:
     return done.stdout
 
 
-def node_runner(folder: Path) -> RunCore:
-    """What gives the core's results in Node."""
-    core, *_ = _copy_core(folder)
-    return lambda cases: json.loads(_run_node(IN_NODE, core, given=json.dumps(cases)))
+def node_runner(folder: Path, caller: Path = CORE) -> RunCore:
+    """What gives the results of `resultsOf` of a file that calls the page's sources, in Node."""
+    called, *_ = _copy_sources(caller, folder)
+    return lambda cases: json.loads(_run_node(IN_NODE, called, given=json.dumps(cases)))
 
 
 def chromium_runner(folder: Path) -> RunCore:
     """What gives the core's results in Chromium, on a page that is served on the loopback."""
-    _run_node(WITHOUT_TYPES, *_copy_core(folder))
+    _run_node(WITHOUT_TYPES, *_copy_sources(CORE, folder))
     (folder / "page.html").write_text(PAGE)
 
     def run(cases: list[Any]) -> list[Any]:

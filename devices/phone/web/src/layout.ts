@@ -27,6 +27,19 @@ export interface Layout {
   readonly size: number;
 }
 
+/** The groups of a readout's tensors: the matrix W, and a number per label that may follow it. */
+export const GROUP = { readout: "readout", labelBias: "label bias" } as const;
+
+/** Returns where the numbers of a tensor group begin in a state without a basis; −1 without it. */
+export function firstOf(layout: Layout, group: string): number {
+  let first = 0;
+  for (const tensor of layout.tensors) {
+    if (tensor.group === group) return first;
+    first += tensor.rows * tensor.columns;
+  }
+  return -1;
+}
+
 interface Content {
   readonly format_version: number;
   readonly normal_table_sha256: string;

@@ -3,8 +3,8 @@
 import { areEqual, concat, crc32, sha256, toHex, toUtf8, Writer, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
 import type { Layout } from "./layout.ts";
-import { digest, rebuild, zeroState, type State } from "./replay.ts";
-import { decodeRoundDelta, replayed, type RoundDelta } from "./round-delta.ts";
+import { digest, rebuild, replay, zeroState, type State } from "./replay.ts";
+import { decodeRoundDelta, encodeRoundDelta, replayed, type RoundDelta } from "./round-delta.ts";
 
 const LEDGER_VERSION = 2;
 const SEGMENT_MAGIC = "SAMARALG";
@@ -122,6 +122,22 @@ function applied(state: State, delta: RoundDelta, layout: Layout): State {
   } catch (error) {
     throw new LedgerError(`round ${delta.round}: ${(error as Error).message}`);
   }
+}
+
+/** Returns the session after one more round of its own ledger, and the record that holds it. */
+export async function append(
+  session: Session,
+  delta: RoundDelta,
+  layout: Layout,
+): Promise<{ readonly session: Session; readonly record: Bytes }> {
+  const state = replay(session.state, replayed(delta), layout.distribution);
+  const reached = await digest(layout.hash, state);
+  const frame = encodeRoundDelta(delta);
+  const start = new Writer().bytes(toUtf8(RECORD_MAGIC)).u32(frame.length, delta.round).end();
+  const link = concat(session.head, start.slice(8), await sha256(frame), reached);
+  const head = await sha256(link);
+  const record = concat(start, new Writer().u32(crc32(start)).end(), frame, reached, head);
+  return { session: { round: delta.round, head, state, digest: reached }, record };
 }
 
 interface RecordStart {

@@ -51,6 +51,14 @@ export function zeroState(size: number): State {
   return new BigInt64Array(size);
 }
 
+/** Returns numbers as dense values, rounded half to even; throws `ReplayError` beyond ±1,024. */
+export function denseValues(first: number, numbers: Float64Array): DenseValues {
+  if (!numbers.every((one) => Math.abs(one) <= MAX_COEFFICIENT))
+    throw new ReplayError("a private value is not finite or too large to be stored");
+  const values = BigInt64Array.from(numbers, (one) => BigInt(roundHalfEven(one / UNIT)));
+  return { first, values };
+}
+
 /** Returns the largest absolute value; 0 of none. */
 export function widest(values: State): bigint {
   let bound = 0n;

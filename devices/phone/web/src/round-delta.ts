@@ -1,6 +1,6 @@
 /** The round delta: the aggregated scalars of one round. */
 
-import { bytesOf, Reader, Writer, type Bytes } from "./bytes.ts";
+import { bytesOf, Reader, toHex, Writer, type Bytes } from "./bytes.ts";
 import { poolSeeds, querySeeds } from "./philox.ts";
 import {
   MAX_DENSE_VALUE,
@@ -63,6 +63,30 @@ export function replayed(delta: RoundDelta): Entry[] {
   return delta.entries.map((entry) =>
     "source" in entry ? { seeds: seedsOf(entry.source), scalars: entry.scalars } : entry,
   );
+}
+
+/**
+ * Returns the entries that revert rounds exactly, by their negated coefficients; null if one of them
+ * has shrinks or dense values, which cannot be reverted.
+ *
+ * Groups of which one of the rounds already reverts another are left out.
+ */
+export function reverting(deltas: readonly RoundDelta[]): Group[] | null {
+  const left = new Map<string, Group[]>();
+  const nameOf = (group: Group): string => {
+    const writer = new Writer();
+    writeGroup(writer, group);
+    return toHex(writer.end());
+  };
+  for (const entry of deltas.flatMap((delta) => delta.entries)) {
+    if (!("source" in entry)) return null;
+    const { shift, coefficients } = entry.scalars;
+    const scalars = { shift, coefficients: coefficients.map((one) => -one) };
+    const negated = { ...entry, scalars };
+    if (left.get(nameOf(negated))?.pop()) continue;
+    left.set(nameOf(entry), [...(left.get(nameOf(entry)) ?? []), negated]);
+  }
+  return [...left.values()].flat();
 }
 
 function seedsOf(source: SeedSource): BigUint64Array<ArrayBuffer> {

@@ -1,0 +1,102 @@
+/** The columns of a client's evaluation: its personal model beside the global one and baselines. */
+
+import type { EvaluationColumn } from "./answers.ts";
+import { SPLIT } from "./instructions.ts";
+import { added } from "./local-steps.ts";
+import {
+  interceptState,
+  nextRecord,
+  privateFit,
+  scoredUnder,
+  type Learner,
+  type PrivateProgress,
+} from "./private-rounds.ts";
+import type { Represented } from "./readout.ts";
+import { replay, zeroState, type State } from "./replay.ts";
+import { replayed } from "./round-delta.ts";
+import type { RunTerms } from "./run-terms.ts";
+import { evaluationColumn, type Scores } from "./softmax.ts";
+import { fitLabelBias } from "./softmax-fit.ts";
+
+/** Evaluates the federation's model on a client's examples of a split. */
+export function globalColumns(
+  learner: Learner,
+  terms: RunTerms,
+  w: State,
+  split: number,
+  examples: Represented,
+): EvaluationColumn[] {
+  const columns = [columnOf(learner, "global", w, examples)];
+  if (terms.method === "readout" && terms.returnsToBest && split === SPLIT.validation)
+    columns.push(columnOf(learner, "personalized", added(w, privateFit(learner, w)), examples));
+  return columns;
+}
+
+/** Evaluates every column of the personal comparison; on others than test the personal one alone. */
+export async function personalColumns(
+  learner: Learner,
+  terms: RunTerms,
+  w: State,
+  p: State,
+  split: number,
+  examples: Represented,
+): Promise<EvaluationColumn[]> {
+  const personalized = columnOf(learner, "personalized", added(w, p), examples);
+  if (split !== SPLIT.test) return [personalized];
+  const { training } = learner;
+  const { labels } = training.readout;
+  const column = (name: string, scores: Scores): EvaluationColumn =>
+    evaluationColumn(name, scores, examples.labels, labels);
+  const bias = fitLabelBias(training.examples, training.readout).map(Math.fround);
+  const zeroShot = examples.scores;
+  const rate = baseRate(training.examples.labels, labels);
+  const columns = [
+    column("base rate", zeroShot.map((_, at) => rate[at % labels]!)),
+    column("zero-shot", zeroShot),
+    column("label bias", zeroShot.map((score, at) => score + bias[at % labels]!)),
+  ];
+  if (terms.method === "finetune")
+    columns.push(columnOf(learner, "local-only", await trainedAlone(learner, terms), examples));
+  columns.push(columnOf(learner, "global", w, examples));
+  if (terms.method === "readout")
+    columns.push(columnOf(learner, "intercept", added(w, interceptState(learner, w)), examples));
+  return [...columns, personalized];
+}
+
+/** Evaluates a state on examples: mean loss and confusion counts. */
+export function columnOf(
+  { training }: Learner,
+  name: string,
+  state: State,
+  examples: Represented,
+): EvaluationColumn {
+  const { scores } = scoredUnder(training, state, examples);
+  return evaluationColumn(name, scores, examples.labels, training.readout.labels);
+}
+
+/** Returns log frequencies of a client's training labels, each counted once more. */
+function baseRate(answers: Int32Array, labels: number): Float32Array {
+  const counts = new Float64Array(labels).fill(1);
+  answers.forEach((answer) => counts[answer]!++);
+  return Float32Array.from(counts, (count) => Math.log(count / (answers.length + labels)));
+}
+
+/** Returns the private state of a client's own training without others. */
+async function trainedAlone(learner: Learner, terms: RunTerms): Promise<State> {
+  const { layout } = learner;
+  const state = zeroState(layout.size);
+  let progress: PrivateProgress = { first: 1, deltas: [], observations: [], state };
+  for (;;) {
+    const next = await nextRecord(learner, terms, state, progress);
+    if (!next) return progress.state;
+    const { delta, observation } = next;
+    progress = {
+      first: 1,
+      deltas: [...progress.deltas, delta],
+      observations: observation
+        ? [...progress.observations, observation]
+        : progress.observations,
+      state: replay(progress.state, replayed(delta), layout.distribution),
+    };
+  }
+}

@@ -1,0 +1,170 @@
+/** A client's local steps in a round: batches, projected gradients, updates, and the report. */
+
+import type { Report } from "./answers.ts";
+import type { Bytes } from "./bytes.ts";
+import { TrainingError } from "./errors.ts";
+import { SEED_POLICY, seedsOf, type TrainInstruction } from "./instructions.ts";
+import { batchOrder, direction, type Distribution } from "./philox.ts";
+import { meanLoss, perturbed, type Readout, type Represented } from "./readout.ts";
+import { quantize, replay, toFloat32, type State } from "./replay.ts";
+import { mean } from "./softmax.ts";
+
+/** The track of clustering rounds, in whose batches the labels take turns. */
+export const CLUSTERING_TRACK = 2 ** 32 - 2;
+const REACH = 30;
+
+/** What a client trains with: its examples, and the weights that its state is added to. */
+export interface Training {
+  readonly client: number;
+  readonly readout: Readout;
+  readonly distribution: Distribution;
+  readonly start: State;
+  readonly examples: Represented;
+}
+
+/** The projected gradients of one step, with the mean loss and the curvature. */
+interface Estimate {
+  readonly gradients: Float32Array<ArrayBuffer>;
+  readonly meanLoss: number;
+  readonly curvature: number | null;
+}
+
+/** Returns the sum of two states, or of a state and weights with the same unit. */
+export function added(one: State, other: State): State {
+  return one.map((value, at) => value + other[at]!);
+}
+
+/** Returns the number of a client's examples in the smallest batch of an instruction's steps. */
+export function smallestBatch(
+  instruction: TrainInstruction,
+  answers: Int32Array,
+  labels: number,
+): number {
+  let available = answers.length;
+  if (instruction.track === CLUSTERING_TRACK) {
+    const counts = Array.from({ length: Math.min(labels, instruction.steps) }, (_, label) =>
+      answers.reduce((count, answer) => count + (answer === label ? 1 : 0), 0),
+    ).filter((count) => count > 0);
+    if (counts.length) available = Math.min(...counts);
+  }
+  return Math.min(instruction.batch, available);
+}
+
+/**
+ * Takes K local steps from a state, which is not changed, and returns the report.
+ *
+ * @throws TrainingError if a loss is not finite.
+ * @throws ReplayError if a step does not fit the exact state.
+ */
+export function takeSteps(
+  instruction: TrainInstruction,
+  token: Bytes,
+  state: State,
+  training: Training,
+): Report {
+  const { client, distribution, examples } = training;
+  const { steps, queries, batch, root, epsilon } = instruction;
+  const count = examples.labels.length;
+  const takesTurns = instruction.track === CLUSTERING_TRACK;
+  const seeds = seedsOf(instruction, client);
+  const gradients = new Float32Array(steps * queries);
+  const losses: number[] = [];
+  const curvatures: number[] = [];
+  let [reached, energy] = [state, 0];
+  for (let step = 0; step < steps; step++) {
+    const label = step % training.readout.labels;
+    let order = batchOrder(root, client, step, count);
+    if (takesTurns) order = order.filter((row) => examples.labels[row] === label);
+    const available = order.length;
+    const rows = available ? order.subarray(0, batch) : Uint32Array.of(0);
+    const own = seeds.slice(step * queries, (step + 1) * queries);
+    const estimate = estimateStep(instruction, step, own, rows, reached, training);
+    if (!Number.isFinite(estimate.meanLoss) || !estimate.gradients.every(Number.isFinite))
+      throw new TrainingError(`the loss is not finite at step ${step + 1}`, step + 1);
+    const share = takesTurns ? Math.fround(Math.min(1, available / batch)) : 1;
+    const scaled = estimate.gradients.map((gradient) => share * gradient);
+    gradients.set(scaled, step * queries);
+    const hasWholeBatches = !takesTurns && count <= batch;
+    const isNear = energy <= (REACH * epsilon) ** 2;
+    if (available && isNear && !(losses.length && hasWholeBatches))
+      losses.push(estimate.meanLoss);
+    if (estimate.curvature !== null) curvatures.push(estimate.curvature);
+    const coefficients = coefficientsOf(instruction, clipped(instruction, scaled));
+    energy += coefficients.reduce((sum, one) => sum + one * one, 0);
+    const updates = quantize(coefficients).map((scalars) => ({ seeds: own, scalars }));
+    reached = replay(reached, updates, distribution);
+  }
+  const isPooled = instruction.seedPolicy === SEED_POLICY.pool;
+  return {
+    token,
+    client,
+    examples: count,
+    meanLoss: losses.length ? mean(losses) : 0,
+    queries: isPooled ? 0 : queries,
+    gradients: isPooled ? pooledSums(instruction, gradients) : gradients,
+    summedSteps: isPooled ? steps : 0,
+    curvature: curvatures.length ? mean(curvatures) : null,
+  };
+}
+
+/** Returns the projected gradients along the directions of one step (P-RGE, section 3). */
+function estimateStep(
+  instruction: TrainInstruction,
+  step: number,
+  seeds: BigUint64Array,
+  rows: Uint32Array,
+  state: State,
+  { readout, distribution, start, examples }: Training,
+): Estimate {
+  const { epsilon, curvatureEvery } = instruction;
+  const weights = toFloat32(added(state, start));
+  const lossAt = (moved: Float32Array): number => meanLoss(readout, moved, examples, rows);
+  const lossesOf = (sign: number): Float64Array<ArrayBuffer> =>
+    Float64Array.from(seeds, (seed) =>
+      lossAt(perturbed(weights, direction(seed, weights.length, distribution), epsilon, sign)),
+    );
+  const measures = curvatureEvery > 0 && step % curvatureEvery === 0;
+  const plus = lossesOf(1);
+  if (instruction.differences === "forward" && !measures) {
+    const center = lossAt(weights);
+    const gradients = Float32Array.from(plus, (loss) => (loss - center) / epsilon);
+    return { gradients, meanLoss: center, curvature: null };
+  }
+  const minus = lossesOf(-1);
+  const gradients = Float32Array.from(plus, (loss, at) => (loss - minus[at]!) / (2 * epsilon));
+  const meanOfBoth = (mean(plus) + mean(minus)) / 2;
+  if (!measures) return { gradients, meanLoss: meanOfBoth, curvature: null };
+  const center = lossAt(weights);
+  const second = plus.map((loss, at) => loss + minus[at]! - 2 * center);
+  return { gradients, meanLoss: meanOfBoth, curvature: mean(second) / epsilon ** 2 };
+}
+
+/** Returns projected gradients clipped to ±clip. */
+export function clipped(
+  instruction: TrainInstruction,
+  gradients: Float32Array,
+): Float64Array<ArrayBuffer> {
+  const limit = instruction.clip ? Math.fround(instruction.clip) : Infinity;
+  return Float64Array.from(gradients, (one) => Math.max(-limit, Math.min(limit, one)));
+}
+
+/** Returns −η·g/q, the coefficients of a client with weight 1. */
+export function coefficientsOf(
+  { learningRate, queries }: TrainInstruction,
+  gradients: Float64Array,
+): Float64Array<ArrayBuffer> {
+  return Float64Array.from(gradients, (one) => (-learningRate * one) / queries);
+}
+
+/** Returns the sum of clipped projected gradients of each used seed of a pool, rounded once. */
+function pooledSums(
+  instruction: TrainInstruction,
+  gradients: Float32Array,
+): Float32Array<ArrayBuffer> {
+  const size = instruction.poolSize;
+  const sums = new Float64Array(Math.min(gradients.length, size));
+  clipped(instruction, gradients).forEach((one, at) => {
+    sums[at % size] = sums[at % size]! + one;
+  });
+  return Float32Array.from(sums);
+}

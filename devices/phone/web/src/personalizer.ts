@@ -1,0 +1,198 @@
+/**
+ * The private rounds of a client in a run: from which states they are taken, and when.
+ *
+ * A state of the federation from which they are due is noted as soon as the client has it; they are
+ * taken between messages (client/personal/personalizer.py). Every round is on the disk as a whole, so
+ * that a closed tab goes on with the next one.
+ */
+
+import { areEqual, toHex, type Bytes } from "./bytes.ts";
+import { columnOf } from "./columns.ts";
+import { ReplayError, TrainingError } from "./errors.ts";
+import { append, begin, type Session } from "./ledger.ts";
+import { added } from "./local-steps.ts";
+import { nextRecord, type Learner, type PrivateProgress } from "./private-rounds.ts";
+import type { State } from "./replay.ts";
+import { PERSONAL_TRACK } from "./round-delta.ts";
+import { isLast, makesPersonalModels, type RunTerms } from "./run-terms.ts";
+import { accuracy } from "./softmax.ts";
+import type { Store } from "./store.ts";
+
+/** A state of the federation that private rounds are taken from. */
+interface Start {
+  readonly round: number;
+  readonly state: State;
+  readonly digest: Bytes;
+}
+
+/** Private rounds that are not finished; `before` is the accuracy on validation examples. */
+interface Begun {
+  readonly start: Start;
+  readonly progress: PrivateProgress;
+  readonly data: string;
+  readonly before: number | null;
+}
+
+/** Private rounds that are finished. */
+interface Finished {
+  readonly round: number;
+  readonly digest: Bytes;
+  readonly data: string;
+  readonly before: number | null;
+  readonly after: number | null;
+}
+
+interface Personal {
+  readonly ledger: Session;
+  readonly next: Start | null;
+  readonly begun: Begun | null;
+  readonly finished: Finished | null;
+}
+
+/** What private rounds are about: run, and hash of the training examples, empty without any. */
+export interface PersonalRun {
+  readonly runId: Bytes;
+  readonly terms: RunTerms;
+  readonly dataHash: string;
+}
+
+/** The private rounds of one client in a run. */
+export class Personalizer {
+  readonly #store: Store;
+  readonly #learner: Learner;
+  readonly #run: PersonalRun;
+  readonly #prefix: string;
+
+  constructor(store: Store, learner: Learner, run: PersonalRun) {
+    this.#store = store;
+    this.#learner = learner;
+    this.#run = run;
+    this.#prefix = `run/${toHex(run.runId)}/personal`;
+  }
+
+  /** Keeps a state of the federation if private rounds from it are due. */
+  async note(start: Start): Promise<void> {
+    const personal = await this.#read();
+    if (makesPersonalModels(this.#run.terms) && this.#isDue(personal, start))
+      await this.#write({ ...personal, next: start });
+  }
+
+  /**
+   * Takes the private rounds that are due; `shouldStop` is asked between two of them.
+   *
+   * @throws TrainingError, ReplayError if the first round from a state fails; it is left out then.
+   */
+  async take(shouldStop: () => boolean | Promise<boolean> = () => false): Promise<void> {
+    for (;;) {
+      let personal = await this.#read();
+      if (!this.#run.dataHash || !(personal.next || personal.begun)) return;
+      if (!personal.begun) personal = await this.#begin(personal, personal.next!);
+      while (personal.begun) {
+        if (await shouldStop()) return;
+        personal = await this.#takeOne(personal, personal.begun);
+      }
+    }
+  }
+
+  /** Returns the private state after the private rounds from a state, which are taken if missing. */
+  async privateState(start: Start): Promise<State> {
+    const personal = await this.#read();
+    const latest = latestOf(personal);
+    const isOther = latest === null || !areEqual(latest.digest, start.digest);
+    if (latest === null || (isOther && this.#run.terms.when !== "end"))
+      await this.#write({ ...personal, next: start });
+    await this.take();
+    return (await this.#read()).ledger.state;
+  }
+
+  /** Returns the private state so far, and the accuracies of the last personalization. */
+  async reached(): Promise<{ readonly state: State; readonly finished: Finished | null }> {
+    const { ledger, finished } = await this.#read();
+    return { state: ledger.state, finished };
+  }
+
+  #isDue(personal: Personal, { round, digest }: Start): boolean {
+    const { terms, dataHash } = this.#run;
+    const latest = latestOf(personal);
+    const isNew = latest === null || !areEqual(latest.digest, digest);
+    if (isNew && isLast(terms, round)) return latest === null || terms.when !== "end";
+    const every = terms.when.startsWith("every") ? Number(terms.when.split(" ")[1]) : 0;
+    const interval = terms.when === "always" ? 1 : every;
+    const since = latest?.round ?? 0;
+    if (interval && isNew && Math.floor(round / interval) > Math.floor(since / interval))
+      return true;
+    const followsData = terms.when === "on-data" || terms.when === "always";
+    if (!followsData || !round || latest === null) return false;
+    return latest.data !== "" && latest.data !== dataHash;
+  }
+
+  async #begin(personal: Personal, start: Start): Promise<Personal> {
+    const { ledger } = personal;
+    const first = ledger.round + 1;
+    const before = this.#accuracy(start.state, ledger.state);
+    const progress = { first, deltas: [], observations: [], state: ledger.state };
+    const begun = { start, progress, data: this.#run.dataHash, before };
+    return this.#write({ ...personal, next: null, begun });
+  }
+
+  async #takeOne(personal: Personal, begun: Begun): Promise<Personal> {
+    const { start, progress } = begun;
+    let next;
+    try {
+      next = await nextRecord(this.#learner, this.#run.terms, start.state, progress);
+    } catch (error) {
+      if (error instanceof TrainingError || error instanceof ReplayError)
+        await this.#write({ ...personal, begun: null });
+      throw error;
+    }
+    if (!next) {
+      const { round, digest } = start;
+      const after = this.#accuracy(start.state, personal.ledger.state);
+      const finished = { round, digest, data: begun.data, before: begun.before, after };
+      return this.#write({ ...personal, begun: null, finished });
+    }
+    const { delta, observation } = next;
+    const { session, record } = await append(personal.ledger, delta, this.#learner.layout);
+    const observations = observation
+      ? [...progress.observations, observation]
+      : progress.observations;
+    const deltas = [...progress.deltas, delta];
+    const after = { ...progress, deltas, observations, state: session.state };
+    const key = `${this.#prefix}/record/${String(session.round).padStart(10, "0")}`;
+    const changed = { ...personal, ledger: session, begun: { ...begun, progress: after } };
+    return this.#write(changed, new Map([[key, record]]));
+  }
+
+  /** Returns the accuracy of a personal model on the validation examples; null without any. */
+  #accuracy(w: State, p: State): number | null {
+    const { validation, training } = this.#learner;
+    if (!validation.labels.length) return null;
+    const { counts } = columnOf(this.#learner, "", added(w, p), validation);
+    return accuracy(counts, training.readout.labels);
+  }
+
+  async #read(): Promise<Personal> {
+    const kept = (await this.#store.read(this.#prefix)) as Personal | undefined;
+    if (kept) return kept;
+    const { layout } = this.#learner;
+    const { runId } = this.#run;
+    const ledger = await begin({ track: PERSONAL_TRACK, runId, layoutHash: layout.hash }, layout);
+    return { ledger, next: null, begun: null, finished: null };
+  }
+
+  async #write(personal: Personal, more?: ReadonlyMap<string, unknown>): Promise<Personal> {
+    await this.#store.write(new Map([...(more ?? []), [this.#prefix, personal]]));
+    return personal;
+  }
+}
+
+/** Returns the state that private rounds were or will be taken from last. */
+function latestOf({ next, begun, finished }: Personal): {
+  readonly round: number;
+  readonly digest: Bytes;
+  readonly data: string;
+} | null {
+  if (next) return { round: next.round, digest: next.digest, data: "" };
+  if (begun) return { round: begun.start.round, digest: begun.start.digest, data: begun.data };
+  return finished;
+}

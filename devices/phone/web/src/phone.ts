@@ -1,0 +1,378 @@
+/** The phone as a client of a run: replies to tasks with its program and its owner's examples. */
+
+import {
+  encodeEvaluation,
+  encodeHello,
+  encodeRefusal,
+  encodeReport,
+  type EvaluationColumn,
+} from "./answers.ts";
+import { areEqual, toHex, type Bytes } from "./bytes.ts";
+import { globalColumns, personalColumns } from "./columns.ts";
+import {
+  BatchLimitError,
+  CatchUpError,
+  EvaluationLimitError,
+  FrameError,
+  LayoutError,
+  LedgerError,
+  MaskingError,
+  PhoneError,
+  ScenarioError,
+  SettingsError,
+} from "./errors.ts";
+import {
+  decodeEvaluate,
+  decodeTrain,
+  SPLIT,
+  type EvaluateInstruction,
+  type TrainInstruction,
+} from "./instructions.ts";
+import { begin, catchUp, type Session } from "./ledger.ts";
+import { added, CLUSTERING_TRACK, smallestBatch, takeSteps } from "./local-steps.ts";
+import { TASK_KIND, type Task } from "./messages.ts";
+import { Personalizer } from "./personalizer.ts";
+import { interceptForTraining, type Learner } from "./private-rounds.ts";
+import type { Program } from "./program.ts";
+import type { Represented } from "./readout.ts";
+import type { State } from "./replay.ts";
+import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
+import { checkEvaluate, checkTrain, type SignedRun } from "./signed-run.ts";
+import type { Store } from "./store.ts";
+import { KIND, kindOf, tokenOf } from "./wire.ts";
+
+const SPLIT_NAMES = ["train", "validation", "test"] as const;
+const LATEST = "latest";
+
+/** A step on one example would be about that one alone. */
+const LEAST_BATCH = 2;
+
+/** The owner's examples by split, as the model sees them. */
+export interface OwnExamples {
+  represented(split: number): Promise<Represented>;
+  /** A hash of a split's examples that does not depend on their order; empty without any. */
+  hash(split: number): Promise<string>;
+  count(split: number): Promise<number>;
+}
+
+/** What a phone is: its program, client index, store and examples, and what its owner was promised. */
+export interface PhoneParts {
+  readonly program: Program;
+  readonly client: number;
+  readonly store: Store;
+  readonly examples: OwnExamples;
+  readonly signed: SignedRun | null;
+  /** What the hello says of the browser. */
+  readonly facts: Readonly<Record<string, string>>;
+}
+
+interface StoredSession {
+  readonly session: Session;
+  readonly token: Bytes;
+  readonly report: Bytes;
+}
+
+/** What was answered in a run, so that a question that is asked again gets the stored answer. */
+interface Answered {
+  readonly round: number;
+  readonly token: Bytes;
+  readonly compared: Bytes;
+  readonly evaluations: Readonly<Record<string, { readonly token: Bytes; readonly frame: Bytes }>>;
+}
+
+/** The models of the latest run: the global state, the private one, and what is known of them. */
+export interface Models {
+  readonly runId: string;
+  readonly terms: RunTerms;
+  readonly round: number;
+  readonly digest: Bytes;
+  readonly w: State;
+  readonly p: State;
+}
+
+/** A phone; one task or one call at a time. */
+export class Phone {
+  readonly #parts: PhoneParts;
+
+  constructor(parts: PhoneParts) {
+    this.#parts = parts;
+  }
+
+  /** Returns the answer to a task, a frame; one that cannot be carried out is refused. */
+  async answer(task: Task): Promise<Bytes> {
+    try {
+      return await this.#reply(task);
+    } catch (error) {
+      if (!(error instanceof PhoneError)) console.error(error);
+      else console.warn(`refused: ${error.message}`);
+      return this.#refusal(task.instruction, error);
+    }
+  }
+
+  /** Takes the private rounds that are due in the latest run; nothing of them is sent. */
+  async takePrivateRounds(shouldStop: () => boolean | Promise<boolean>): Promise<void> {
+    const latest = await this.#latest();
+    if (!latest) return;
+    const { runId, terms, session } = latest;
+    const personalizer = await this.#personalizer(runId, terms);
+    await personalizer.note(session);
+    await personalizer.take(shouldStop);
+  }
+
+  /** Returns the models of the latest run; null before the first. */
+  async models(): Promise<Models | null> {
+    const latest = await this.#latest();
+    if (!latest) return null;
+    const { runId, terms, session } = latest;
+    const { state } = await (await this.#personalizer(runId, terms)).reached();
+    const { round, digest } = session;
+    return { runId: toHex(runId), terms, round, digest, w: session.state, p: state };
+  }
+
+  /** Returns the examples and the readout that models are evaluated with. */
+  async learner(): Promise<Learner> {
+    const { program, client, examples } = this.#parts;
+    const { readout, layout, start } = program;
+    const train = await examples.represented(SPLIT.train);
+    const { distribution } = layout;
+    const training = { client, readout, distribution, start, examples: train };
+    return { layout, training, validation: await examples.represented(SPLIT.validation) };
+  }
+
+  async #reply(task: Task): Promise<Bytes> {
+    switch (task.kind) {
+      case TASK_KIND.hello:
+        return this.#hello(task.settings);
+      case TASK_KIND.train:
+        return this.#train(task);
+      case TASK_KIND.evaluate:
+        return this.#evaluate(task);
+      case TASK_KIND.refused:
+        return task.instruction; // it is a refusal, which is sent back
+      case TASK_KIND.mask:
+        throw new MaskingError("a browser takes no part in secure aggregation yet");
+      default:
+        throw new FrameError("a browser needs no file of the run: its program has all");
+    }
+  }
+
+  async #refusal(instruction: Bytes, error: unknown): Promise<Bytes> {
+    const { code, numbers } = error instanceof PhoneError ? error : new PhoneError();
+    const token = await tokenOf(instruction);
+    let round = 0;
+    try {
+      round = (await this.#stored(decodeInstruction(instruction).runId))?.session.round ?? 0;
+    } catch {
+      // The frame is no instruction, and so of no run.
+    }
+    return encodeRefusal({ token, client: this.#parts.client, round, code, numbers });
+  }
+
+  /** The session's round is always 0: the server learns it from a refusal. */
+  async #hello(settings: Bytes): Promise<Bytes> {
+    const { program, client, examples, facts } = this.#parts;
+    if (settings.length) readTerms(settings);
+    const counts = await Promise.all([0, 1, 2].map((split) => examples.count(split)));
+    await this.#parts.store.write(new Map([["introduced", counts]]));
+    const named = Object.fromEntries(SPLIT_NAMES.map((name, split) => [name, counts[split]!]));
+    const said = {
+      clients: 0,
+      ...facts,
+      quantization: program.manifest.quantization,
+      replay: "typescript",
+      split_examples: named,
+    };
+    return encodeHello({
+      client,
+      examples: counts[SPLIT.train]!,
+      round: 0,
+      modelId: program.modelId,
+      layout: program.manifest.layout,
+      facts: JSON.stringify(said),
+    });
+  }
+
+  async #train(task: Task): Promise<Bytes> {
+    const { client, program, store, signed } = this.#parts;
+    const instruction = decodeTrain(task.instruction);
+    const token = await tokenOf(task.instruction);
+    const terms = await this.#enter(instruction.runId, instruction.track, task.settings);
+    if (signed) await checkTrain(signed, instruction);
+    const stored = await this.#stored(instruction.runId);
+    if (stored && areEqual(stored.token, token)) return stored.report;
+    const session = await this.#sessionAt(instruction, task, terms);
+    const answered = await this.#answered(instruction.runId);
+    const isAnother = instruction.round <= answered.round && !areEqual(answered.token, token);
+    if (signed && isAnother)
+      throw new ScenarioError(`another report about round ${instruction.round} was sent`);
+    const { training } = await this.learner();
+    const answers = training.examples.labels;
+    const smallest = smallestBatch(instruction, answers, training.readout.labels);
+    if (smallest < LEAST_BATCH) throw new BatchLimitError(smallest, LEAST_BATCH);
+    const state =
+      terms.method === "readout"
+        ? added(session.state, interceptForTraining(training, program.layout, session.state))
+        : session.state;
+    const report = encodeReport(takeSteps(instruction, token, state, training));
+    const round = Math.max(answered.round, instruction.round);
+    const run = `run/${toHex(instruction.runId)}`;
+    await store.write(
+      new Map<string, unknown>([
+        [`${run}/session`, { session, token, report }],
+        [`${run}/answered`, { ...answered, round, token }],
+        [`sent/${Date.now()}/${client}`, { kind: "report", round, bytes: report.length }],
+      ]),
+    );
+    return report;
+  }
+
+  async #evaluate(task: Task): Promise<Bytes> {
+    const { client, store, signed, program } = this.#parts;
+    const instruction = decodeEvaluate(task.instruction);
+    const { runId, split } = instruction;
+    const token = await tokenOf(task.instruction);
+    const terms = await this.#enter(runId, instruction.track, task.settings);
+    if (signed) await checkEvaluate(signed, instruction, task.personal);
+    if (split === SPLIT.train)
+      throw new EvaluationLimitError("no client evaluates its training examples");
+    const answered = await this.#answered(runId);
+    const question = `${split} ${task.personal}`;
+    const stored = answered.evaluations[question];
+    if (stored && areEqual(stored.token, token)) return stored.frame;
+    const { compared } = answered;
+    if (task.personal && compared.length && !areEqual(compared, instruction.digest))
+      throw new EvaluationLimitError("the personal comparison of this run has been made");
+    const session = await this.#sessionAt(instruction, task, terms);
+    const columns = await this.#columns(task.personal, instruction, terms, session);
+    const { labels } = program.readout;
+    const frame = encodeEvaluation({ token, client, labels, columns });
+    const evaluations = { ...answered.evaluations, [question]: { token, frame } };
+    const now = task.personal ? instruction.digest : compared;
+    await store.write(
+      new Map<string, unknown>([
+        [`run/${toHex(runId)}/answered`, { ...answered, compared: now, evaluations }],
+        [
+          `sent/${Date.now()}/${client}`,
+          { kind: "evaluation", round: instruction.round, bytes: frame.length },
+        ],
+      ]),
+    );
+    return frame;
+  }
+
+  async #columns(
+    isPersonal: boolean,
+    { runId, split }: EvaluateInstruction,
+    terms: RunTerms,
+    session: Session,
+  ): Promise<EvaluationColumn[]> {
+    const learner = await this.learner();
+    const introduced = (await this.#parts.store.read("introduced")) as number[] | undefined;
+    const all = await this.#parts.examples.represented(split);
+    const evaluated = firstOnes(all, introduced?.[split] ?? 0);
+    if (!isPersonal) return globalColumns(learner, terms, session.state, split, evaluated);
+    const personalizer = await this.#personalizer(runId, terms);
+    const p = await personalizer.privateState(session);
+    return personalColumns(learner, terms, session.state, p, split, evaluated);
+  }
+
+  /** Returns the terms of a run, whose settings are kept from now on. */
+  async #enter(runId: Bytes, track: number, settings: Bytes): Promise<RunTerms> {
+    const { program, store, signed } = this.#parts;
+    const key = `run/${toHex(runId)}/settings`;
+    const kept = (await store.read(key)) as Bytes | undefined;
+    const given = settings.length ? settings : (signed?.settings ?? kept);
+    if (!given) throw new SettingsError("the instruction came without the run's settings");
+    const terms = readTerms(given);
+    const named = await runIdOf(given, program.layout.hash, program.modelId);
+    const isOfRun = track === CLUSTERING_TRACK ? areEqual(runId, named) : false;
+    if (!isOfRun && !(await isFederation(runId, named, terms)))
+      throw new SettingsError("the settings that came are not those of the run");
+    if (!kept || !areEqual(kept, given)) await store.write(new Map([[key, given]]));
+    return terms;
+  }
+
+  /** Returns the session at an instruction's start, after keeping it on the disk. */
+  async #sessionAt(
+    instruction: TrainInstruction | EvaluateInstruction,
+    { snapshot, tail }: Task,
+    terms: RunTerms,
+  ): Promise<Session> {
+    const { layout } = this.#parts.program;
+    const { runId, track, layoutHash } = instruction;
+    if (!areEqual(layout.hash, layoutHash))
+      throw new LayoutError(firstWord(layout.hash), firstWord(layoutHash));
+    const header = { track, runId, layoutHash };
+    const stored = await this.#stored(runId);
+    const before = stored?.session ?? (await begin(header, layout));
+    const goal =
+      "startDigest" in instruction
+        ? { round: instruction.round - 1, digest: instruction.startDigest }
+        : { round: instruction.round, digest: instruction.digest };
+    let session: Session;
+    try {
+      session = await catchUp(before, { snapshot, tail }, header, layout, goal);
+    } catch (error) {
+      if (!(error instanceof LedgerError)) throw error;
+      throw new CatchUpError(error.message, goal.round, before.round);
+    }
+    const { token, report } = stored ?? { token: new Uint8Array(), report: new Uint8Array() };
+    const run = `run/${toHex(runId)}`;
+    await this.#parts.store.write(
+      new Map<string, unknown>([
+        [`${run}/session`, { session, token, report }],
+        [LATEST, runId],
+      ]),
+    );
+    if (track !== CLUSTERING_TRACK) await (await this.#personalizer(runId, terms)).note(session);
+    return session;
+  }
+
+  async #personalizer(runId: Bytes, terms: RunTerms): Promise<Personalizer> {
+    const dataHash = await this.#parts.examples.hash(SPLIT.train);
+    return new Personalizer(this.#parts.store, await this.learner(), { runId, terms, dataHash });
+  }
+
+  async #latest(): Promise<{
+    readonly runId: Bytes;
+    readonly terms: RunTerms;
+    readonly session: Session;
+  } | null> {
+    const { store } = this.#parts;
+    const runId = (await store.read(LATEST)) as Bytes | undefined;
+    const settings = runId && ((await store.read(`run/${toHex(runId)}/settings`)) as Bytes);
+    const stored = runId && (await this.#stored(runId));
+    if (!settings || !stored) return null;
+    return { runId, terms: readTerms(settings), session: stored.session };
+  }
+
+  async #stored(runId: Bytes): Promise<StoredSession | undefined> {
+    const stored = await this.#parts.store.read(`run/${toHex(runId)}/session`);
+    return stored as StoredSession | undefined;
+  }
+
+  async #answered(runId: Bytes): Promise<Answered> {
+    const answered = await this.#parts.store.read(`run/${toHex(runId)}/answered`);
+    const none = { round: 0, token: new Uint8Array(), compared: new Uint8Array(), evaluations: {} };
+    return (answered as Answered | undefined) ?? none;
+  }
+}
+
+function decodeInstruction(frame: Bytes): TrainInstruction | EvaluateInstruction {
+  return kindOf(frame) === KIND.train ? decodeTrain(frame) : decodeEvaluate(frame);
+}
+
+function firstWord(hash: Bytes): number {
+  return new DataView(hash.buffer, hash.byteOffset).getUint32(0);
+}
+
+/** Returns the first examples of a split: as many as the hello has introduced, for no more count. */
+function firstOnes({ scores, features, labels }: Represented, count: number): Represented {
+  const all = labels.length || 1;
+  const kept = Math.min(count, labels.length);
+  return {
+    scores: scores.slice(0, (scores.length / all) * kept),
+    features: features.slice(0, (features.length / all) * kept),
+    labels: labels.slice(0, kept),
+  };
+}

@@ -1,0 +1,284 @@
+/**
+ * Private rounds: the steps that a client takes alone, on top of the global model.
+ *
+ * A private round is a round with a cohort of one, on a track of its own: the same steps, the same
+ * exact replay, a ledger that never leaves the browser (client/personal/private_rounds.py). With the
+ * method readout one record holds a fit in their place. What is here has no side effects.
+ */
+
+import type { Report } from "./answers.ts";
+import { ReplayError, TrainingError } from "./errors.ts";
+import { encodeTrain, SEED_POLICY, type TrainInstruction } from "./instructions.ts";
+import { firstOf, GROUP, type Layout } from "./layout.ts";
+import {
+  added,
+  clipped,
+  coefficientsOf,
+  takeSteps,
+  type Training,
+} from "./local-steps.ts";
+import { roundRoot } from "./philox.ts";
+import { scoresUnder, type Represented } from "./readout.ts";
+import {
+  checkFits,
+  denseValues,
+  digest,
+  MAX_SHRINK,
+  quantize,
+  replay,
+  roundHalfEven,
+  toFloat32,
+  widest,
+  zeroState,
+  type DenseValues,
+  type Shrink,
+  type State,
+} from "./replay.ts";
+import { PERSONAL_TRACK, replayed, reverting, type RoundDelta } from "./round-delta.ts";
+import type { RunTerms } from "./run-terms.ts";
+import { crossEntropies, mean } from "./softmax.ts";
+import { fitIntercept, fitPrivatePart, type SoftmaxFit } from "./softmax-fit.ts";
+import { StepSize, type Observation } from "./step-size.ts";
+import { tokenOf } from "./wire.ts";
+
+const ERASURE: readonly Shrink[] = Array.from({ length: MAX_SHRINK }, () => ({ bits: 1 }));
+const DEFAULT_SHARE = 0.5;
+const KEPT_SHARES: readonly (readonly [number, readonly Shrink[]])[] = [
+  [0, ERASURE],
+  [0.125, ERASURE.slice(0, 3)],
+  [0.25, ERASURE.slice(0, 2)],
+  [0.5, ERASURE.slice(0, 1)],
+  [0.75, [{ bits: 2 }]],
+  [0.875, [{ bits: 3 }]],
+  [1, []],
+];
+
+/** A client as its private rounds use it. */
+export interface Learner {
+  readonly layout: Layout;
+  readonly training: Training;
+  readonly validation: Represented;
+}
+
+/**
+ * Private rounds from one state of the federation: the number of their first record, the records so
+ * far, what was observed in the rounds, and the private state after them.
+ */
+export interface PrivateProgress {
+  readonly first: number;
+  readonly deltas: readonly RoundDelta[];
+  readonly observations: readonly Observation[];
+  readonly state: State;
+}
+
+/** A record that private rounds go on with, and what its round observed; null for other records. */
+export interface NextRecord {
+  readonly delta: RoundDelta;
+  readonly observation: Observation | null;
+}
+
+/**
+ * Returns the next record of private rounds from a state of the federation; null after the last.
+ *
+ * @throws TrainingError, ReplayError if the first round fails; a later one that does is reverted,
+ *   like one after which the loss has risen.
+ */
+export async function nextRecord(
+  learner: Learner,
+  terms: RunTerms,
+  w: State,
+  progress: PrivateProgress,
+): Promise<NextRecord | null> {
+  const { first, deltas, state } = progress;
+  if (terms.method === "readout") {
+    if (deltas.length) return null;
+    const fitted = privateFit(learner, w);
+    return record(first, differences(fitted, state, learner.layout));
+  }
+  const beginning = terms.retrains && first > 1 ? 1 : 0;
+  if (deltas.length < beginning) return record(first, ERASURE);
+  const done = deltas.length - beginning;
+  if (done < terms.privateRounds)
+    return nextRound(learner, terms, w, progress, first + beginning);
+  if (terms.method !== "mixture" || done > terms.privateRounds) return null;
+  return record(first + deltas.length, mixtureShrinks(learner, w, state));
+}
+
+function record(round: number, entries: RoundDelta["entries"]): NextRecord {
+  const token = new Uint8Array(8);
+  const delta = { round, track: PERSONAL_TRACK, token, contributors: [], entries };
+  return { delta, observation: null };
+}
+
+async function nextRound(
+  learner: Learner,
+  terms: RunTerms,
+  w: State,
+  { deltas, observations, state }: PrivateProgress,
+  firstRound: number,
+): Promise<NextRecord> {
+  let size = new StepSize(terms.privateRounds, terms.privateLearningRate, terms.epsilon);
+  for (const one of observations) size = size.after(one);
+  const round = firstRound + observations.length;
+  const model = added(w, state);
+  const instruction = await privateInstruction(terms, round, learner.layout, model, size);
+  const token = await tokenOf(encodeTrain(instruction));
+  let report: Report | null = null;
+  try {
+    report = takeSteps(instruction, token, model, learner.training);
+  } catch (error) {
+    const hasFailed = error instanceof TrainingError || error instanceof ReplayError;
+    if (!hasFailed || round === firstRound) throw error;
+  }
+  const observation = observe(instruction, report);
+  const { backTo } = size.after(observation);
+  const start = { round, track: PERSONAL_TRACK, token };
+  if (report && backTo === null) {
+    const { client, examples } = report;
+    const contributors = [{ client, examples, steps: instruction.steps }];
+    const entries = [...groupsOf(instruction, report), ...pullOf(terms)];
+    return { delta: { ...start, contributors, entries }, observation };
+  }
+  const last = firstRound - 1 + (backTo ?? 0);
+  const groups = reverting(deltas.filter((delta) => delta.round > last));
+  const delta = { ...start, contributors: [], entries: groups ?? ERASURE };
+  try {
+    checkFits(state, replayed(delta));
+    return { delta, observation };
+  } catch {
+    return { delta: { ...delta, entries: ERASURE }, observation };
+  }
+}
+
+async function privateInstruction(
+  terms: RunTerms,
+  round: number,
+  layout: Layout,
+  model: State,
+  size: StepSize,
+): Promise<TrainInstruction> {
+  const { steps, queries, batch, epsilon, differences } = terms;
+  return {
+    runId: new Uint8Array(8),
+    round,
+    track: PERSONAL_TRACK,
+    steps,
+    queries,
+    batch,
+    seedPolicy: SEED_POLICY.independent,
+    root: roundRoot(terms.seed, round, PERSONAL_TRACK),
+    epsilon,
+    learningRate: size.learningRate,
+    clip: terms.clip || size.clip,
+    deadline: 0,
+    layoutHash: layout.hash,
+    startDigest: await digest(layout.hash, model),
+    poolRoot: 0n,
+    poolSize: 0,
+    curvatureEvery: size.curvatureEvery(queries, differences),
+    differences,
+    jointClip: 0,
+  };
+}
+
+function groupsOf(instruction: TrainInstruction, report: Report): RoundDelta["entries"] {
+  const { round, root, steps, queries } = instruction;
+  const coefficients = coefficientsOf(instruction, clipped(instruction, report.gradients));
+  const source = { root, seedStream: report.client + 1, steps, queries };
+  return quantize(coefficients).map((scalars) => ({ origin: round, source, scalars }));
+}
+
+/** Returns the shrinks that end a private round: ditto's pull, rounded to a power of 2. */
+function pullOf(terms: RunTerms): Shrink[] {
+  if (terms.method !== "ditto") return [];
+  const bits = Math.max(1, roundHalfEven(-Math.log2(terms.pull)));
+  return [{ bits: Math.min(MAX_SHRINK, bits) }];
+}
+
+function observe(instruction: TrainInstruction, report: Report | null): Observation {
+  const { learningRate, queries, curvatureEvery, steps } = instruction;
+  if (!report)
+    return {
+      loss: Infinity,
+      meanSquare: 0,
+      squaredNorm: 0,
+      learningRate,
+      curvature: null,
+      directions: 0,
+    };
+  const squares = clipped(instruction, report.gradients).map((one) => one * one);
+  const measured = curvatureEvery ? Math.ceil(steps / curvatureEvery) : 0;
+  return {
+    loss: report.meanLoss,
+    meanSquare: mean(squares),
+    squaredNorm: (mean(squares) * squares.length) / queries ** 2,
+    learningRate,
+    curvature: report.curvature,
+    directions: queries * measured,
+  };
+}
+
+/** Returns the shrinks of p after which w + p has the least validation loss. */
+function mixtureShrinks(
+  { training, validation, layout }: Learner,
+  w: State,
+  p: State,
+): readonly Shrink[] {
+  const rows = Array.from(validation.labels.keys());
+  if (!rows.length) return KEPT_SHARES.find(([share]) => share === DEFAULT_SHARE)![1];
+  const losses = KEPT_SHARES.map(([, shrinks]) => {
+    const kept = added(added(w, replay(p, shrinks, layout.distribution)), training.start);
+    const scores = scoresUnder(training.readout, toFloat32(kept), validation, rows);
+    return mean(crossEntropies(scores, validation.labels, training.readout.labels));
+  });
+  return KEPT_SHARES[losses.indexOf(Math.min(...losses))]![1];
+}
+
+/** Returns the examples with scores under a state in place of those of the base model. */
+export function scoredUnder(
+  { readout, start }: Training,
+  state: State,
+  examples: Represented,
+): Represented {
+  const rows = Array.from(examples.labels.keys());
+  const weights = toFloat32(added(state, start));
+  return { ...examples, scores: scoresUnder(readout, weights, examples, rows) };
+}
+
+/** Returns the private state that a client would have with a state of the federation. */
+export function privateFit({ training, layout }: Learner, w: State): State {
+  const examples = scoredUnder(training, w, training.examples);
+  return stateOf(fitPrivatePart(examples, training.readout, true), layout);
+}
+
+/** Returns the private state of a client that fits an intercept and no readout. */
+export function interceptState({ training, layout }: Learner, w: State): State {
+  const examples = scoredUnder(training, w, training.examples);
+  return stateOf(fitPrivatePart(examples, training.readout, false), layout);
+}
+
+/** Returns the private state that a client adds to the common one while it trains that. */
+export function interceptForTraining(training: Training, layout: Layout, w: State): State {
+  const examples = scoredUnder(training, w, training.examples);
+  return stateOf(fitIntercept(examples, training.readout), layout);
+}
+
+function stateOf(fit: SoftmaxFit, layout: Layout): State {
+  const [readout, bias] = [firstOf(layout, GROUP.readout), firstOf(layout, GROUP.labelBias)];
+  const values: DenseValues[] = [];
+  if (fit.readout.some((one) => one !== 0)) values.push(denseValues(readout, fit.readout));
+  if (bias >= 0) values.push(denseValues(bias, fit.intercept));
+  return replay(zeroState(layout.size), values, layout.distribution);
+}
+
+/** Returns what leads from one private state to another; the label bias is there in any case. */
+function differences(fitted: State, before: State, layout: Layout): DenseValues[] {
+  let first = 0;
+  return layout.tensors.flatMap((tensor) => {
+    const end = first + tensor.rows * tensor.columns;
+    const values = fitted.slice(first, end).map((value, at) => value - before[first + at]!);
+    const dense = { first, values };
+    first = end;
+    return widest(values) > 0n || tensor.group === GROUP.labelBias ? [dense] : [];
+  });
+}

@@ -1,0 +1,79 @@
+/**
+ * A readout's arithmetic: scores of examples under weights, from numbers that never change.
+ *
+ * W [labels − 1, features] is the first part of the trained numbers, a label bias may follow. Under W
+ * the scores of an example are those of the base model plus Hᵀ·(W·φ), H being orthonormal contrasts.
+ */
+
+import { mean, crossEntropies } from "./softmax.ts";
+
+/** What a readout computes with beside an example's numbers; `contrasts` is [labels − 1 × labels]. */
+export interface Readout {
+  readonly labels: number;
+  readonly features: number;
+  readonly contrasts: Float32Array<ArrayBuffer>;
+}
+
+/**
+ * Examples as a readout sees them: scores of the base model [n × labels], features φ [n × features],
+ * and labels [n].
+ */
+export interface Represented {
+  readonly scores: Float32Array<ArrayBuffer>;
+  readonly features: Float32Array<ArrayBuffer>;
+  readonly labels: Int32Array<ArrayBuffer>;
+}
+
+/** Returns the scores [n × labels] of some examples under weights, each rounded to float32. */
+export function scoresUnder(
+  readout: Readout,
+  weights: Float32Array,
+  examples: Represented,
+  rows: ArrayLike<number>,
+): Float32Array<ArrayBuffer> {
+  const { labels, features, contrasts } = readout;
+  const size = (labels - 1) * features;
+  const scores = new Float32Array(rows.length * labels);
+  const coordinates = new Float64Array(labels - 1);
+  for (let index = 0; index < rows.length; index++) {
+    const row = rows[index]!;
+    const phi = examples.features.subarray(row * features, (row + 1) * features);
+    for (let contrast = 0; contrast < labels - 1; contrast++) {
+      let sum = 0;
+      const first = contrast * features;
+      for (let at = 0; at < features; at++) sum += weights[first + at]! * phi[at]!;
+      coordinates[contrast] = sum;
+    }
+    for (let label = 0; label < labels; label++) {
+      let score = examples.scores[row * labels + label]!;
+      for (let contrast = 0; contrast < labels - 1; contrast++)
+        score += coordinates[contrast]! * contrasts[contrast * labels + label]!;
+      if (weights.length > size) score += weights[size + label]!;
+      scores[index * labels + label] = score;
+    }
+  }
+  return scores;
+}
+
+/** Returns weights θ + s·ε·z, z being a direction with unit 2⁻¹¹, in float32. */
+export function perturbed(
+  weights: Float32Array,
+  z: Int16Array,
+  epsilon: number,
+  sign: number,
+): Float32Array<ArrayBuffer> {
+  const step = Math.fround(epsilon * 2 ** -11);
+  return Float32Array.from(weights, (weight, at) => weight + sign * Math.fround(z[at]! * step));
+}
+
+/** Returns the mean loss of some examples under weights, in nats. */
+export function meanLoss(
+  readout: Readout,
+  weights: Float32Array,
+  examples: Represented,
+  rows: ArrayLike<number>,
+): number {
+  const scores = scoresUnder(readout, weights, examples, rows);
+  const answers = Int32Array.from(rows, (row) => examples.labels[row]!);
+  return mean(crossEntropies(scores, answers, readout.labels));
+}

@@ -1,0 +1,138 @@
+/**
+ * The operator's signed scenario: the settings of the only run that a phone with one takes part in.
+ *
+ * It came with the invitation, whose code has its hash. Every instruction must follow from it
+ * (client/protocol/signed_runs.py).
+ */
+
+import { areEqual, fromHex, toUtf8, type Bytes } from "./bytes.ts";
+import { ScenarioError } from "./errors.ts";
+import {
+  encodeTrain,
+  SEED_POLICY,
+  type EvaluateInstruction,
+  type TrainInstruction,
+} from "./instructions.ts";
+import { roundRoot } from "./philox.ts";
+import {
+  isEvaluated,
+  isFederation,
+  readTerms,
+  roundsOfFederation,
+  runIdOf,
+  type RunTerms,
+} from "./run-terms.ts";
+import { curvatureInterval } from "./step-size.ts";
+
+const GLOBAL_TRACK = 0;
+const LINES = 3;
+
+/** A scenario whose signature is the operator's. */
+export interface SignedRun {
+  readonly settings: Bytes;
+  readonly terms: RunTerms;
+  readonly runId: Bytes;
+}
+
+/**
+ * Reads a signed scenario.
+ *
+ * @throws ScenarioError if it is none, or was changed since the operator signed it.
+ */
+export async function readScenario(
+  text: string,
+  layoutHash: Bytes,
+  modelId: Bytes,
+): Promise<SignedRun> {
+  const [header, settings, files, end] = text.split("\n");
+  const sound = end === "" && text.split("\n").length === LINES + 1;
+  if (!sound || !(await isSigned(header!, `${settings}\n${files}`)))
+    throw new ScenarioError("the scenario was changed after the operator signed it");
+  const identity = toUtf8(settings!);
+  const runId = await runIdOf(identity, layoutHash, modelId);
+  return { settings: identity, terms: readTerms(identity), runId };
+}
+
+async function isSigned(header: string, signed: string): Promise<boolean> {
+  try {
+    const { operator, signature } = JSON.parse(header) as Record<string, string>;
+    const base64 = operator!.split("\n").slice(1, -2).join("");
+    const spki = Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+    for (const namedCurve of ["P-256", "P-384"]) {
+      const key = await crypto.subtle
+        .importKey("spki", spki, { name: "ECDSA", namedCurve }, false, ["verify"])
+        .catch(() => null);
+      if (!key) continue;
+      const raw = fromDer(fromHex(signature!), namedCurve === "P-256" ? 32 : 48);
+      const way = { name: "ECDSA", hash: "SHA-256" };
+      return await crypto.subtle.verify(way, key, raw, toUtf8(`samara scenario 1\0${signed}`));
+    }
+  } catch {
+    return false;
+  }
+  return false;
+}
+
+/** Returns r‖s, each as long as the curve's field, of a signature in DER. */
+export function fromDer(signature: Bytes, size: number): Bytes {
+  const raw = new Uint8Array(2 * size);
+  let at = 2;
+  for (const end of [size, 2 * size]) {
+    const length = signature[at + 1]!;
+    const digits = signature.slice(at + 2, at + 2 + length).slice(-size);
+    raw.set(digits, end - digits.length);
+    at += 2 + length;
+  }
+  return raw;
+}
+
+/** Throws `ScenarioError` unless a train instruction is one to which the scenario leads. */
+export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promise<void> {
+  await checkRun(run, asked);
+  const { terms } = run;
+  const isPooled = terms.seedPolicy === SEED_POLICY.pool;
+  const interval = curvatureInterval(terms.queries, terms.differences);
+  const isEstimated = terms.learningRate === null;
+  const isMeasured = isEstimated && [1, interval].includes(asked.curvatureEvery);
+  const signed: TrainInstruction = {
+    ...asked,
+    steps: terms.steps,
+    queries: terms.queries,
+    batch: terms.batch,
+    seedPolicy: terms.seedPolicy,
+    root: roundRoot(terms.seed, asked.round, GLOBAL_TRACK),
+    epsilon: terms.epsilon,
+    learningRate: isEstimated
+      ? asked.learningRate
+      : Math.min(asked.learningRate, terms.learningRate!),
+    clip: terms.clip || (isEstimated ? asked.clip : 0),
+    deadline: terms.deadline,
+    poolRoot: isPooled ? roundRoot(terms.seed, 0, GLOBAL_TRACK) : 0n,
+    poolSize: isPooled ? terms.poolSize : 0,
+    curvatureEvery: isMeasured ? asked.curvatureEvery : isEstimated ? interval : 0,
+    differences: terms.differences,
+    jointClip: 0,
+  };
+  const isSame = areEqual(encodeTrain(signed), encodeTrain(asked));
+  if (!isSame || asked.round > roundsOfFederation(terms))
+    throw new ScenarioError(`round ${asked.round} is not the one that the operator signed`);
+}
+
+/** Throws `ScenarioError` unless an evaluation is one to which the scenario leads. */
+export async function checkEvaluate(
+  run: SignedRun,
+  asked: EvaluateInstruction,
+  personal: boolean,
+): Promise<void> {
+  await checkRun(run, asked);
+  if (!isEvaluated(run.terms, asked.round, asked.split, personal))
+    throw new ScenarioError(`no evaluation after round ${asked.round} was signed`);
+}
+
+async function checkRun(
+  { runId, terms }: SignedRun,
+  asked: { readonly runId: Bytes; readonly track: number },
+): Promise<void> {
+  if (asked.track !== GLOBAL_TRACK || !(await isFederation(asked.runId, runId, terms)))
+    throw new ScenarioError("the server asks for a run that the operator has not signed");
+}

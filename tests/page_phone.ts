@@ -1,0 +1,132 @@
+// What the page's phone makes of tasks, in Node, with numbers of examples that Python has computed.
+
+import { fromHex, toHex, toUtf8 } from "./src/bytes.ts";
+import type { Task } from "./src/messages.ts";
+import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
+import { Phone, type OwnExamples } from "./src/phone.ts";
+import { readProgram } from "./src/program.ts";
+import type { Represented } from "./src/readout.ts";
+import { answerBytes, clientIndex, makeKey, proofBytes, sign, toDer } from "./src/signing.ts";
+import { readScenario } from "./src/signed-run.ts";
+import { StepSize, type Observation } from "./src/step-size.ts";
+import { memoryStore } from "./src/store.ts";
+
+interface GivenSplit {
+  readonly scores: number[];
+  readonly features: number[];
+  readonly labels: number[];
+  readonly hash: string;
+}
+
+interface GivenTask {
+  readonly kind: number;
+  readonly instruction: string;
+  readonly tail?: string;
+  readonly settings: string;
+  readonly personal?: boolean;
+}
+
+interface PhoneCase {
+  readonly manifest: string;
+  readonly client: number;
+  readonly splits: GivenSplit[];
+  readonly tasks: (GivenTask | "private rounds" | "restart")[];
+  readonly scenario?: string;
+}
+
+const functions = {
+  /** The answers to tasks, the records of the private ledger, and the models in the end. */
+  async phone(given: PhoneCase) {
+    const program = await readProgram(given.manifest);
+    const splits = given.splits.map((one) => ({
+      scores: Float32Array.from(one.scores),
+      features: Float32Array.from(one.features),
+      labels: Int32Array.from(one.labels),
+    }));
+    const examples: OwnExamples = {
+      represented: async (split): Promise<Represented> => splits[split]!,
+      hash: async (split) => given.splits[split]!.hash,
+      count: async (split) => splits[split]!.labels.length,
+    };
+    const store = memoryStore();
+    const { client } = given;
+    const hashes = [program.layout.hash, program.modelId] as const;
+    const signed = given.scenario ? await readScenario(given.scenario, ...hashes) : null;
+    const parts = { program, client, store, examples, signed, facts: { browser: "none" } };
+    let phone = new Phone(parts);
+    const answers: string[] = [];
+    for (const task of given.tasks) {
+      if (task === "restart") phone = new Phone(parts);
+      else if (task === "private rounds") await phone.takePrivateRounds(() => false);
+      else answers.push(toHex(await phone.answer(taskOf(task))));
+    }
+    const models = await phone.models();
+    const records = (await store.list("run/")).filter(([key]) => key.includes("/record/"));
+    return {
+      answers,
+      records: records.map(([, record]) => toHex(record as Uint8Array<ArrayBuffer>)),
+      w: models ? Array.from(models.w, String) : [],
+      p: models ? Array.from(models.p, String) : [],
+    };
+  },
+  /** A message of the gateway, read, and a phone's, written. */
+  toPhone: (message: string) =>
+    JSON.parse(
+      JSON.stringify(decodeToPhone(fromHex(message)), (_, value: unknown) =>
+        value instanceof Uint8Array ? toHex(value as Uint8Array<ArrayBuffer>) : value,
+      ),
+    ),
+  proof: (publicKey: string, signature: string) =>
+    toHex(encodeProof({ publicKey: fromHex(publicKey), signature: fromHex(signature) })),
+  result: (number: number, frame: string, signature: string) =>
+    toHex(encodeResult({ number, frame: fromHex(frame), signature: fromHex(signature) })),
+  /** A new key's public half, its client index, and its signatures as proof and of an answer. */
+  async key(nonce: string, instruction: string, frame: string) {
+    const key = await makeKey();
+    const answer = await answerBytes(fromHex(instruction), fromHex(frame));
+    return {
+      pem: toHex(key.publicPem),
+      client: await clientIndex(key.publicPem),
+      proof: toHex(await sign(key, proofBytes(fromHex(nonce)))),
+      answer: toHex(await sign(key, answer)),
+      extractable: key.pair.privateKey.extractable,
+    };
+  },
+  der: (signature: string) => toHex(toDer(fromHex(signature))),
+  /** η, clip, the interval of curvature and the round to go back to, after every observation. */
+  stepSize(rounds: number, given: number | null, epsilon: number, observed: Observation[]) {
+    let size = new StepSize(rounds, given, epsilon);
+    return observed.map((one) => {
+      size = size.after({ ...one, loss: one.loss ?? Infinity });
+      return [size.learningRate, size.clip, size.curvatureEvery(4, "central"), size.backTo];
+    });
+  },
+};
+
+function taskOf({ kind, instruction, tail, settings, personal }: GivenTask): Task {
+  return {
+    number: 1,
+    kind,
+    instruction: fromHex(instruction),
+    snapshot: new Uint8Array(),
+    tail: fromHex(tail ?? ""),
+    settings: toUtf8(settings),
+    personal: personal ?? false,
+    shares: new Uint8Array(),
+  };
+}
+
+type Case = [keyof typeof functions, ...unknown[]];
+
+/** The results of cases, as JSON; of an error its class. */
+export async function resultsOf(cases: Case[]): Promise<string> {
+  console.warn = () => {};
+  const results: unknown[] = [];
+  for (const [name, ...given] of cases)
+    try {
+      results.push(await (functions[name] as (...given: unknown[]) => unknown)(...given));
+    } catch (error) {
+      results.push((error as Error).constructor.name);
+    }
+  return JSON.stringify(results);
+}
