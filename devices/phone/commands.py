@@ -284,6 +284,18 @@ def gateway_up(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the gateway; default ~/.samara/gateway.")
     ] = None,
+    web: Annotated[
+        str, typer.Option(help="Also serve the page for browsers at host:port; needs --cert.")
+    ] = "",
+    program: Annotated[
+        Path | None, typer.Option(help="Program for browsers, --runtime onnx.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Folder of the page; default: as built or installed.")
+    ] = None,
+    web_origin: Annotated[
+        str, typer.Option(help="Where browsers find it behind a reverse proxy, https://...")
+    ] = "",
 ) -> None:
     """Let phones attach, and pass the server's requests on to them.
 
@@ -293,6 +305,7 @@ def gateway_up(
     from devices.live.client_folder import client_folder
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
+    from devices.phone.page_server.settings import PageSettings
     from shared.addresses import parse_address
     from shared.errors import ConfigError
 
@@ -303,6 +316,8 @@ def gateway_up(
         )
     if insecure and phones is None:
         raise ConfigError("--phones FOLDER is missing: with --insecure the server has no keys")
+    if bool(web) != bool(program) or (not web and (page or web_origin)):
+        raise ConfigError("browsers are served with both of --web and --program")
     _configure_logging()
     serve(
         GatewaySettings(
@@ -316,6 +331,7 @@ def gateway_up(
             key=key.expanduser().absolute() if key else None,
             certificates=certs.expanduser().absolute() if certs else None,
             insecure=insecure,
+            web=PageSettings(web, program, page, web_origin, cert is not None) if program else None,
         )
     )
 

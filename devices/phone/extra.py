@@ -1,4 +1,4 @@
-"""The optional dependencies that programs for phones need: ExecuTorch, or ONNX and its runtime."""
+"""The optional dependencies of phones: ExecuTorch, ONNX and its runtime, and WebSocket."""
 
 import importlib.util
 
@@ -33,3 +33,16 @@ def require_onnx() -> None:
     names = "onnx", "onnxscript", "onnxruntime"
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)}: not installed"))
+
+
+def require_web() -> None:
+    """Check that WebSocket is installed, by which browsers attach.
+
+    Raises:
+        DeviceError: if it is not.
+    """
+    if importlib.util.find_spec("websockets") is None:
+        raise DeviceError(
+            "--web needs websockets, which is not installed; install it with "
+            "pip install 'samara-fl[web]'"
+        )

@@ -19,9 +19,10 @@ import grpc
 from devices.live.gateway_protocol import FINISHED, PROTOCOL
 from devices.phone.gateway_admission import Admission, RejectionError
 from devices.phone.gateway_requests import RECONNECT_SECONDS, GatewayRequest, SignedAnswer
+from devices.phone.phone_stream import GrpcStream, PhoneStream
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
-from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
+from shared.proto.trainer_pb2 import Challenge, FromPhone, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer
 from shared.rate_limit import RateLimit
 from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
@@ -64,7 +65,7 @@ class _AttachedPhone:
 
 
 class Gateway(GatewayServicer):  # type: ignore[misc]
-    """The gRPC service that holds the phones' streams and sends them requests.
+    """The holder of the phones' streams, which sends them requests; also the service of gRPC.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
@@ -209,19 +210,30 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         return client in self._phones or time.monotonic() < left + RECONNECT_SECONDS
 
     async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802
-        """Serve one phone's stream; see trainer.proto."""
+        """Serve one phone's stream over gRPC; see trainer.proto."""
         try:
-            public_key, is_board = await self._authenticate(context)
-            if not self._is_finished:
-                await self._serve_phone(_AttachedPhone(public_key, is_board), context)
-            if self._is_finished:
-                self.told.add(client_index_of_key(public_key))
-                await context.abort(FINISHED, "the run is finished")
+            await self.serve(GrpcStream(context))
         except RejectionError as rejection:
-            self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
             await context.abort(rejection.code, rejection.reason)
 
-    async def _authenticate(self, context: Any) -> tuple[bytes, bool]:
+    async def serve(self, stream: PhoneStream) -> None:
+        """Serve one phone's stream until it ends.
+
+        Raises:
+            RejectionError: if the gateway ends it, which includes that the run is finished.
+        """
+        try:
+            public_key, is_board = await self._authenticate(stream)
+            if not self._is_finished:
+                await self._serve_phone(_AttachedPhone(public_key, is_board), stream)
+        except RejectionError as rejection:
+            self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
+            raise
+        if self._is_finished:
+            self.told.add(client_index_of_key(public_key))
+            raise RejectionError(FINISHED, "the run is finished")
+
+    async def _authenticate(self, stream: PhoneStream) -> tuple[bytes, bool]:
         """Return the public key whose private half the stream's opener has proved to hold.
 
         Also whether it says that it is a board, which matters to nobody but itself.
@@ -236,15 +248,15 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             nonce = secrets.token_bytes(NONCE_BYTES)
             challenge = Challenge(version=PROTOCOL, nonce=nonce, takes_boards=True)
             async with asyncio.timeout(PROOF_SECONDS):
-                await context.write(ToPhone(challenge=challenge))
-                message = await context.read()
+                await stream.write(ToPhone(challenge=challenge))
+                message = await stream.read()
         except TimeoutError:
             raise RejectionError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"no proof of the key within {PROOF_SECONDS:g} s"
             ) from None
         finally:
             self._unauthenticated -= 1
-        if message is grpc.aio.EOF or message.WhichOneof("content") != "proof":
+        if message is None or message.WhichOneof("content") != "proof":
             raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "the first message must be a proof of the key"
             )
@@ -256,7 +268,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             raise RejectionError(
                 grpc.StatusCode.UNAUTHENTICATED, "the proof is not signed with this key"
             )
-        await self._admission.check(public_key, context.peer())
+        await self._admission.check(public_key, stream.host)
         if not self._attachments.admits(str(client_index_of_key(public_key))):
             raise RejectionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -264,7 +276,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             )
         return public_key, message.proof.is_board
 
-    async def _serve_phone(self, phone: _AttachedPhone, context: Any) -> None:
+    async def _serve_phone(self, phone: _AttachedPhone, stream: PhoneStream) -> None:
         client = client_index_of_key(phone.public_key)
         if before := self._phones.get(client):
             before.ended.set()
@@ -273,16 +285,18 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             if request.awaits_answer_of(client):
                 phone.requests.put_nowait(request)
         try:
-            await self._exchange_messages(client, phone, context)
+            await self._exchange_messages(client, phone, stream)
         finally:
             if self._phones.get(client) is phone:
                 del self._phones[client]
                 self._detached_at[client] = time.monotonic()
 
-    async def _exchange_messages(self, client: int, phone: _AttachedPhone, context: Any) -> None:
+    async def _exchange_messages(
+        self, client: int, phone: _AttachedPhone, stream: PhoneStream
+    ) -> None:
         """Send request after request and receive the answers until the phone detaches."""
         number = 0
-        incoming = asyncio.ensure_future(context.read())
+        incoming = asyncio.ensure_future(stream.read())
         ended = asyncio.ensure_future(phone.ended.wait())
         try:
             while True:
@@ -302,26 +316,24 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 number += 1
                 task = _task_for(phone, request, client)
                 task.number, task.seconds = number, remaining
-                await context.write(ToPhone(task=task))
+                await stream.write(ToPhone(task=task))
                 await asyncio.wait((incoming, ended), return_when=asyncio.FIRST_COMPLETED)
-                if not incoming.done() or incoming.result() is grpc.aio.EOF:
+                if not incoming.done() or (message := incoming.result()) is None:
                     return
-                answer = _check_answer(
-                    incoming.result(), number, phone.public_key, task.instruction
-                )
+                answer = _check_answer(message, number, phone.public_key, task.instruction)
                 phone.is_introduced |= kind_of(answer.frame) is Kind.HELLO
                 if request.awaits_answer_of(client):
                     request.answers[client].set_result(answer)
-                incoming = asyncio.ensure_future(context.read())
+                incoming = asyncio.ensure_future(stream.read())
         finally:
             incoming.cancel()
             ended.cancel()
 
     async def _remains_attached(
-        self, incoming: asyncio.Future[Any], ended: asyncio.Future[Any]
+        self, incoming: asyncio.Future[FromPhone | None], ended: asyncio.Future[Any]
     ) -> bool:
         """Return whether the phone is silent, and nothing else ends its stream."""
-        if incoming.done() and incoming.result() is not grpc.aio.EOF:
+        if incoming.done() and incoming.result() is not None:
             raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
             )
@@ -338,7 +350,9 @@ def _task_for(phone: _AttachedPhone, request: GatewayRequest, client: int) -> Ta
     return task
 
 
-def _check_answer(message: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:
+def _check_answer(
+    message: FromPhone, number: int, public_key: bytes, instruction: bytes
+) -> SignedAnswer:
     """Return the answer in a phone's message, if it answers the task with a signed frame."""
     if message.WhichOneof("content") != "result" or message.result.number != number:
         raise RejectionError(

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from urllib.parse import unquote
 
 import grpc
 
@@ -45,12 +44,12 @@ class Admission:
         self._asked, self._warned_at = 0, -WARNING_SECONDS
         self._new_keys = RateLimit(NEW_KEYS_PER_MINUTE)
 
-    async def check(self, public_key: bytes, peer: str) -> None:
+    async def check(self, public_key: bytes, host: str) -> None:
         """Check that a key may attach.
 
         Args:
             public_key: PEM; its holder has proved to have the private half.
-            peer: gRPC's name of the other end.
+            host: address of the other end.
 
         Raises:
             RejectionError: if it may not, or nobody can tell at present.
@@ -65,7 +64,7 @@ class Admission:
         later = grpc.StatusCode.RESOURCE_EXHAUSTED
         if self._asked >= MAX_ASKED:
             raise RejectionError(later, "too many new keys at once; try again later")
-        if not self._new_keys.admits(network_of(_host_of(peer))):
+        if not self._new_keys.admits(network_of(host)):
             raise RejectionError(later, "too many new keys of this address; try again in a minute")
         self._asked += 1
         try:
@@ -80,8 +79,3 @@ class Admission:
             ) from error
         finally:
             self._asked -= 1
-
-
-def _host_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

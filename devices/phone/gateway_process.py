@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from devices.live.executor import Executor
 from devices.live.flower_wire import supernode_command
@@ -27,13 +27,18 @@ from devices.live.tls_contexts import verifying_context
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.gateway import Gateway
 from devices.phone.gateway_server import start_gateway
+from devices.phone.page_server.settings import PageSettings
 from devices.phone.registered_keys import RegisteredKeys
 from devices.phone.relay import gateway_app
+from devices.phone.server_requests import ServerRequests
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_private_folder, write_secret
 from shared.flower_compat import fetch_parts_of_messages_soon
+
+if TYPE_CHECKING:
+    from devices.phone.page_server.listening import PageServer
 
 log = logging.getLogger("samara.gateway")
 
@@ -62,6 +67,7 @@ class GatewaySettings:
         key: private key that authenticates the gateway to the SuperLink.
         certificates: certificate of the SuperLink's authority.
         insecure: whether both connections are plain text.
+        web: page server for browsers; None serves none.
     """
 
     folder: Path
@@ -74,6 +80,7 @@ class GatewaySettings:
     key: Path | None
     certificates: Path | None
     insecure: bool
+    web: PageSettings | None = None
 
 
 def up(settings: GatewaySettings) -> None:
@@ -87,6 +94,8 @@ def up(settings: GatewaySettings) -> None:
     except OSError as error:
         raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
     _check_superlink_settings(settings)
+    if settings.web:
+        settings.web.check()
     if settings.phones and not settings.phones.is_dir():
         raise DeviceError(f"{settings.phones}: no such folder; put the phones' public keys there")
     with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
@@ -160,12 +169,19 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
+    asked = None
+    if not settings.insecure:
+        asked = ServerRequests(settings.superlink, settings.certificates)
     admitted, registered = AdmittedKeys(settings.phones or settings.folder / "phones"), None
-    if settings.phones is None:
-        registered = RegisteredKeys(admitted, settings.superlink, settings.certificates)
+    if settings.phones is None and asked:
+        registered = RegisteredKeys(admitted, asked)
     gateway = Gateway(admitted, registered)
+    pages = _page_server(settings, gateway, asked)
     server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
+    if pages and settings.web:
+        run(pages.start(settings.web.address))
+        log.info("browsers open %s", settings.web.url)
     fetch_parts_of_messages_soon()
     executor = Executor(gateway_app(gateway, loop), secret.read_bytes(), MOST_MESSAGES)
     answering = threading.Thread(
@@ -189,7 +205,10 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
                 log.warning("%s", message)
             if time.monotonic() > renewal:
                 renewal += _RENEWAL_SECONDS
-                certificate = _renew_certificate(settings, certificate)
+                if certificate != (renewed := _renew_certificate(settings, certificate)):
+                    certificate = renewed
+                    if pages:
+                        pages.renew_certificate()
             if count != (count := len(gateway.attached_phones)):
                 boards = len(gateway.clients_of(with_phones=False))
                 log.info("%d phones attached", count - boards)
@@ -201,8 +220,28 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         stop.set()
         supernode.terminate()
         supernode.end()
+        if pages:
+            run(pages.stop())
         run(server.stop(_GRACE_SECONDS))
         loop.call_soon_threadsafe(loop.stop)
+
+
+def _page_server(
+    settings: GatewaySettings, gateway: Gateway, asked: ServerRequests | None
+) -> "PageServer | None":
+    """Return what serves browsers, not started yet; None if nothing is to."""
+    if (web := settings.web) is None:
+        return None
+    from devices.phone.page_server.join_relay import JoinRelay
+    from devices.phone.page_server.listening import PageServer
+    from devices.phone.page_server.page_app import PageApp
+    from devices.phone.page_server.published_files import page_files, program_files
+
+    files = page_files(web.page_folder) | program_files(web.program)
+    app = PageApp(gateway, files, JoinRelay(asked), web.origin)
+    if web.has_tls and settings.certificate and settings.certificate_key:
+        return PageServer(app, settings.certificate, settings.certificate_key)
+    return PageServer(app)
 
 
 def _await_phones(gateway: Gateway, admitted: AdmittedKeys, stop: threading.Event) -> None:

@@ -12,21 +12,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from shared.http.guard import error_body
 
-MOST_CONNECTIONS = 64
-"""Most connections at a time; others get status 503."""
 REQUEST_SECONDS = 30.0
 """Longest time in which a request's headers arrive, counted from connection or the last answer."""
 
 
 class Connection(H11Protocol):
-    """A connection, which ends if it brings no request in time."""
+    """A connection, which ends if it brings no request in time.
 
+    Attributes:
+        most_connections: most connections at a time; others get status 503.
+    """
+
+    most_connections = 64
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, unless there are too many connections."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > self.most_connections:
             self._refuse(503, "too many connections are open; ask again in a moment")
         else:
             self._await_request(None)
@@ -42,6 +45,12 @@ class Connection(H11Protocol):
         answered = self.cycle
         super().on_response_complete()
         self._await_request(answered)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the connection to WebSocket, which has deadlines of its own."""
+        if self._deadline:
+            self._deadline.cancel()
+        super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; a request that has an answer gets no second one."""

@@ -3,6 +3,7 @@
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,17 +18,19 @@ _HEADER_BYTES = 2**14
 _TOKEN_BYTES, _SHORTEST_TOKEN = 32, 16
 
 
-def server_config(app: ASGIApp, shutdown_seconds: int = _SHUTDOWN_SECONDS) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp, shutdown_seconds: int = _SHUTDOWN_SECONDS, **others: Any
+) -> uvicorn.Config:
     """Return the settings of a server, with limits of connections, headers and times.
 
     Args:
         app: application that answers.
         shutdown_seconds: longest time that open answers have once the server ends.
+        others: other settings of uvicorn's; by default it speaks HTTP alone.
     """
+    settings: dict[str, Any] = {"http": Connection, "ws": "none"} | others
     return uvicorn.Config(
         app,
-        http=Connection,
-        ws="none",
         loop="asyncio",
         lifespan="off",
         log_level="error",
@@ -37,6 +40,7 @@ def server_config(app: ASGIApp, shutdown_seconds: int = _SHUTDOWN_SECONDS) -> uv
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
         h11_max_incomplete_event_size=_HEADER_BYTES,
+        **settings,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from golden_ledger import (
     LAYOUT,
     NEXT_SEGMENT,
@@ -335,6 +336,23 @@ def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def made_signatures() -> list[dict[str, Any]]:
+    """Both forms of signatures on two curves: of short numbers, and of first bytes over 7f."""
+    cases = []
+    for curve, size in (("P-256", 32), ("P-384", 48)):
+        largest, short = 2 ** (8 * size) - 1, 2 ** (8 * size - 1) - 1
+        for r, s in (
+            (largest, largest - 1),
+            (short, 1),
+            (127, 128),
+            (2**64, 255),
+            (short, largest),
+        ):
+            raw = r.to_bytes(size, "big") + s.to_bytes(size, "big")
+            cases.append({"curve": curve, "raw": raw, "der": encode_dss_signature(r, s)})
+    return cases
+
+
 def replay_case(distribution: Distribution) -> dict[str, Any]:
     """Seeds that come back, coefficients whose sum is wide, a shrink, and elements past a block."""
     size, widest = ELEMENTS[distribution], 2**31 - 1
@@ -425,6 +443,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-5.json": lambda: as_json(made_frames(frames_of_adaptive_clip())),
     "frames-6.json": lambda: as_json(made_frames(frames_of_secure_aggregation())),
     "frames-7.json": lambda: as_json(made_frames(frames_of_buckets())),
+    "signatures.json": lambda: as_json(made_signatures()),
     "masks.json": lambda: as_json(made_masks()),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),

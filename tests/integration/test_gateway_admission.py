@@ -23,9 +23,10 @@ from devices.phone import gateway_server
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE, _host_of
+from devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE
 from devices.phone.gateway_process import GatewaySettings, _load_certificate, _renew_certificate
 from devices.phone.gateway_server import start_gateway
+from devices.phone.phone_stream import _host_of
 from shared import rate_limit
 from shared.certificates import make_certificates, renew_certificate
 from shared.client_index import client_index_of_key

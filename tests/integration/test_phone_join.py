@@ -29,6 +29,7 @@ from devices.phone.reference_client.joining import (
     read_joined_gateway,
 )
 from devices.phone.registered_keys import RegisteredKeys
+from devices.phone.server_requests import ServerRequests
 from samara.command import app as samara
 from server.commands import app as server_commands
 from server.live import join_filter
@@ -290,7 +291,7 @@ def test_a_gateway_admits_the_keys_of_the_servers_clients(
         assert get(address, f"{KEYS_PATH}/{fingerprint_of(public)}").status_code == status
     folder, authority = tmp_path / "phones", run / CERTIFICATES_FOLDER / "ca.pem"
     admitted = AdmittedKeys(folder)
-    served = Served(admitted, None, RegisteredKeys(admitted, address, authority))
+    served = Served(admitted, None, RegisteredKeys(admitted, ServerRequests(address, authority)))
     with closing(served):
         with attached_phones(served, joined, Echo(client_index_of_key(joined.public))):
             assert [file.read_bytes() for file in folder.iterdir()] == [joined.public]
@@ -335,7 +336,7 @@ def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path
     authority = run / CERTIFICATES_FOLDER / "ca.pem"
     for place in ("127.0.0.1:9", "nowhere.invalid:1", f"{'x' * 64}.invalid:1"):
         with pytest.raises(DeviceError, match="cannot be asked"):
-            RegisteredKeys(admitted, place, authority)(key.public)
+            RegisteredKeys(admitted, ServerRequests(place, authority))(key.public)
 
     async def broken(scope: object, receive: object, send: object) -> None:
         await send({"type": "http.response.start", "status": 500, "headers": []})  # type: ignore[operator]
@@ -343,5 +344,5 @@ def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path
 
     tls = make_certificates(run / CERTIFICATES_FOLDER, [])
     with serve_app(broken, tls) as place, pytest.raises(DeviceError, match="status 500"):
-        RegisteredKeys(admitted, place, authority)(key.public)
+        RegisteredKeys(admitted, ServerRequests(place, authority))(key.public)
     assert not (tmp_path / "phones").exists()

@@ -15,8 +15,10 @@ import pytest
 from uvicorn import Config, Server
 
 from server.live import connection_limits as limits
-from server.live.connection_limits import LimitedListener, LimitedLoop, LimitedProtocol
+from server.live.connection_limits import LimitedLoop, LimitedProtocol
 from shared.certificates import TlsFiles, make_certificates
+from shared.http import limited_listener
+from shared.http.limited_listener import LimitedListener
 
 SECONDS = 30.0
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
@@ -97,7 +99,7 @@ def get_in_the_end(port: int, tls: TlsFiles) -> int:
 def test_a_handshake_that_does_not_end_is_ended(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(limited_listener, "HANDSHAKE_SECONDS", 0.3)
     port = request.getfixturevalue("port")
     with connect(port) as connection:
         connection.sendall(sent)
@@ -109,7 +111,7 @@ def test_a_handshake_that_does_not_end_is_ended(
 def test_connections_before_their_handshake_are_counted(
     limit: str, port: int, tls: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, limit, 3)
+    monkeypatch.setattr(limited_listener, limit, 3)
     with ExitStack() as stack:
         opened = [stack.enter_context(connect(port)) for _ in range(3)]
         for _ in range(3):
@@ -138,7 +140,7 @@ def test_of_a_tls_connection_little_is_read_at_once(port: int, tls: TlsFiles) ->
     with httpx.Client(verify=ssl.create_default_context(cafile=str(tls.authority))) as client:
         for _ in range(3):
             answer = client.post(f"https://127.0.0.1:{port}/", content=bytes(2**20))
-            assert max(map(int, answer.headers["parts"].split())) <= 2 * limits.READ_BYTES
+            assert max(map(int, answer.headers["parts"].split())) <= 2 * limited_listener.READ_BYTES
 
 
 @pytest.mark.parametrize("order", [1, -1])

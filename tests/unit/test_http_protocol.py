@@ -111,7 +111,7 @@ def test_damage_after_the_answer_ends_the_connection(caplog: pytest.LogCaptureFi
 
 
 def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(connection.Connection, "most_connections", 1)
 
     async def scenario() -> bytes:
         async with listening(answer) as connect:

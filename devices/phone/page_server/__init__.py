@@ -1,0 +1,1 @@
+"""The gateway's server for browsers: the page, the program, invitations and streams."""

@@ -1,0 +1,105 @@
+"""The port of a gateway's page server: TLS, connections and their limits."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.server import ServerState
+
+from devices.phone.gateway import MAX_ANSWER_BYTES
+from devices.phone.page_server.page_app import PageApp
+from devices.phone.page_server.web_socket_stream import WebSocketConnection
+from shared.errors import DeviceError
+from shared.http.connection import Connection
+from shared.http.limited_listener import MAX_CONNECTIONS, LimitedListener, tls_limits
+from shared.http.listening import server_config
+
+log = logging.getLogger("samara.gateway")
+
+PING_SECONDS, PONG_SECONDS = 240.0, 20.0
+"""Silence after which a browser is pinged, as other phones are, and the time for its answer."""
+_PROXIES = ["127.0.0.1", "::1"]
+
+
+class PageConnection(Connection):
+    """A browser's connection; how many there may be is limited where they are accepted."""
+
+    most_connections = MAX_CONNECTIONS
+
+
+class PageServer:
+    """A server for browsers, on the running event loop.
+
+    Args:
+        app: application that answers.
+        certificate: certificate chain, PEM, that was read before; None for plain text.
+        key: its private key.
+    """
+
+    def __init__(
+        self, app: PageApp, certificate: Path | None = None, key: Path | None = None
+    ) -> None:
+        behind_proxy = ProxyHeadersMiddleware(app, _PROXIES) if app.origin else app  # type: ignore[arg-type]
+        self._config: uvicorn.Config = server_config(
+            behind_proxy,  # type: ignore[arg-type]
+            http=PageConnection,
+            ws=WebSocketConnection,
+            ws_max_size=MAX_ANSWER_BYTES,
+            ws_ping_interval=PING_SECONDS,
+            ws_ping_timeout=PONG_SECONDS,
+            ws_per_message_deflate=False,
+        )
+        self._config.load()
+        self._certificate, self._key, self._state = certificate, key, ServerState()
+        self._context: ssl.SSLContext | None = None
+        if certificate:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.set_alpn_protocols(["http/1.1"])
+            self._read_certificate(self._context)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> int:
+        """Listen on host:port; return the port.
+
+        Raises:
+            DeviceError: if the address cannot be used.
+        """
+        host, _, port = address.rpartition(":")
+        limits: dict[str, Any] = tls_limits() if self._context else {}
+        try:
+            listener = LimitedListener(host.strip("[]"), int(port))
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connection, sock=listener, ssl=self._context, **limits
+            )
+        except OSError as error:
+            raise DeviceError(f"--web {address}: cannot be opened: {error}") from error
+        number: int = listener.getsockname()[1]
+        return number
+
+    def renew_certificate(self) -> None:
+        """Read the certificate again, for connections from now on."""
+        if self._context:
+            try:
+                self._read_certificate(self._context)
+            except OSError as error:
+                log.warning("the certificate cannot be renewed: %s", error)
+
+    def _read_certificate(self, context: ssl.SSLContext) -> None:
+        assert self._certificate is not None, "only with one there is a context"
+        context.load_cert_chain(self._certificate, self._key, password="")
+
+    async def stop(self) -> None:
+        """End all connections, and stop listening."""
+        assert self._server is not None, "it was started"
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=1.0)
+
+    def _connection(self) -> asyncio.Protocol:
+        return PageConnection(self._config, self._state, {})

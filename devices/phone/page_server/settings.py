@@ -1,0 +1,76 @@
+"""The settings of a page server, and what is wrong with them before anything is opened."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.phone.extra import require_web
+from shared.addresses import parse_address
+from shared.errors import ConfigError
+from shared.http.guard import is_loopback
+
+BUILT_PAGE = Path(__file__).parents[3] / "build" / "phone-page"
+"""Where `make phone-page` builds the page in a checkout."""
+SHIPPED_PAGE = Path(__file__).parents[1] / "web" / "page"
+"""Where an installed package has it."""
+_ORIGIN = re.compile(r"https://[a-z0-9.-]+(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """The settings of a page server.
+
+    Attributes:
+        address: host:port to listen on.
+        program: program from ``samara phone export --runtime onnx``.
+        page: folder of the built page; None takes the one that is there.
+        origin: origin at which browsers find the page, if a reverse proxy is between.
+        has_certificate: whether the gateway is given a certificate.
+    """
+
+    address: str
+    program: Path
+    page: Path | None
+    origin: str
+    has_certificate: bool
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether browsers connect by TLS to this server itself."""
+        return self.has_certificate and not self.origin
+
+    @property
+    def page_folder(self) -> Path:
+        """The folder of the page."""
+        return self.page or (BUILT_PAGE if BUILT_PAGE.is_dir() else SHIPPED_PAGE)
+
+    @property
+    def url(self) -> str:
+        """Where browsers find the page."""
+        return self.origin or f"{'https' if self.has_tls else 'http'}://{self.address}"
+
+    def check(self) -> None:
+        """Check that browsers will be able to use what is served.
+
+        Raises:
+            ConfigError: if the address or the origin is not one, or browsers would refuse to make
+                keys and to attach there.
+            DeviceError: if an optional dependency is missing.
+        """
+        require_web()
+        host, _ = parse_address(self.address, "--web")
+        if self.origin and not _ORIGIN.fullmatch(self.origin):
+            raise ConfigError(
+                f"--web-origin {self.origin}: write it as browsers do, e.g. https://phones.example"
+            )
+        if self.origin and not is_loopback(host):
+            raise ConfigError(
+                f"--web {self.address} with --web-origin: what a reverse proxy passes on is plain "
+                "text; listen on 127.0.0.1, where nobody else connects"
+            )
+        if not (self.has_tls or is_loopback(host)):
+            raise ConfigError(
+                f"--web {self.address}: phones' browsers make keys and attach only where they "
+                "trust the certificate; add --cert FILE and --cert-key FILE of a public authority, "
+                "or listen on 127.0.0.1 behind a reverse proxy, with --web-origin"
+            )

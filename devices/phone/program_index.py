@@ -1,0 +1,131 @@
+"""The index of a program for browsers: its files, the task, and how a text becomes tokens.
+
+It lies beside the program, and docs/reference/wire.md has its form. A page server sends its files
+by their hashes, so that a browser keeps them as long as they are in use.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from devices.phone.manifest import manifest_file
+from shared.errors import DeviceError
+from shared.files import write_durably
+
+PROGRAM_PATH = "/program"
+INDEX_PATH = f"{PROGRAM_PATH}/index.json"
+TOKENIZER_FOLDER = ".tokenizer"
+"""What the name of a program's folder of tokenizer files ends in."""
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ListedFile(_Strict):
+    """A file by its SHA-256, 64 hex digits, and its size in bytes."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class ListedWeights(ListedFile):
+    """A shard of the weights; ``path`` is the name by which the graph calls it."""
+
+    path: _Name
+
+
+class Tokenization(_Strict):
+    """How the text of an example becomes tokens.
+
+    Attributes:
+        special: whether the tokenizer adds its special tokens.
+        before: token ids that come first.
+        after: text behind the example's.
+        limit: most tokens of the example's own text, special ones apart.
+        answers: tokens of each label word, where one has several; otherwise empty.
+    """
+
+    special: bool
+    before: list[int]
+    after: str
+    limit: int = Field(ge=1)
+    answers: list[list[int]]
+
+
+class ProgramIndex(_Strict):
+    """The index.
+
+    Attributes:
+        version: version of its form.
+        manifest: manifest of the program.
+        graph: ONNX graph.
+        weights: shards of the graph's weights.
+        tokenizer: files of the tokenizer, by name.
+        task: content of the task, and ``fields``, the fields of a row that its text reads.
+        tokenization: how a text becomes tokens.
+        examples: rows with the token ids and the position that must come out.
+    """
+
+    version: Literal[1]
+    manifest: ListedFile
+    graph: ListedFile
+    weights: list[ListedWeights]
+    tokenizer: dict[_Name, ListedFile]
+    task: dict[str, Any]
+    tokenization: Tokenization
+    examples: list[dict[str, Any]]
+
+    def write(self, program: Path) -> None:
+        """Write the index beside its program.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        write_durably(index_file(program), self.model_dump_json(indent=1).encode())
+
+    @classmethod
+    def read(cls, program: Path) -> Self:
+        """Read the index of a program.
+
+        Raises:
+            DeviceError: if it is missing or damaged.
+        """
+        file = index_file(program)
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except FileNotFoundError as error:
+            raise DeviceError(
+                f"{program}: not a program for browsers, {file.name} is missing beside it; export "
+                "one with `samara phone export --runtime onnx`"
+            ) from error
+        except OSError as error:
+            raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            raise DeviceError(
+                f"{file}: not the index of a program: {error.errors()[0]['msg']}; export the "
+                "program again"
+            ) from error
+
+    def files(self, program: Path) -> list[tuple[Path, str]]:
+        """Return the files of the index beside its program, each with its SHA-256."""
+        folder, tokenizer = program.parent, tokenizer_folder(program)
+        return [
+            (manifest_file(program), self.manifest.sha256),
+            (program, self.graph.sha256),
+            *((folder / shard.path, shard.sha256) for shard in self.weights),
+            *((tokenizer / name, file.sha256) for name, file in self.tokenizer.items()),
+        ]
+
+
+def index_file(program: Path) -> Path:
+    """Return the path of a program's index."""
+    return program.with_suffix(".index.json")
+
+
+def tokenizer_folder(program: Path) -> Path:
+    """Return the folder of a program's tokenizer files."""
+    return program.with_suffix(TOKENIZER_FOLDER)
