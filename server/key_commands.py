@@ -171,23 +171,45 @@ def invite(
     gateway_authority: Annotated[
         Path | None, typer.Option("--gateway-ca", help="Certificate that verifies the gateway's.")
     ] = None,
+    page: Annotated[
+        str, typer.Option(help="For a phone's browser: where the gateway's page is, https://...")
+    ] = "",
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="End the invitation of this name instead.")
+    ] = False,
 ) -> None:
     """Print the one line with which a device joins a run; its private key never leaves it.
 
-    A phone, which has a gateway, also gets its program; a board with a gateway attaches to it.
+    A phone, which has a gateway, also gets its program; a board with a gateway attaches to it. With
+    --page the line is a link for a phone's browser, and a QR code of it.
 
     Example: samara server invite kitchen-orin --run runs/field --scenario field.signed
     """
     from datetime import UTC, datetime, timedelta
 
     from server.live.certificates import server_address
-    from server.live.invitations import board_welcome, invite_client, phone_welcome
+    from server.live.invitations import (
+        board_welcome,
+        invite_client,
+        phone_welcome,
+        revoke_invitation,
+    )
     from server.live.run_supervisor import FLOWER_FOLDER
     from server.live.server_port import read_port
-    from shared.addresses import parse_address
+    from shared.addresses import parse_address, parse_origin
     from shared.certificates import CERTIFICATES_FOLDER
     from shared.errors import ConfigError
 
+    if revoke:
+        revoke_invitation(run, name)
+        print(f"{name} can no longer join by its invitation")
+        return
+    if page and (program or gateway or gateway_authority):
+        raise ConfigError(
+            "a browser gets program and stream from the gateway of --page; leave --program, "
+            "--gateway and --gateway-ca out"
+        )
+    origin = parse_origin(page, "--page") if page else ""
     if authority is None:
         authority, address = server_address(
             run / CERTIFICATES_FOLDER, read_port(run / FLOWER_FOLDER), address
@@ -209,10 +231,10 @@ def invite(
     end = datetime.now(UTC) + timedelta(hours=hours)
     code = invite_client(run, name, authority, scenario, end, phone, board)
     command = f"phone join {address} {code}" if phone else f"client join {address} {code}"
-    line = f"samara {command} --name {name}"
+    line = f"{origin}/#join={code}" if page else f"samara {command} --name {name}"
     print(line)
     typer.echo(f"for {name} alone, once, until {end:%Y-%m-%d %H:%M} UTC", err=True)
-    if qr:
+    if qr or page:
         import segno
 
         segno.make(line, error="l").terminal(compact=True)

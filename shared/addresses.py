@@ -4,6 +4,7 @@ import re
 
 from shared.errors import ConfigError
 
+_ORIGIN = re.compile(r"(https://[a-z0-9.-]+|http://(localhost|127\.0\.0\.1))(:\d{1,5})?/?")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
@@ -21,3 +22,21 @@ def parse_address(address: str, option: str = "--superlink") -> tuple[str, int]:
     if not match or not 0 < int(match[2]) < 2**16:
         raise ConfigError(f"{option} {address}: write it as host:port, e.g. example.org:8000")
     return match[1].strip("[]"), int(match[2])
+
+
+def parse_origin(text: str, option: str) -> str:
+    """Return the origin of a page without a slash at its end.
+
+    Args:
+        text: what was given.
+        option: option that gives it, for the message.
+
+    Raises:
+        ConfigError: if it is none where browsers make keys.
+    """
+    if not _ORIGIN.fullmatch(text):
+        raise ConfigError(
+            f"{option} {text}: write it as browsers do, e.g. https://phones.example; http is for "
+            "localhost alone"
+        )
+    return text.rstrip("/")

@@ -73,7 +73,9 @@ class ServedPage:
             "open_timeout": SECONDS,
             "ping_interval": None,
         }
-        return connect(f"ws{self.origin.removeprefix('http')}{STREAM_PATH}", **options | changes)
+        address = f"ws{self.origin.removeprefix('http')}{STREAM_PATH}"
+        opened: AbstractContextManager[ClientConnection] = connect(address, **options | changes)
+        return opened
 
     def close(self) -> None:
         self._served.run(self.server.stop())

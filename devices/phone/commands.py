@@ -306,10 +306,11 @@ def gateway_up(
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
     from devices.phone.page_server.settings import PageSettings
-    from shared.addresses import parse_address
+    from shared.addresses import parse_address, parse_origin
     from shared.errors import ConfigError
 
     parse_address(superlink)
+    web_origin = parse_origin(web_origin, "--web-origin") if web_origin else ""
     if not insecure and key is None:
         raise ConfigError(
             "--key FILE is missing; create one with `samara server keys create` on the server"

@@ -143,6 +143,28 @@ def invite_client(
     return code
 
 
+def revoke_invitation(run: Path, name: str) -> None:
+    """End the invitation of a client, so that nobody can join by it any more.
+
+    Args:
+        run: folder of the run.
+        name: name of the client.
+
+    Raises:
+        SamaraError: if there is none, or it was used.
+    """
+    if ClientKeys(run / KEYS_FOLDER).find_by_name(name):
+        raise SamaraError(
+            f"{name} has joined already; its key is revoked by `samara server keys revoke {name}`"
+        )
+    files = list((run / INVITATIONS_FOLDER).glob("*.json"))
+    named = [file for file in files if (one := _read(file)) and one.name == name]
+    if not named:
+        raise SamaraError(f"there is no invitation of {name} in {run}; check the name")
+    for file in named:
+        file.unlink(missing_ok=True)
+
+
 class Invitations:
     """The invitations of a run, for the process that answers devices.
 

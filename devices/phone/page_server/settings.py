@@ -1,6 +1,5 @@
 """The settings of a page server, and what is wrong with them before anything is opened."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ BUILT_PAGE = Path(__file__).parents[3] / "build" / "phone-page"
 """Where `make phone-page` builds the page in a checkout."""
 SHIPPED_PAGE = Path(__file__).parents[1] / "web" / "page"
 """Where an installed package has it."""
-_ORIGIN = re.compile(r"https://[a-z0-9.-]+(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,12 @@ class PageSettings:
         """Check that browsers will be able to use what is served.
 
         Raises:
-            ConfigError: if the address or the origin is not one, or browsers would refuse to make
+            ConfigError: if the address is not one, or browsers would refuse to make
                 keys and to attach there.
             DeviceError: if an optional dependency is missing.
         """
         require_web()
         host, _ = parse_address(self.address, "--web")
-        if self.origin and not _ORIGIN.fullmatch(self.origin):
-            raise ConfigError(
-                f"--web-origin {self.origin}: write it as browsers do, e.g. https://phones.example"
-            )
         if self.origin and not is_loopback(host):
             raise ConfigError(
                 f"--web {self.address} with --web-origin: what a reverse proxy passes on is plain "
