@@ -16,7 +16,7 @@ from shared.files import write_durably
 PROGRAM_PATH = "/program"
 INDEX_PATH = f"{PROGRAM_PATH}/index.json"
 TOKENIZER_FOLDER = ".tokenizer"
-"""What the name of a program's folder of tokenizer files ends in."""
+"""The end of the name of a program's folder of tokenizer files."""
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
 
@@ -39,7 +39,7 @@ class ListedWeights(ListedFile):
 
 
 class Tokenization(_Strict):
-    """How the text of an example becomes tokens.
+    """The rule by which the text of an example becomes tokens.
 
     Attributes:
         special: whether the tokenizer adds its special tokens.

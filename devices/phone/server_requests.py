@@ -1,4 +1,4 @@
-"""What a gateway asks the server about invitations and keys, over HTTPS."""
+"""The requests of a gateway to the server about invitations and keys, over HTTPS."""
 
 import http.client
 from pathlib import Path

@@ -9,9 +9,9 @@ from shared.errors import ConfigError
 from shared.http.guard import is_loopback
 
 BUILT_PAGE = Path(__file__).parents[3] / "build" / "phone-page"
-"""Where `make phone-page` builds the page in a checkout."""
+"""The folder in which `make phone-page` builds the page of a checkout."""
 SHIPPED_PAGE = Path(__file__).parents[1] / "web" / "page"
-"""Where an installed package has it."""
+"""The folder of an installed package's page."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PageSettings:
 
     @property
     def has_tls(self) -> bool:
-        """Whether browsers connect by TLS to this server itself."""
+        """True if browsers connect by TLS to this server itself."""
         return self.has_certificate and not self.origin
 
     @property
@@ -44,7 +44,7 @@ class PageSettings:
 
     @property
     def url(self) -> str:
-        """Where browsers find the page."""
+        """The address at which browsers find the page."""
         return self.origin or f"{'https' if self.has_tls else 'http'}://{self.address}"
 
     def check(self) -> None:
