@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import LedgerError, SamaraError
-from shared.events import append_event, read_events
+from shared.events import append_in_parts, read_events
 from shared.files import make_folder, write_durably
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
@@ -129,7 +129,7 @@ def write_event(file: Path, event: dict[str, Any]) -> None:
         LedgerError: if the disk refuses.
     """
     with _disk_errors_explained(file):
-        append_event(file, event)
+        append_in_parts(file, event)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import SamaraError
-from shared.events import EventFollower, append_event, read_events
+from shared.events import EventFollower, append_in_parts, read_events
 from shared.files import write_durably
 from shared.step_size import Observation, StepSize
 
@@ -73,7 +73,7 @@ class RecordedStepSize:
                 event = _event(observation) if observation else {}
                 if observation and clients:
                     event[_CLIENTS] = sorted(clients)
-                append_event(self._file, {"step": self.size.done} | event)
+                append_in_parts(self._file, {"step": self.size.done} | event)
             except OSError as error:
                 raise SamaraError(f"{self._file}: cannot be written: {error.strerror}") from error
         return self.size

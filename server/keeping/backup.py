@@ -34,7 +34,8 @@ from shared import DISTRIBUTION
 from shared.archive import ArchivedFile, is_safe_path
 from shared.blob_store import BlobStore, parse_reference
 from shared.errors import ArchiveError, BlobError, SamaraError
-from shared.events import read_events
+from shared.event_parts import count_parts, is_part
+from shared.events import read_events, read_whole_lines
 from shared.files import UNFINISHED, write_durably
 from shared.ledger.copying import copy_ledger
 from shared.ledger.reading import LOCK_FILE
@@ -163,13 +164,21 @@ def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
         elif path.name != NEXT_EVENT_FILE:
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # it was deleted meanwhile
-                shutil.copy2(path, staged / name)
+                _copy_file(path, staged / name)
     for name, number in rounds.items():
         _cut_events(staged / name, number)
     if "." not in rounds:
         _cut_metrics(staged / METRICS_FILE, min(rounds.values()))
     _leave_out_later_end(staged, rounds)
     return rounds, left_out
+
+
+def _copy_file(path: Path, target: Path) -> None:
+    """Copy a file; one with earlier parts, of which there may be another by now, as a whole."""
+    if count_parts(path):
+        target.write_bytes(read_whole_lines(path))
+    else:
+        shutil.copy2(path, target)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -179,9 +188,10 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _is_transient(path: Path, run: Path) -> bool:
-    """Return whether a file is of use only where and while a server runs."""
+    """Return whether a file is of use only while a server runs here, or copied otherwise."""
     in_flower = path.is_relative_to(run / FLOWER_FOLDER)
-    return in_flower or path.suffix == UNFINISHED or path.name in _TRANSIENT
+    is_unfinished = path.suffix == UNFINISHED
+    return in_flower or is_unfinished or is_part(path) or path.name in _TRANSIENT
 
 
 def _copy_ledger(store: Path, target: Path) -> int:

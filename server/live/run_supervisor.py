@@ -106,7 +106,7 @@ def serve_run(
                 if not problem or (folder / RESULT_FILE).exists():
                     _tell_clients(superlink, folder, keys, display)
                     return True
-                has_progressed = _events_size(folder) > events_before
+                has_progressed = _events_size(folder) != events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
                 if failures == _MAX_FAILURES and is_busy:  # or it hangs: a new one may not
                     superlink.stop()
@@ -316,7 +316,7 @@ class _Upkeep:
 
 
 def _events_size(folder: Path) -> int:
-    """Return the size of a run's events in bytes, which grows with every round."""
+    """Return the size of a run's last events in bytes, which another round changes."""
     events = folder / METRICS_FILE
     return events.stat().st_size if events.exists() else 0
 

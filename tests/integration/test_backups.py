@@ -29,6 +29,7 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.check_result import CheckResult, Outcome
 from shared.config import RunConfig
 from shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
+from shared.event_parts import is_part
 from shared.events import read_whole_events
 from shared.ledger.reading import read_ledger, segment_paths
 from shared.result import RESULT_FILE, read_result
@@ -115,8 +116,11 @@ def test_a_second_server_is_told_from_a_client_that_is_ahead(
     assert "restored from a backup that lacks it" not in caplog.text
 
 
-def test_a_backup_of_any_moment_can_be_restored(settings: Settings, tmp_path: Path) -> None:
+def test_a_backup_of_any_moment_can_be_restored(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Taken at every message, so also between a round's record, its event and its snapshot."""
+    monkeypatch.setattr("shared.event_parts.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
     plain, taken = grid._deliver, dict[int, Backup]()
@@ -141,7 +145,9 @@ def test_a_backup_of_any_moment_can_be_restored(settings: Settings, tmp_path: Pa
         assert recorded == list(range(1, one.rounds["."] + 1))
     restore(tmp_path / "end", tmp_path / "out")
     left = {RESTORED_FILE: b"", "ledger/lock": b""}
-    assert (tree_of(tmp_path / "out") | left).keys() == (tree_of(run) | left).keys()
+    parts = {path.name for path in run.iterdir() if is_part(path)}
+    assert "metrics.00001.jsonl.gz" in parts  # whose lines the copied file has
+    assert (tree_of(tmp_path / "out") | left).keys() == (tree_of(run) | left).keys() - parts
     *_, last = replay_run(tmp_path / "out")
     assert last.round == 4
 
