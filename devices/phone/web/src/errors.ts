@@ -98,3 +98,12 @@ export class MaskingError extends PhoneError {
   override readonly code = 25;
 }
 
+/** An invitation cannot be used; `reason` names the text that says why. */
+export class InvitationError extends PhoneError {
+  readonly reason: string;
+
+  constructor(reason: string) {
+    super(`the invitation cannot be used: ${reason}`);
+    this.reason = reason;
+  }
+}

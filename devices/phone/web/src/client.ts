@@ -1,0 +1,412 @@
+/** The client of a browser: key, program, examples, stream and models, for the page or an app. */
+
+import { toHex, type Bytes } from "./bytes.ts";
+import { columnOf } from "./columns.ts";
+import { fetchFile, fetchIndex, forgetFiles } from "./download.ts";
+import { Encoder, type Numbers } from "./encoder.ts";
+import { ProgramError } from "./errors.ts";
+import { SPLIT } from "./instructions.ts";
+import { readCode, register } from "./join.ts";
+import { added } from "./local-steps.ts";
+import { TASK_KIND, type Task } from "./messages.ts";
+import { ExampleBook, type NewExample, type OwnExample } from "./own-examples.ts";
+import { Phone, type Models } from "./phone.ts";
+import { readProgram, selfCheck, type Program } from "./program.ts";
+import { scoresUnder, type Represented } from "./readout.ts";
+import { toFloat32, zeroState } from "./replay.ts";
+import { roundsOfFederation } from "./run-terms.ts";
+import { readScenario } from "./signed-run.ts";
+import { clientIndex, makeKey, type OwnKey } from "./signing.ts";
+import { accuracy, probabilities } from "./softmax.ts";
+import type { Store } from "./store.ts";
+import { Stream, type Connection } from "./stream.ts";
+import type { ProgramIndex, Row, Task as RunTask } from "./task.ts";
+import { RowTokenizer } from "./tokens.ts";
+
+/** What the client is doing; `done` of `of` where it can be counted. */
+export interface Activity {
+  readonly name: "nothing" | "loading" | "reading" | "training" | "evaluating" | "personal";
+  readonly done: number;
+  readonly of: number;
+}
+
+/** Accuracies on the owner's examples that no training has seen; NaN without any. */
+export interface Accuracies {
+  readonly examples: number;
+  readonly base: number;
+  readonly global: number;
+  readonly personal: number;
+}
+
+/** All that the page shows. */
+export interface Status {
+  readonly hasJoined: boolean;
+  readonly client: number;
+  readonly connection: Connection;
+  readonly isPaused: boolean;
+  readonly activity: Activity;
+  readonly task: RunTask | null;
+  readonly programBytes: number;
+  readonly run: string;
+  readonly round: number;
+  readonly rounds: number;
+  readonly digest: string;
+  readonly counts: readonly [number, number, number];
+  readonly accuracies: Accuracies | null;
+  readonly sent: { readonly answers: number; readonly bytes: number };
+  readonly problem: string;
+}
+
+/** The answers of the models to one row: probabilities of the labels. */
+export interface Prediction {
+  readonly labels: readonly string[];
+  readonly base: readonly number[];
+  readonly global: readonly number[] | null;
+  readonly personal: readonly number[] | null;
+}
+
+interface Joined {
+  readonly key: OwnKey;
+  readonly scenario: string;
+  readonly isRegistered: boolean;
+}
+
+interface Loaded {
+  readonly index: ProgramIndex;
+  readonly program: Program;
+  readonly book: ExampleBook;
+  readonly phone: Phone;
+}
+
+const NOTHING: Activity = { name: "nothing", done: 0, of: 0 };
+const JOINED = "joined";
+const PAUSED = "paused";
+
+/** The client; the page calls it, and is told when its status changes. */
+export class Client {
+  readonly #store: Store;
+  readonly #changed: () => void;
+  #joined: Joined | null = null;
+  #loaded: Promise<Loaded> | null = null;
+  #model: Promise<readonly [Encoder, RowTokenizer]> | null = null;
+  #stream: Stream | null = null;
+  #connection: Connection = "closed";
+  #activity: Activity = NOTHING;
+  #accuracies: Accuracies | null = null;
+  #problem = "";
+  #isPaused = false;
+  /** One task, example or question at a time. */
+  #work: Promise<unknown> = Promise.resolve();
+  #waiting = 0;
+
+  /** @param changed is called when the status has changed. */
+  constructor(store: Store, changed: () => void) {
+    this.#store = store;
+    this.#changed = changed;
+  }
+
+  /** Goes on where the browser was closed. */
+  async start(): Promise<void> {
+    this.#joined = ((await this.#store.read(JOINED)) as Joined | undefined) ?? null;
+    this.#isPaused = (await this.#store.read(PAUSED)) === true;
+    if (this.#joined?.isRegistered) this.#begin();
+    this.#changed();
+  }
+
+  /**
+   * Registers this browser by an invitation's code or link, and attaches.
+   *
+   * @throws InvitationError if it cannot be used.
+   */
+  async join(link: string): Promise<void> {
+    const code = await readCode(link);
+    const begun = this.#joined ?? {
+      key: await makeKey(),
+      scenario: "",
+      isRegistered: false,
+    };
+    await this.#keep(begun); // before the server knows the key, so that it is never lost
+    const scenario = await register(code, begun.key);
+    await this.#keep({ key: begun.key, scenario, isRegistered: true });
+    this.#begin();
+  }
+
+  /** Adds examples of the owner's, and returns how many there are now. */
+  async addExamples(examples: readonly NewExample[]): Promise<number> {
+    return this.#alone(async () => {
+      const { book } = await this.#load();
+      await book.add(examples);
+      this.#idle();
+      return (await book.all()).length;
+    });
+  }
+
+  /** Returns the owner's examples, the oldest first. */
+  async examples(): Promise<OwnExample[]> {
+    return (await this.#load()).book.all();
+  }
+
+  /** Deletes an example. */
+  async removeExample(id: string): Promise<void> {
+    await this.#alone(async () => {
+      await (await this.#load()).book.remove(id);
+      this.#idle();
+    });
+  }
+
+  /** Returns what the models answer to a row. */
+  async predict(row: Row): Promise<Prediction> {
+    return this.#alone(async () => {
+      const { program, index, phone } = await this.#load();
+      const [numbers] = await this.#represent([row], () => {});
+      const example: Represented = { ...numbers!, labels: Int32Array.of(0) };
+      const under = (state: BigInt64Array<ArrayBuffer>): number[] => {
+        const weights = toFloat32(added(state, program.start));
+        return probabilities(scoresUnder(program.readout, weights, example, [0]));
+      };
+      const models = await phone.models();
+      this.#do(NOTHING);
+      return {
+        labels: index.task.words.map((word) => word.trim()),
+        base: probabilities(numbers!.scores),
+        global: models && under(models.w),
+        personal: models && under(added(models.w, models.p)),
+      };
+    });
+  }
+
+  /** Stops all training and closes the stream, or opens it again. */
+  async pause(isPaused: boolean): Promise<void> {
+    this.#isPaused = isPaused;
+    await this.#store.write(new Map([[PAUSED, isPaused]]));
+    if (isPaused) this.#stream?.close();
+    else if (this.#joined?.isRegistered) this.#begin();
+    this.#changed();
+  }
+
+  /** Leaves the run, and deletes key, examples, models and program from this browser. */
+  async leave(): Promise<void> {
+    this.#stream?.close();
+    await this.#alone(async () => {
+      this.#stream = null;
+      this.#joined = this.#loaded = this.#model = this.#accuracies = null;
+      this.#isPaused = false;
+      this.#problem = "";
+      await this.#store.erase("");
+      await forgetFiles();
+    });
+    this.#changed();
+  }
+
+  /** Returns all that the page shows. */
+  async status(): Promise<Status> {
+    const loaded = this.#loaded && (await this.#loaded.catch(() => null));
+    const models = loaded && (await loaded.phone.models());
+    const counts = loaded
+      ? await Promise.all([SPLIT.train, SPLIT.validation, SPLIT.test].map((s) => loaded.book.count(s)))
+      : [0, 0, 0];
+    const sent = (await this.#store.list("sent/")).map(([, one]) => one as { bytes: number });
+    return {
+      hasJoined: this.#joined?.isRegistered === true,
+      client: this.#joined ? await clientIndex(this.#joined.key.publicPem) : -1,
+      connection: this.#connection,
+      isPaused: this.#isPaused,
+      activity: this.#activity,
+      task: loaded && loaded.index.task,
+      programBytes: loaded ? sizeOf(loaded.index) : 0,
+      run: models?.runId ?? "",
+      round: models?.round ?? 0,
+      rounds: models ? roundsOfFederation(models.terms) : 0,
+      digest: models ? toHex(models.digest) : "",
+      counts: [counts[0]!, counts[1]!, counts[2]!],
+      accuracies: this.#accuracies,
+      sent: {
+        answers: sent.length,
+        bytes: sent.reduce((sum, one) => sum + one.bytes, 0),
+      },
+      problem: this.#problem,
+    };
+  }
+
+  async #keep(joined: Joined): Promise<void> {
+    await this.#store.write(new Map([[JOINED, joined]]));
+    this.#joined = joined;
+  }
+
+  #begin(): void {
+    const { key } = this.#joined!;
+    const address = new URL("/stream", location.href);
+    address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+    this.#stream ??= new Stream(address.href, key, {
+      answer: (task) => this.#alone(() => this.#answer(task)),
+      changed: (connection) => {
+        this.#connection = connection;
+        this.#changed();
+      },
+    });
+    this.#load().then(
+      () => {
+        if (!this.#isPaused) this.#stream?.open();
+        this.#idle();
+      },
+      () => {},
+    );
+  }
+
+  async #answer(task: Task): Promise<Bytes> {
+    const { phone } = await this.#load();
+    if (task.kind === TASK_KIND.train) this.#do({ name: "training", done: 0, of: 0 });
+    if (task.kind === TASK_KIND.evaluate) this.#do({ name: "evaluating", done: 0, of: 0 });
+    const frame = await phone.answer(task);
+    this.#do(NOTHING);
+    if (task.kind !== TASK_KIND.hello) this.#idle();
+    return frame;
+  }
+
+  /** Takes the private rounds that are due, and evaluates the models, when nothing else waits. */
+  #idle(): void {
+    setTimeout(() => {
+      if (this.#waiting || !this.#loaded) return;
+      this.#alone(async () => {
+        const { phone, book } = await this.#load();
+        if (!(await book.all()).length) return;
+        this.#do({ name: "personal", done: 0, of: 0 });
+        await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isPaused);
+        this.#accuracies = await this.#evaluated(await phone.models());
+        this.#do(NOTHING);
+      }).catch((error: unknown) => this.#fail(error));
+    });
+  }
+
+  /** Returns the accuracies on validation and test examples, of which none is trained with. */
+  async #evaluated(models: Models | null): Promise<Accuracies> {
+    const { phone, book, program } = await this.#load();
+    const learner = await phone.learner();
+    const w = models?.w ?? zeroState(program.layout.size);
+    const states = [null, w, models ? added(w, models.p) : w];
+    const { labels } = program.readout;
+    const counts = states.map(() => new Uint32Array(labels * labels));
+    for (const split of [SPLIT.validation, SPLIT.test]) {
+      const examples = await book.represented(split);
+      states.forEach((state, which) => {
+        const zero = zeroState(program.layout.size);
+        const base = { ...learner, training: { ...learner.training, start: zero } };
+        const column = state
+          ? columnOf(learner, "", state, examples)
+          : columnOf(base, "", zero, examples);
+        column.counts.forEach((count, at) => (counts[which]![at]! += count));
+      });
+    }
+    const [base, global, personal] = counts.map((one) => accuracy(one, labels));
+    const examples = counts[0]!.reduce((sum, one) => sum + one, 0);
+    return { examples, base: base!, global: global!, personal: personal! };
+  }
+
+  /** Runs something when all that came before it is done. */
+  async #alone<T>(work: () => Promise<T>): Promise<T> {
+    this.#waiting++;
+    const done = this.#work.then(work, work);
+    this.#work = done.catch(() => {});
+    try {
+      return await done;
+    } finally {
+      this.#waiting--;
+    }
+  }
+
+  #do(activity: Activity): void {
+    this.#activity = activity;
+    this.#changed();
+  }
+
+  #fail(error: unknown): void {
+    console.error(error);
+    this.#problem = error instanceof Error ? error.message : String(error);
+    this.#do(NOTHING);
+  }
+
+  #load(): Promise<Loaded> {
+    this.#loaded ??= this.#loadProgram().catch((error: unknown) => {
+      this.#loaded = null;
+      this.#fail(error);
+      throw error;
+    });
+    return this.#loaded;
+  }
+
+  async #loadProgram(): Promise<Loaded> {
+    const joined = this.#joined;
+    if (!joined) throw new ProgramError("join first");
+    const index = await fetchIndex();
+    const manifest = await fetchFile(index.manifest, () => {});
+    const program = await readProgram(new TextDecoder().decode(manifest));
+    if (program.manifest.program_sha256 !== index.graph.sha256)
+      throw new ProgramError("the program is not the one that its manifest describes");
+    const { layout, modelId, readout } = program;
+    const represent = this.#represent.bind(this);
+    const book = new ExampleBook(this.#store, {
+      program: index.graph.sha256,
+      readout,
+      represent,
+    });
+    book.onProgress = (done, of) => this.#do({ name: "reading", done, of });
+    const { scenario } = joined;
+    const phone = new Phone({
+      program,
+      client: await clientIndex(joined.key.publicPem),
+      store: this.#store,
+      examples: book,
+      signed: scenario ? await readScenario(scenario, layout.hash, modelId) : null,
+      facts: { device: "browser", platform: navigator.userAgent },
+    });
+    this.#problem = "";
+    return { index, program, book, phone };
+  }
+
+  /** Returns the numbers of rows; the model is loaded and checked when it is needed first. */
+  async #represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
+    this.#model ??= this.#loadModel().catch((error: unknown) => {
+      this.#model = null;
+      throw error;
+    });
+    const [encoder, tokenizer] = await this.#model;
+    const { program } = await this.#load();
+    const tokens = rows.map((row) => tokenizer.tokens(row));
+    const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
+    const order = Array.from(rows.keys()).sort((a, b) => lengths[a]! - lengths[b]! || a - b);
+    const numbers = new Array<Numbers>(rows.length);
+    const { batch } = program.manifest;
+    for (let first = 0; first < order.length; first += batch) {
+      const some = order.slice(first, first + batch);
+      const found = await encoder.representRows(some.map((row) => tokens[row]!));
+      some.forEach((row, at) => (numbers[row] = found[at]!));
+      onDone(some.length);
+    }
+    return numbers;
+  }
+
+  async #loadModel(): Promise<readonly [Encoder, RowTokenizer]> {
+    const { index, program } = await this.#load();
+    const of = sizeOf(index);
+    let done = 0;
+    const fetched = (file: { readonly sha256: string; readonly bytes: number }): Promise<Bytes> =>
+      fetchFile(file, (count) => this.#do({ name: "loading", done: (done += count), of }));
+    const files: Record<string, unknown> = {};
+    for (const [name, file] of Object.entries(index.tokenizer))
+      if (name.endsWith(".json"))
+        files[name] = JSON.parse(new TextDecoder().decode(await fetched(file)));
+    const tokenizer = new RowTokenizer(index, files);
+    const graph = await fetched(index.graph);
+    const weights: { path: string; data: Bytes }[] = [];
+    for (const one of index.weights)
+      weights.push({ path: one.path, data: await fetched(one) });
+    const encoder = await Encoder.load({ graph, weights }, program.manifest);
+    await selfCheck(program, (call) => encoder.represent(call));
+    return [encoder, tokenizer];
+  }
+}
+
+function sizeOf({ graph, weights, tokenizer }: ProgramIndex): number {
+  const files = [graph, ...weights, ...Object.values(tokenizer)];
+  return files.reduce((sum, one) => sum + one.bytes, 0);
+}

@@ -1,0 +1,70 @@
+/** The program's files, which are fetched once, checked by their hashes, and kept in the browser. */
+
+import type { Bytes } from "./bytes.ts";
+import { hasHash } from "./encoder.ts";
+import { ProgramError } from "./errors.ts";
+import { readIndex, type ProgramFile, type ProgramIndex } from "./task.ts";
+
+const CACHE = "samara-program";
+const INDEX = "/program/index.json";
+
+/** Returns the index of the program; the one that is kept if the gateway cannot be reached. */
+export async function fetchIndex(): Promise<ProgramIndex> {
+  const cache = await caches.open(CACHE);
+  try {
+    const answer = await fetch(INDEX);
+    if (!answer.ok) throw new ProgramError(`the gateway has no program: ${answer.status}`);
+    const index = readIndex(await answer.clone().text());
+    await cache.put(INDEX, answer);
+    return index;
+  } catch (error) {
+    const kept = await cache.match(INDEX);
+    if (!kept) throw error;
+    return readIndex(await kept.text());
+  }
+}
+
+/**
+ * Returns a file of the program, from the browser's cache if it is there.
+ *
+ * @param onBytes is told how many bytes have come since it was called last.
+ * @throws ProgramError if what comes is another file.
+ */
+export async function fetchFile(
+  { sha256, bytes }: ProgramFile,
+  onBytes: (count: number) => void,
+): Promise<Bytes> {
+  const cache = await caches.open(CACHE);
+  const address = `/program/${sha256}`;
+  const kept = await cache.match(address);
+  if (kept) {
+    const content = new Uint8Array(await kept.arrayBuffer());
+    if (await hasHash(content, sha256)) {
+      onBytes(bytes);
+      return content;
+    }
+    await cache.delete(address);
+  }
+  const answer = await fetch(address);
+  if (!answer.ok || !answer.body)
+    throw new ProgramError(`a file of the program does not come: ${answer.status}`);
+  const content = new Uint8Array(bytes);
+  let at = 0;
+  for (const reader = answer.body.getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (at + value.length > bytes) throw new ProgramError("a file of the program is too long");
+    content.set(value, at);
+    at += value.length;
+    onBytes(value.length);
+  }
+  if (at !== bytes || !(await hasHash(content, sha256)))
+    throw new ProgramError("a file of the program is damaged; try again");
+  await cache.put(address, new Response(content));
+  return content;
+}
+
+/** Deletes all files that are kept. */
+export async function forgetFiles(): Promise<void> {
+  await caches.delete(CACHE);
+}

@@ -1,0 +1,97 @@
+/**
+ * The interface for apps that show this page in a WebView: `window.samara`.
+ *
+ * `version` grows when something that is here changes; what is added leaves it.
+ */
+
+import type { Prediction, Status } from "./client.ts";
+import type { NewExample, OwnExample } from "./own-examples.ts";
+import type { Row } from "./task.ts";
+import type { Call, Said } from "./worker.ts";
+
+/** What an app may call. A promise is rejected with an `Error` whose message may be shown. */
+export interface Samara {
+  readonly version: 1;
+  /** Registers this browser by an invitation's link or code, and attaches to the gateway. */
+  join(link: string): Promise<void>;
+  /** Adds an example of the owner's; a text that is there already gets the new label. */
+  addExample(row: Row, label: number): Promise<void>;
+  /** Returns probabilities of the labels under the base, the global and the private model. */
+  predict(row: Row): Promise<Prediction>;
+  /** Returns what the client does, and how far it is. */
+  status(): Promise<Status>;
+  /** Leaves the run and deletes everything from this browser. */
+  leave(): Promise<void>;
+}
+
+declare global {
+  interface Window {
+    samara: Samara;
+  }
+}
+
+/** A call that was refused; `reason` names a text for invitations. */
+export class CallError extends Error {
+  readonly reason: string;
+
+  constructor(message: string, reason: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+/** The worker's client as the page calls it. */
+export class WorkerClient {
+  readonly #worker: Worker;
+  readonly #ready: Promise<void>;
+  readonly #open = new Map<number, (said: Said) => void>();
+  #calls = 0;
+
+  /** @param onEvent is told when the status has changed, or another tab is the phone. */
+  constructor(onEvent: (event: "ready" | "changed" | "elsewhere") => void) {
+    this.#worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+    this.#ready = new Promise((resolve) => {
+      this.#worker.onmessage = ({ data }: MessageEvent<Said>) => {
+        if ("event" in data) {
+          if (data.event === "ready") resolve();
+          onEvent(data.event);
+          return;
+        }
+        this.#open.get(data.id)?.(data);
+        this.#open.delete(data.id);
+      };
+    });
+  }
+
+  join = (link: string): Promise<void> => this.#call("join", link);
+  addExamples = (examples: readonly NewExample[]): Promise<number> =>
+    this.#call("addExamples", examples);
+  examples = (): Promise<OwnExample[]> => this.#call("examples");
+  removeExample = (id: string): Promise<void> => this.#call("removeExample", id);
+  predict = (row: Row): Promise<Prediction> => this.#call("predict", row);
+  pause = (isPaused: boolean): Promise<void> => this.#call("pause", isPaused);
+  leave = (): Promise<void> => this.#call("leave");
+  status = (): Promise<Status> => this.#call("status");
+
+  /** Returns what apps may call. */
+  forApps(): Samara {
+    return Object.freeze<Samara>({
+      version: 1,
+      join: this.join,
+      addExample: async (row, label) => void (await this.addExamples([{ row, label }])),
+      predict: this.predict,
+      status: this.status,
+      leave: this.leave,
+    });
+  }
+
+  async #call<T>(name: Call["name"], ...given: readonly unknown[]): Promise<T> {
+    await this.#ready;
+    const id = this.#calls++;
+    const said = new Promise<Said>((resolve) => this.#open.set(id, resolve));
+    this.#worker.postMessage({ id, name, given } satisfies Call);
+    const answer = await said;
+    if ("error" in answer) throw new CallError(answer.error, answer.reason);
+    return ("result" in answer ? answer.result : undefined) as T;
+  }
+}

@@ -1,0 +1,107 @@
+/** The stream to the gateway: a WebSocket that proves who this phone is, and answers tasks. */
+
+import type { Bytes } from "./bytes.ts";
+import { decodeToPhone, encodeProof, encodeResult, type Task } from "./messages.ts";
+import { answerBytes, proofBytes, sign, type OwnKey } from "./signing.ts";
+
+const PROTOCOL = "samara.phone.1";
+const VERSION = 1;
+const LONGEST_WAIT = 300;
+/** Close codes are 4000 and the number of a status of gRPC. */
+const FINISHED = 4011;
+const REJECTED = [4007, 4016];
+
+/** How the stream stands; after the last two it is not opened again by itself. */
+export type Connection = "closed" | "connecting" | "attached" | "finished" | "rejected";
+
+/** What a stream tells, and asks. */
+export interface StreamOwner {
+  answer(task: Task): Promise<Bytes>;
+  changed(connection: Connection): void;
+}
+
+/** The stream of a phone, which comes back after 1, 2, 4 … 300 s and up to half more by chance. */
+export class Stream {
+  readonly #address: string;
+  readonly #key: OwnKey;
+  readonly #owner: StreamOwner;
+  #socket: WebSocket | null = null;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #wait = 1;
+  #isWanted = false;
+
+  constructor(address: string, key: OwnKey, owner: StreamOwner) {
+    this.#address = address;
+    this.#key = key;
+    this.#owner = owner;
+  }
+
+  /** Opens the stream at once, and again whenever it breaks. */
+  open(): void {
+    this.#isWanted = true;
+    clearTimeout(this.#timer);
+    if (!this.#socket) this.#connect();
+  }
+
+  /** Closes the stream until it is opened again. */
+  close(): void {
+    this.#isWanted = false;
+    clearTimeout(this.#timer);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close(1000);
+    this.#owner.changed("closed");
+  }
+
+  #connect(): void {
+    this.#owner.changed("connecting");
+    const socket = new WebSocket(this.#address, PROTOCOL);
+    socket.binaryType = "arraybuffer";
+    this.#socket = socket;
+    let work = Promise.resolve();
+    socket.onmessage = ({ data }) => {
+      work = work
+        .then(() => this.#take(socket, new Uint8Array(data as ArrayBuffer)))
+        .catch((error: unknown) => {
+          console.warn("the stream ends:", error);
+          socket.close(4000);
+        });
+    };
+    socket.onclose = ({ code }) => {
+      if (this.#socket !== socket) return;
+      this.#socket = null;
+      this.#ended(code);
+    };
+  }
+
+  async #take(socket: WebSocket, message: Bytes): Promise<void> {
+    const said = decodeToPhone(message);
+    let reply: Bytes;
+    if ("challenge" in said) {
+      if (said.challenge.version !== VERSION) throw new Error("the gateway is of another version");
+      const signature = await sign(this.#key, proofBytes(said.challenge.nonce));
+      reply = encodeProof({ publicKey: this.#key.publicPem, signature });
+      this.#owner.changed("attached");
+    } else {
+      const { number, instruction } = said.task;
+      const frame = await this.#owner.answer(said.task);
+      const signature = await sign(this.#key, await answerBytes(instruction, frame));
+      reply = encodeResult({ number, frame, signature });
+      this.#wait = 1;
+    }
+    if (socket.readyState === WebSocket.OPEN) socket.send(reply);
+  }
+
+  #ended(code: number): void {
+    if (!this.#isWanted) return;
+    if (code === FINISHED || REJECTED.includes(code)) {
+      this.#isWanted = false;
+      this.#owner.changed(code === FINISHED ? "finished" : "rejected");
+      return;
+    }
+    this.#owner.changed("connecting");
+    const seconds = this.#wait * (1 + Math.random() / 2);
+    this.#timer = setTimeout(() => this.#connect(), 1000 * seconds);
+    this.#wait = Math.min(2 * this.#wait, LONGEST_WAIT);
+  }
+}

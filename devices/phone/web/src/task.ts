@@ -1,0 +1,82 @@
+/** The task of a run as the program's index describes it: how a text becomes tokens, and labels. */
+
+import { ProgramError } from "./errors.ts";
+
+/** A file of the program, known by its SHA-256 in hexadecimal. */
+export interface ProgramFile {
+  readonly sha256: string;
+  readonly bytes: number;
+}
+
+/** How a text becomes tokens: docs/reference/wire.md says what the fields are. */
+export interface Tokenization {
+  readonly special: boolean;
+  readonly before: readonly number[];
+  readonly after: string;
+  readonly limit: number;
+  readonly answers: readonly (readonly number[])[];
+}
+
+/** The fields of a row without its label, by name. */
+export type Row = Readonly<Record<string, string>>;
+
+/** A task, as far as a browser needs it. */
+export interface Task {
+  readonly name: string;
+  readonly text: string;
+  readonly words: readonly string[];
+  readonly labels: readonly unknown[];
+  readonly fields: readonly string[];
+  readonly label?: string;
+  readonly replace?: Readonly<Record<string, Readonly<Record<string, string>>>>;
+}
+
+/** The index of a program's files, and what a browser needs beside them. */
+export interface ProgramIndex {
+  readonly version: number;
+  readonly manifest: ProgramFile;
+  readonly graph: ProgramFile;
+  readonly weights: readonly (ProgramFile & { readonly path: string })[];
+  readonly tokenizer: Readonly<Record<string, ProgramFile>>;
+  readonly task: Task;
+  readonly tokenization: Tokenization;
+  readonly examples: readonly {
+    readonly row: Row;
+    readonly ids: readonly number[];
+    readonly position: number;
+  }[];
+}
+
+/** Reads the index of a program; throws `ProgramError` if it is of another version. */
+export function readIndex(text: string): ProgramIndex {
+  const index = JSON.parse(text) as ProgramIndex;
+  if (index.version !== 1)
+    throw new ProgramError("the program is of another version; load the page again");
+  return index;
+}
+
+/** Returns the text of a row: the template with its fields filled in. */
+export function textOf(task: Task, row: Row): string {
+  return task.text.replace(/\{\{|\}\}|\{([^{}]+)\}/g, (whole, field?: string) => {
+    if (field === undefined) return whole[0]!;
+    const name = field.split("|")[0]!;
+    const value = row[name] ?? "";
+    return task.replace?.[name]?.[value] ?? value;
+  });
+}
+
+/** Returns the names under which a record may have a field: `text|sentence` is either of both. */
+export function namesOf(task: Task, field: string): string[] {
+  const named = [...task.text.matchAll(/\{([^{}]+)\}/g)].map(([, names]) => names!.split("|"));
+  return named.find(([first]) => first === field) ?? [field];
+}
+
+/** Returns the label that a text stands for: a label word, or a value in the data; −1 for none. */
+export function labelOf(task: Task, text: string): number {
+  const named = text.trim();
+  const word = task.words.findIndex((one) => one.trim() === named);
+  if (word >= 0) return word;
+  return task.labels.findIndex((values) =>
+    (Array.isArray(values) ? values : [values]).some((value) => String(value) === named),
+  );
+}

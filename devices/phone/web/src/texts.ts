@@ -1,0 +1,111 @@
+/** Every text of the page, in English; `{0}` and `{1}` are filled in. */
+
+export const TEXTS = {
+  title: "Samara",
+  tagline: "Your own model, from your own texts, on your own device.",
+  noScript: "This page needs JavaScript.",
+  elsewhere: "This page is open in another tab. Close the other one, and this one goes on.",
+
+  joinHeading: "Take part",
+  joinWhat:
+    "You are invited to help a language model learn a task. Your browser runs the model, tries small changes of it on texts that you label, and tells the server how much better or worse each change was.",
+  leavesHeading: "What leaves this device",
+  leavesYes:
+    "Numbers: for each change that was tried, by how much the error on your texts rose or fell, the mean error, counts of right and wrong answers on texts kept for evaluation, how many texts you have, and what browser this is.",
+  leavesNo: "Your texts, your labels, and your private model never leave it.",
+  leavesCare:
+    "Such numbers can still tell something about your texts to who runs the server. Take part only if you trust them with that.",
+  costsHeading: "What it costs",
+  costs:
+    "The model is downloaded once, and each of your texts goes through it once. On a phone it works only while this page is open and visible.",
+  code: "Invitation",
+  codeHint: "The link or the code that the operator sent you.",
+  consent: "I have read this and want to take part.",
+  join: "Take part",
+  joining: "Making a key and registering it …",
+
+  textsHeading: "Your texts",
+  textsHint:
+    "Add texts and say what each one is. About 30 of 100 are kept apart, to measure how well the model does.",
+  text: "Text",
+  severalTexts: "One text per line adds several of the same label.",
+  label: "Label",
+  add: "Add",
+  file: "From a file",
+  fileHint: "JSON lines or CSV with {0} and {1}.",
+  added: "{0} added.",
+  wrongLines: "{0} added; not understood: line {1}.",
+  counts: "{0} texts to learn from, {1} kept apart.",
+  showTexts: "Show my texts",
+  remove: "Delete",
+  removeNamed: "Delete the text: {0}",
+
+  trainingHeading: "Training",
+  round: "Round {0} of {1}",
+  notBegun: "Waiting for the first round.",
+  connections: {
+    closed: "Not connected.",
+    connecting: "Connecting to the server …",
+    attached: "Connected.",
+    finished: "The run is finished. Your model stays here.",
+    rejected: "The server no longer accepts this browser. Ask the operator for a new invitation.",
+  },
+  activities: {
+    nothing: "Nothing to do right now.",
+    loading: "Loading the model: {0}",
+    reading: "Reading your texts: {0} of {1}",
+    training: "Trying changes of the model on your texts …",
+    evaluating: "Counting right and wrong answers …",
+    personal: "Fitting your private model …",
+  },
+  fewTexts: "Add at least 2 texts to learn from; with fewer nothing is trained.",
+  sent: "Sent so far: {0} answers, {1} in all.",
+  digest: "State of the common model: {0}",
+
+  accuracyHeading: "Right answers on your texts",
+  accuracyHint: "On {0} texts that are kept apart from training.",
+  accuracyNone: "No text is kept apart yet; add more.",
+  base: "Before: base model",
+  global: "Common model",
+  personal: "Your private model",
+
+  tryHeading: "Try it",
+  tryHint: "What do the models make of a text? It stays on this device.",
+  ask: "Ask",
+  asking: "Asking …",
+
+  controlHeading: "Your choice",
+  pause: "Pause",
+  resume: "Go on",
+  paused: "Paused: nothing is computed, and nothing is sent.",
+  onlyOnPower: "Only while charging",
+  onlyOnWifi: "Only on Wi-Fi",
+  keepAwake: "Keep the screen on",
+  leave: "Leave and delete everything",
+  leaveSure: "Delete key, texts and models from this browser? This cannot be undone.",
+  left: "Everything was deleted from this browser.",
+  yes: "Delete everything",
+  no: "Keep",
+
+  percent: "{0} %",
+  megabytes: "{0} MB",
+  kilobytes: "{0} kB",
+  problem: "Something went wrong: {0}",
+  reasons: {
+    code: "The invitation is not whole. Copy the link again.",
+    version: "The invitation is of another version. Ask the operator for a new one.",
+    trust: "What answers is not the server of this invitation. Nothing was sent to it.",
+    revoked: "The key of this browser was revoked. Ask the operator.",
+    unknown: "There is no such invitation. Ask the operator for a new one.",
+    used: "The invitation was used by another device. Ask the operator for a new one.",
+    ended: "The invitation has expired. Ask the operator for a new one.",
+    taken: "The key of this browser belongs to another client. Delete everything and try again.",
+    busy: "Too many devices join at the moment. Try again in a minute.",
+    offline: "The server does not answer. Try again later.",
+  },
+} as const;
+
+/** Returns a text with its gaps filled in. */
+export function fill(text: string, ...given: readonly (string | number)[]): string {
+  return text.replace(/\{(\d)\}/g, (_, at: string) => String(given[Number(at)]));
+}
