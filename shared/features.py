@@ -68,6 +68,7 @@ class Exclusion:
 
 
 _PRIVATE = ("central", "local", "distributed", "measured", "masked")
+_WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "full", "linear")
 
 EXCLUSIONS = (
     Exclusion(
@@ -290,7 +291,7 @@ the rules of the method ``readout``, and an aggregation those of rules that weig
 
 TUNING_EXCLUSIONS = (
     Exclusion(
-        {"adapter": ("readout", "both"), "space": ("lora", "prefix", "full", "linear")},
+        {"adapter": ("readout", "both"), "space": _WITHOUT_READOUT},
         "only the space of the adapter's tensors has a readout; set space to lora-fa, or "
         "adapter.layers to top:1",
     ),

@@ -301,7 +301,7 @@ def tune(
         ),
     ] = "prge",
     space: Annotated[
-        str | None, typer.Option(help="lora-fa, lora, prefix, full, linear; default the method's.")
+        str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, full, linear.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,

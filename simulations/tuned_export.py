@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from client.personal.model_card import CARD_FILE, model_card
 from client.personal.model_folder import LeftOut, TrainedModel, name_of_base, write_new_folder
 from client.spaces.low_rank import LoRASpace
+from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import FlatSpace
 from client.tuning.finished_tuning import FinishedTuning
@@ -53,6 +54,10 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
                     "prefix tuning has no form for"
                 )
             write_peft_prefix(setup.base, name, theta.reshape(len(shapes), *shapes[0]), unfinished)
+            _write_card(run, setup, unfinished, [WEIGHTS_FILE])
+            return {}
+        if isinstance(space, PeftSpace):
+            space.write(unfinished, name_of_base(run.settings, setup.base))
             _write_card(run, setup, unfinished, [WEIGHTS_FILE])
             return {}
         layout, trained_a = space.adapter.layout, None

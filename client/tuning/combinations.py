@@ -1,6 +1,6 @@
 """The combinations of tuning settings that do not exist, each with its reason and a remedy."""
 
-from client.tuning.methods import MEZO, SPACES, ZEROTH_ORDER
+from client.tuning.methods import BY_PEFT, MEZO, SPACES, ZEROTH_ORDER
 from client.tuning.setting_fields import TuneFields
 from shared.config import NO_STREAMED_GRADIENTS
 from shared.data_settings import EMBEDDED_DATA
@@ -29,6 +29,7 @@ def _about_the_method(settings: TuneFields) -> list[str]:
             )
     mistakes += _about_the_rate(settings)
     mistakes += _about_unread_settings(settings)
+    mistakes += _about_peft(settings)
     if method not in ZEROTH_ORDER and settings.objective == "metric":
         mistakes.append(
             f"objective: only zeroth-order methods can train a metric, {method} cannot; "
@@ -76,6 +77,28 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
         mistakes.append(
             f"warm-up: {settings.warm_up} of {settings.steps} steps leave none with the whole "
             "learning rate; lower it, or raise steps"
+        )
+    return mistakes
+
+
+def _about_peft(settings: TuneFields) -> list[str]:
+    """Return what an adapter that PEFT computes cannot be trained with."""
+    space, mistakes = settings.trained_space, []
+    if space not in BY_PEFT:
+        return []
+    if settings.model.stream in ("host", "disk"):
+        mistakes.append(
+            f"model.stream: PEFT makes {space} out of the weights of all blocks at once; set it to "
+            "off, or space to lora"
+        )
+    if settings.adapter.label_bias:
+        mistakes.append(
+            f"adapter.label-bias: {space} has no place for it; leave it out, or set space to lora"
+        )
+    if space == "dora" and settings.gradients == "forward-mode":
+        mistakes.append(
+            "gradients: PEFT keeps the norm in dora constant where it differentiates, so that "
+            "forward-mode is not the loss's derivative; set it to differences, or space to lora"
         )
     return mistakes
 

@@ -16,15 +16,15 @@ Method = Literal[
     "icl",
     "linear-probe",
 ]
-SpaceName = Literal["lora-fa", "lora", "prefix", "full", "linear"]
+SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "full", "linear"]
 
 SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
-    "mezo": ("full", "lora", "lora-fa", "prefix"),
-    "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
-    "mezo-adam": ("full", "lora", "lora-fa", "prefix"),
-    "fo-adam": ("lora-fa", "full", "lora", "prefix"),
-    "fo-sgd": ("lora-fa", "full", "lora", "prefix"),
+    "mezo": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
+    "mezo-momentum": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
+    "mezo-adam": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
+    "fo-adam": ("lora-fa", "full", "lora", "dora", "vera", "prefix"),
+    "fo-sgd": ("lora-fa", "full", "lora", "dora", "vera", "prefix"),
     "lora": ("lora",),
     "zero-offload": ("full", "linear"),
     "lsp": ("linear",),
@@ -34,6 +34,10 @@ SPACES: dict[Method, tuple[SpaceName, ...]] = {
 }
 """The spaces that each method can train, its default first; none if it trains nothing."""
 
+BY_PEFT: tuple[SpaceName, ...] = ("dora", "vera")
+"""Spaces of adapters that PEFT computes."""
+LOW_RANK: tuple[SpaceName, ...] = ("lora-fa", "lora", *BY_PEFT)
+"""Spaces of adapters in chosen blocks; the layers below them give the same in every pass."""
 MEZO: tuple[Method, ...] = ("mezo", "mezo-momentum", "mezo-adam")
 ZEROTH_ORDER: tuple[Method, ...] = ("prge", *MEZO)
 ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
@@ -41,12 +45,21 @@ ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
 QUERIES: dict[Method, int] = {"prge": 4}
 BATCH = 16
-EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
+EPSILON: dict[SpaceName, float] = {
+    "full": 1e-3,
+    "lora": 1e-2,
+    "lora-fa": 1e-2,
+    "dora": 1e-2,
+    "vera": 1e-2,
+    "prefix": 1e-1,
+}
 ADAM_RATE: dict[SpaceName, float] = {
     "full": 1e-5,
     "linear": 1e-5,
     "lora": 5e-4,
     "lora-fa": 1e-2,
+    "dora": 5e-4,
+    "vera": 5e-3,
     "prefix": 1e-2,
 }
 LSP_RATE = 1e-3

@@ -6,6 +6,7 @@ import torch
 
 from client.spaces.full import FullSpace, check_trainable
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
+from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.scaling import ScalingPlan
 from client.spaces.space import Space
@@ -66,6 +67,8 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
             return FullSpace(base, backend, not settings.in_place, distribution)
         case "lora":
             return LoRASpace(base, settings.adapter, labels, backend)
+        case "dora" | "vera" as kind:
+            return PeftSpace(base, kind, settings.adapter, backend)
         case "prefix":
             distribution = settings.adapter.distribution
             length, is_random = settings.prefix_length, settings.prefix_start == "random"

@@ -29,7 +29,7 @@ class TuneFields(Settings):
     """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
 
     method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
-    space: Literal["auto", "lora-fa", "lora", "prefix", "full", "linear"] = setting(
+    space: Literal["auto", "lora-fa", "lora", "dora", "vera", "prefix", "full", "linear"] = setting(
         "auto", "parameters that are trained; `auto` is the method's first"
     )
     seed: int = setting(

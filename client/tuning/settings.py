@@ -6,7 +6,15 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from client.tuning.combinations import mistakes_in
-from client.tuning.methods import ADAM_RATE, BATCH, EPSILON, LSP_RATE, QUERIES, SPACES
+from client.tuning.methods import (
+    ADAM_RATE,
+    BATCH,
+    BY_PEFT,
+    EPSILON,
+    LSP_RATE,
+    QUERIES,
+    SPACES,
+)
 from client.tuning.setting_fields import TuneFields
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
 from shared.settings import Scalar, flattened, nest
@@ -52,7 +60,8 @@ class TuneSettings(TuneFields):
             "threads": self.threads or threads,
             "batch": self.batch or batch,
         }
-        if self.model.stream == "auto" and self.differentiates:
+        needs_all_blocks = self.differentiates or self.trained_space in BY_PEFT
+        if self.model.stream == "auto" and needs_all_blocks:
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space

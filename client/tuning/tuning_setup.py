@@ -20,7 +20,7 @@ from client.forward.resident import ResidentForward
 from client.forward.streamed import BlockwiseParameters, make_forward_engine
 from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.space import ScoreFunction
-from client.tuning.methods import ZEROTH_ORDER
+from client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from client.tuning.model_setup import ModelSetup
 from client.tuning.settings import TuneSettings
 from shared.choices import READOUT
@@ -242,7 +242,7 @@ class TuningSetup(ModelSetup):
     def _trunk_block_count(self) -> int:
         """Return the number of blocks below the lowest one that the method perturbs."""
         settings = self.settings
-        if settings.method not in ZEROTH_ORDER or settings.space not in ("lora-fa", "lora"):
+        if settings.method not in ZEROTH_ORDER or settings.space not in LOW_RANK:
             return 0
         chosen = chosen_blocks(settings.adapter.inner_layers, len(self.base.blocks))
         return min(chosen, default=0)

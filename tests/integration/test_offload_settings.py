@@ -48,6 +48,7 @@ def test_no_schedule_changes_a_bit(
         ("causal", {"method": "fo-adam", "space": "full"}),
         ("causal", {"method": "fo-adam", "space": "lora-fa"}),
         ("causal", {"method": "lora"}),
+        ("causal", {"method": "fo-adam", "space": "dora"}),
         ("encoder", {"method": "zero-offload"}),
         ("masked", {"method": "zero-offload"}),
     ],

@@ -20,6 +20,7 @@ from client.forward.resident import ResidentForward
 from client.spaces import space as spaces
 from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
+from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from client.spaces.space import Space
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
@@ -56,6 +57,10 @@ BUILD: dict[str, Callable[[BaseModel], Space]] = {
     "lora-fa": lambda base: LoRAFASpace(base, AdapterSettings(layers="top:2"), 2, BACKEND),
     "prefix": lambda base: PrefixSpace(base, 3, 7, BACKEND),
 }
+BY_PEFT: dict[str, Callable[[BaseModel], Space]] = {
+    "dora": lambda base: PeftSpace(base, "dora", AdapterSettings(layers="top:2"), BACKEND),
+    "vera": lambda base: PeftSpace(base, "vera", AdapterSettings(layers="top:2"), BACKEND),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +76,7 @@ class Rig:
         self.base: BaseModel = load_base_model(str(folder), **loading)
         with torch.inference_mode():
             self.scorer = scorer_for(self.base, TASK, 40, PerturbedBody(self.base, 0))
-        self.space = BUILD[kind](self.base)
+        self.space = (BUILD | BY_PEFT)[kind](self.base)
         adapter = self.space.adapter
         body = PerturbedBody(self.base, adapter.first_block)
         self.forward = ResidentForward(adapter, self.scorer, body)
@@ -97,7 +102,7 @@ class Rig:
         return cross_entropy(scores, LABELS[request.batch])
 
 
-@pytest.mark.parametrize("kind", BUILD)
+@pytest.mark.parametrize("kind", [*BUILD, *BY_PEFT])
 def test_scores_around_are_those_of_a_model_that_was_moved_there(
     kind: str, model_folder: ModelFolder
 ) -> None:
@@ -191,7 +196,7 @@ def test_base_and_trajectory_are_the_trained_model(
             assert torch.equal(parameter, ours[name])
 
 
-@pytest.mark.parametrize("kind", BUILD)
+@pytest.mark.parametrize("kind", [*BUILD, *BY_PEFT])
 def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
     rig = Rig(model_folder("causal"), kind)
     descent = Descent(rig.space, Adam(), hold_moments=True)
@@ -203,7 +208,8 @@ def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
         seeds = header.seeds(step, 4)
         estimator = mezo_estimator(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
         found = run_estimator(estimator, rig.losses_of)
-        descent.step(UpdateStep(seeds, found.gradients, 0.01, 0.01))
+        rate = 0.1 if kind == "vera" else 0.01  # its vectors multiply small random numbers
+        descent.step(UpdateStep(seeds, found.gradients, rate, 0.01))
     assert cross_entropy(rig.space.evaluate(rig.run), LABELS)[0] < before - 0.05
 
 

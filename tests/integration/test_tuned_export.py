@@ -67,10 +67,12 @@ def loaded_logits(folder: Path, base: Path) -> Any:
     [
         ("prge", "lora-fa"),
         ("mezo", "lora"),
+        ("mezo", "dora"),
+        ("mezo", "vera"),
         ("mezo", "prefix"),
         ("mezo-adam", "full"),
         ("fo-adam", "lora-fa"),
-        ("lora", "lora"),
+        ("fo-adam", "dora"),
         ("zero-offload", "linear"),
     ],
 )

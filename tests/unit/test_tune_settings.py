@@ -48,6 +48,18 @@ def test_given_settings_are_not_changed() -> None:
             {"method": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
             "offload.checkpointing: a block that runs again would read the prefix twice",
         ),
+        (
+            {"method": "mezo", "space": "dora", "model.stream": "host"},
+            "model.stream: PEFT makes dora out of the weights of all blocks at once",
+        ),
+        (
+            {"method": "mezo", "space": "vera", "adapter.label-bias": True},
+            "adapter.label-bias: vera has no place for it",
+        ),
+        (
+            {"method": "mezo", "space": "dora", "gradients": "forward-mode"},
+            "gradients: PEFT keeps the norm in dora constant",
+        ),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
         ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
         ({"method": "mezo", "differences": "forward"}, "mezo has no forward ones; choose central"),

@@ -7,8 +7,8 @@ run is continued from two files, each written as a whole: the trained tensors wi
 optimizer, and the trained tensors of the best step.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -271,11 +271,17 @@ class FirstOrder:
         blocks = list(base.blocks) if computes_again(self._setup.settings) else []
         with (
             self._at_weights() as adapters,
-            checkpointing(blocks, lambda: self._adapter.using(adapters)),
+            checkpointing(blocks, self._recomputing),
             self._mixed_precision(),
         ):
             scores = self._forward.score_pass(adapters, prompts)[0]
         return summed_loss(scores, train.labels[batch], self._setup.goal) / count
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Give a block that runs again the weights of its first run, θ where there is one."""
+        with self._at_weights() as adapters, self._adapter.using(adapters):
+            yield
 
     def _mixed_precision(self) -> torch.autocast:
         """Return the context of a training pass: products in bfloat16, where that is wanted."""

@@ -1,0 +1,190 @@
+"""Spaces of adapters that PEFT computes: DoRA and VeRA, which train other numbers than LoRA.
+
+DoRA (Liu et al., 2024) trains LoRA's A and B and, for every output of a layer, the length m of its
+row of weights: W' = m·(W + s·B·A)/‖W + s·B·A‖. VeRA (Kopiczko et al., 2024) trains two vectors b
+and d for every layer: W' = W + Λ_b·B·Λ_d·A, where A and B are random, frozen and the same in all
+layers. P-RGE compares them with LoRA and LoRA-FA (table 6).
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
+from shared.directions import query_seeds
+from shared.errors import ModelError
+from shared.files import make_folder, write_durably
+from shared.model.frozen_a import frozen_a
+from shared.model.layer_selection import adapted_layers, chosen_blocks, features
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
+from shared.replay import Backend
+from shared.sections import AdapterSettings
+
+PeftKind = Literal["dora", "vera"]
+_ADAPTER = "default"
+_SHARED = ("vera_A", "vera_B")
+
+
+class PeftSpace(FlatSpace, SequentialSpace):
+    """The space of all trained numbers of an adapter of PEFT's, in the order of its parameters.
+
+    The random matrices are those of `shared.directions`, so that they are the same on every
+    machine; the lengths that DoRA begins with are computed from the weights, and need not be.
+
+    Args:
+        base: model that the adapter is injected into, in place.
+        kind: which adapter.
+        settings: adapted layers, rank and seed; alpha is DoRA's alone.
+        backend: backend that draws directions.
+
+    Raises:
+        ModelError: if PEFT is not installed, or the settings or the adapter do not fit the model.
+    """
+
+    def __init__(
+        self, base: BaseModel, kind: PeftKind, settings: AdapterSettings, backend: Backend
+    ) -> None:
+        self.kind, self.portable = kind, kind != "dora"
+        self._network, self._folder = base.network, base.folder
+        layers = adapted_layers(base, settings)
+        self.config = _inject(base, kind, settings, list(layers))
+        _set_random_matrices(base, settings, layers)
+        named = {
+            name: parameter.detach()
+            for name, parameter in base.network.named_parameters()
+            if f".{_ADAPTER}" in name
+        }
+        chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
+        adapter, self._no_adapters = empty_adapter(min(chosen))
+        tensors = [SpaceTensor(name, tuple(tensor.shape)) for name, tensor in named.items()]
+        theta = torch.cat([tensor.float().reshape(-1) for tensor in named.values()])
+        super().__init__(tensors, adapter, theta, backend, settings.distribution)
+
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
+        for theta in self._sides(seed, epsilon, signs):
+            with self.computing_with(theta) as adapters:
+                yield adapters
+
+    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
+        return self.computing_with(self._theta)
+
+    @contextmanager
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
+        """Give PEFT's layers their numbers, rounded to their type."""
+        before: list[tuple[dict[str, Any], str, Tensor]] = []
+        flats = torch.split(theta, [tensor.size for tensor in self.tensors])
+        try:
+            for tensor, flat in zip(self.tensors, flats, strict=True):
+                owner, _, name = tensor.name.rpartition(".")
+                own: dict[str, Any] = self._network.get_submodule(owner)._parameters
+                before.append((own, name, own[name]))
+                own[name] = flat.view(tensor.shape).to(own[name].dtype)
+            yield self._no_adapters
+        finally:
+            for own, name, value in before:
+                own[name] = value
+
+    def write(self, folder: Path, base: str) -> None:
+        """Write the adapter as PEFT reads it.
+
+        Args:
+            folder: folder for the files; it is created if it is missing.
+            base: path or name of the base model.
+
+        Raises:
+            OSError: if the folder cannot be written.
+        """
+        weights = {
+            "base_model.model." + _exported_name(name): tensor.cpu()
+            for name, tensor in self.named_tensors()
+        }
+        if self.kind == "vera":
+            layer = next(module for module in self._network.modules() if hasattr(module, "vera_A"))
+            for name in _SHARED:
+                weights[f"base_model.{name}"] = getattr(layer, name)[_ADAPTER].cpu().clone()
+        self.config.base_model_name_or_path, self.config.inference_mode = base, True
+        content = {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in self.config.to_dict().items()
+        }
+        make_folder(folder)
+        write_durably(folder / WEIGHTS_FILE, save(weights, {"format": "pt"}))
+        write_durably(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: list[str]) -> Any:
+    """Inject an adapter of PEFT's into a base model, in place, and return its configuration."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError(
+            f"space = {kind} is computed by PEFT, which is not installed: "
+            "pip install 'samara-fl[peft]'"
+        ) from error
+    body = next(name for name, module in base.network.named_modules() if module is base.body)
+    wanted = {
+        "r": settings.rank,
+        "target_modules": [f"{body}.{name}" if body else name for name in names],
+        "fan_in_fan_out": any(
+            type(base.body.get_submodule(name)).__name__ == "Conv1D" for name in names
+        ),
+    }
+    config: Any
+    if kind == "dora":
+        config = peft.LoraConfig(**wanted, lora_alpha=settings.alpha, use_dora=True)
+    else:
+        config = peft.VeraConfig(**wanted, projection_prng_key=settings.seed % 2**32)
+    try:
+        with warnings.catch_warnings():
+            # PEFT asks transformers for what transformers calls deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            peft.get_peft_model(base.network, config, autocast_adapter_dtype=False)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            f"{base.folder}: PEFT cannot adapt its layers by {kind}: {error}; choose another space"
+        ) from error
+    return config
+
+
+@torch.no_grad()
+def _set_random_matrices(
+    base: BaseModel, settings: AdapterSettings, layers: dict[str, nn.Module]
+) -> None:
+    """Replace the random matrices of an injected adapter by those of the adapter's seed."""
+    seeds = query_seeds(settings.seed, 0, 1, max(2, len(layers)))[0]
+    sizes = [features(layer) for layer in layers.values()]
+    widest = max(own[0] for own in sizes), max(own[1] for own in sizes)
+    for name, seed, (inputs, _) in zip(layers, seeds, sizes, strict=False):
+        layer: Any = base.body.get_submodule(name)
+        if hasattr(layer, "lora_A"):
+            _fill(layer.lora_A[_ADAPTER].weight, frozen_a(int(seed), settings.rank, inputs))
+        else:  # of Kaiming's variance, as in the paper
+            a = frozen_a(int(seeds[0]), settings.rank, widest[0])
+            b = frozen_a(int(seeds[1]), widest[1], settings.rank)
+            _fill(layer.vera_A[_ADAPTER], math.sqrt(2) * a)
+            _fill(layer.vera_B[_ADAPTER], math.sqrt(2) * b)
+
+
+def _fill(tensor: Tensor, values: NDArray[np.float32]) -> None:
+    tensor.copy_(torch.from_numpy(values.astype(np.float32)))
+
+
+def _exported_name(name: str) -> str:
+    """Return the name that a parameter has in PEFT's files, without the adapter's name."""
+    if "lora_magnitude_vector" in name:
+        return name.removesuffix(f".{_ADAPTER}.weight")
+    return name.replace(f".{_ADAPTER}", "")
