@@ -129,8 +129,8 @@ class RunConfig(Settings):
     )
     memory_budget: int = setting(
         0,
-        "bytes that a forward pass may take besides the weights; micro-batches are cut to fit. 0 "
-        "is no limit. A continued run keeps the micro-batches it began with",
+        "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0 is "
+        "32 MiB on a CPU, or twice what one example takes if that is more; no limit on a GPU",
         identity=False,
         owner="device",
         ge=0,

@@ -32,15 +32,7 @@ def demo(
     """
     from shared.config import RunConfig
 
-    settings = {
-        "seed": seed,
-        "data.seed": seed,
-        "adapter.layers": "top:1",
-        "aggregation.rule": "mean",
-        "learning-rate": 0.1,
-        "personal.learning-rate": 0.1,
-        "out": str(out.resolve()) if out else "",
-    }
+    settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
     _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
 
 

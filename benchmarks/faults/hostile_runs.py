@@ -3,10 +3,10 @@
     python -m benchmarks.faults.hostile_runs --out FOLDER [--scenario sst2 --set data.path=…] \\
         [--clients 8] [--seeds 0 1] [--hostile 1 2] [--rules …] [--attack …]
 
-Without a scenario the demo's settings are run. Hostile clients are drawn by the seed, and know no
-report but their own. The model is loaded once, and what the runs have in common is computed once.
-Runs that are in FOLDER/runs.csv are not repeated; `benchmarks.faults.hostile_tables` makes tables
-of it.
+Without a scenario generated messages are run, with adapters inside the model. Hostile clients are
+drawn by the seed, and know no report but their own. The model is loaded once, and what the runs
+have in common is computed once. Runs that are in FOLDER/runs.csv are not repeated;
+`benchmarks.faults.hostile_tables` makes tables of it.
 """
 
 import argparse

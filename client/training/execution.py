@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,9 @@ from shared.layout import Layout
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
 from shared.model.weight_map import WeightMap
+
+USUAL_PASS_BYTES = 32 * 2**20
+"""The most bytes of a pass on a CPU where the settings leave it open: what its caches hold."""
 
 
 @dataclass(frozen=True)
@@ -144,25 +148,20 @@ def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
     Raises:
         ConfigError: if a forward pass of one example exceeds the memory budget.
     """
-    budget = config.memory_budget
-    groupings: tuple[Grouping, ...]
-    if config.grouping == "auto":
-        groupings = distinct_groupings(config.queries)
-    elif budget:
-        groupings = (config.grouping,)
-    else:
-        return Schedule(config.grouping, config.micro_batch)
+    groupings: tuple[Grouping, ...] = (
+        distinct_groupings(config.queries) if config.grouping == "auto" else (config.grouping,)
+    )
     limit = min(config.micro_batch or config.batch, config.batch)
-    largest = dict.fromkeys(groupings, limit)
-    peaks = []
-    if budget:
-        for grouping in groupings:
+    largest, peaks = {}, list[int]()
+    for grouping in groupings:
 
-            def peak(micro_batch: int, grouping: Grouping = grouping) -> int:
-                peaks.append(benchmark.peak_bytes(Schedule(grouping, micro_batch)))
-                return peaks[-1]
+        def peak(micro_batch: int, grouping: Grouping = grouping) -> int:
+            peaks.append(benchmark.peak_bytes(Schedule(grouping, micro_batch)))
+            return peaks[-1]
 
-            largest[grouping] = find_largest_micro_batch(peak, budget, limit)
+        largest[grouping] = _largest_micro_batch(config, peak, limit)
+    if config.grouping != "auto" and largest[config.grouping] == limit:
+        return Schedule(config.grouping, config.micro_batch)
     candidates = [
         Schedule(grouping, size)
         for grouping, size in largest.items()
@@ -202,11 +201,25 @@ def choose_first_pass(
         peaks.append(measured.bytes)
         return measured.bytes
 
-    if config.memory_budget:
-        size = find_largest_micro_batch(peak, config.memory_budget, size)
+    size = _largest_micro_batch(config, peak, size)
     if not size:
         raise _budget_error(config, min(peaks))
     return Schedule("both", size)
+
+
+def _largest_micro_batch(config: RunConfig, peak_bytes: Callable[[int], int], most: int) -> int:
+    """Return the largest micro-batch within the memory budget; 0 if no example fits it.
+
+    Without a budget, passes on a CPU take no more than `USUAL_PASS_BYTES`, or twice as much as one
+    example where that is more: what a pass takes whatever its size, such as a weight matrix that is
+    dequantized, does not make it a pass of one example.
+    """
+    if config.memory_budget:
+        return find_largest_micro_batch(peak_bytes, config.memory_budget, most)
+    if config.model.torch_device != "cpu" or most == 1:
+        return most
+    known = cache(peak_bytes)
+    return find_largest_micro_batch(known, max(USUAL_PASS_BYTES, 2 * known(1)), most)
 
 
 def _budget_error(config: RunConfig, needed: int) -> ConfigError:

@@ -17,10 +17,10 @@ RUN = bytes(8)
 
 
 class Stopwatch:
-    """A made-up machine: a pass takes 1 s to begin, and 1 s and 10 bytes for every row."""
+    """A made-up machine: a pass takes 1 s to begin, and 1 s and some bytes for every row."""
 
-    def __init__(self, queries: int, batch: int) -> None:
-        self._queries, self._batch = queries, batch
+    def __init__(self, queries: int, batch: int, row: int = 10, fixed: int = 0) -> None:
+        self._queries, self._batch, self._row, self._fixed = queries, batch, row, fixed
 
     def seconds(self, schedule: Schedule) -> float:
         per_pass = {"sequential": 1, "inner": 2, "outer": self._queries, "both": 2 * self._queries}
@@ -30,12 +30,12 @@ class Stopwatch:
 
     def peak_bytes(self, schedule: Schedule) -> int:
         per_pass = {"sequential": 1, "inner": 2, "outer": self._queries, "both": 2 * self._queries}
-        return 10 * schedule.micro_batch * per_pass[schedule.grouping]
+        return self._fixed + self._row * schedule.micro_batch * per_pass[schedule.grouping]
 
 
-def decide(**settings: Any) -> Schedule:
+def decide(machine: Stopwatch | None = None, **settings: Any) -> Schedule:
     config = RunConfig.of({"queries": 4, "batch": 8} | settings, "test")
-    return choose_schedule(config, Stopwatch(4, 8))  # type: ignore[arg-type]
+    return choose_schedule(config, machine or Stopwatch(4, 8))  # type: ignore[arg-type]
 
 
 def test_explicit_settings_are_taken_as_they_are() -> None:
@@ -61,6 +61,18 @@ def test_a_budget_cuts_the_micro_batch() -> None:
 def test_a_budget_that_not_even_one_example_fits_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"memory-budget = 79: .* needs 80 bytes.* auto"):
         decide(**{"grouping": "both", "memory-budget": 79})
+
+
+def test_without_a_budget_passes_on_a_cpu_stay_small() -> None:
+    """Of 8 examples as many share a pass as fit 32 MiB, or twice what a pass of one takes."""
+    mib = 2**20
+    assert decide(Stopwatch(4, 8, mib // 2)) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, mib)) == Schedule("both", 4)
+    assert decide(Stopwatch(4, 8, 3 * mib)) == Schedule("both", 2)
+    assert decide(Stopwatch(4, 8, mib // 4, fixed=64 * mib)) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, 4 * mib), grouping="inner") == Schedule("inner", 4)
+    assert decide(Stopwatch(4, 8, mib), **{"model.torch-device": "cuda"}) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, mib), **{"memory-budget": 2**40}) == Schedule("both", 8)
 
 
 def test_evaluation_takes_no_more_rows_than_a_step() -> None:
