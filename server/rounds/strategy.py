@@ -182,11 +182,12 @@ class ScalarStrategy(Strategy):
         """Log the settings of the run."""
         c = self._config
         log.info(
-            "%s seeds, %d steps of %d queries on %d examples, epsilon %g, learning rate %s, d = %d",
+            "%s seeds, %d steps of %d queries on up to %s examples of a client, epsilon %g, "
+            "learning rate %s, d = %d",
             c.seed_policy,
             c.steps,
             c.queries,
-            c.batch,
+            f"{c.batch:,}",
             c.epsilon,
             c.learning_rate,
             self._store.layout.size,

@@ -66,7 +66,11 @@ class Verdict:
     @property
     def loses(self) -> bool:
         """Return whether the mean over clients is below the baseline's, or the intercept's."""
-        return any(own.mean() < 0 for own in (self.differences, self.beyond) if own is not None)
+        return any(
+            own.mean() < 0 and not self._is_level(own)
+            for own in (self.differences, self.beyond)
+            if own is not None
+        )
 
     def sentence(self) -> str:
         """Return the verdict in words."""
@@ -83,11 +87,15 @@ class Verdict:
 
     def _place(self, differences: Numbers) -> str:
         """Return where clients stand in the mean, such as 2.7 points above."""
-        mean, measure = differences.mean(), self.measure
-        size = measure.size(abs(mean))
-        if not float(size):
+        if self._is_level(differences):
             return "level with"
-        return f"{size} {measure.gap} {measure.worse if mean < 0 else measure.better}"
+        mean, measure = differences.mean(), self.measure
+        side = measure.worse if mean < 0 else measure.better
+        return f"{measure.size(abs(mean))} {measure.gap} {side}"
+
+    def _is_level(self, differences: Numbers) -> bool:
+        """Return whether the mean difference is 0 as it is shown."""
+        return not float(self.measure.size(abs(differences.mean())))
 
     def what_to_try(self, config: Mapping[str, Any]) -> str:
         """Return settings to try where the model loses, of those that the run did not have.
