@@ -138,8 +138,9 @@ def status(
         if client.last_failure:
             name = f" ({client.name})" if client.name else ""
             console.print(f"client {number}{name}, {client.last_failure}", markup=False)
-    if run_status.waits_for:
-        console.print(run_status.waits_for, markup=False, soft_wrap=True)
+    for line in (run_status.waits_for, run_status.describe_server()):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
     if tensorboard:
         from server.round_curves import write_curves
 

@@ -189,7 +189,8 @@ def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
         keys: the dotted keys of these settings.
         flat: settings by dotted key.
     """
-    return "chosen by default: " + ", ".join(f"{key} = {flat[key]}" for key in keys)
+    # As in TOML, whose booleans begin with a small letter.
+    return "chosen by default: " + ", ".join(f"{key} = {str(flat[key]).lower()}" for key in keys)
 
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:

@@ -309,9 +309,12 @@ def explain(
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
-            now = (former or {}).get(key)
-            hint = f"; it is called {now} now" if now else _nearest(key, known)
-            mistakes.append(f"{key}: there is no such setting{hint}")
+            given = mistake["input"]
+            within = flattened(given) if isinstance(given, dict) else {}
+            for unknown in [f"{key}.{name}" for name in within] or [key]:
+                now = (former or {}).get(unknown)
+                hint = f"; it is called {now} now" if now else _nearest(unknown, known)
+                mistakes.append(f"{unknown}: there is no such setting{hint}")
         elif not key:
             mistakes += mistake["msg"].removeprefix("Value error, ").splitlines()
         else:

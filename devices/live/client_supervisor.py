@@ -33,11 +33,11 @@ from devices.live.processes import (
     exclusive_lock,
     module_command,
 )
-from devices.live.server_contact import note_end
+from devices.live.server_contact import note_end, note_rejection
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
 from devices.live.stream_wire import StreamWire
-from shared.errors import DeviceError, TrainerError
+from shared.errors import DeviceError, RejectedError, TrainerError
 from shared.files import make_private_folder
 
 log = logging.getLogger("samara.device")
@@ -203,6 +203,9 @@ class _ClientSupervisor:
                 for message in (self._trainer.restart_if_due(), wire.restart_if_due()):
                     if message:
                         log.warning("%s", message)
+        except RejectedError as error:
+            note_rejection(self._settings.folder, self._settings.server, str(error))
+            raise
         finally:
             self._stop_all(wire)
         return is_finished

@@ -1,4 +1,4 @@
-"""A client's note of its server: that it does not answer, or that its run is finished."""
+"""A client's note of its server: no answer, the end of the run, or that the client was refused."""
 
 import json
 import logging
@@ -38,6 +38,17 @@ def note_end(folder: Path, address: str) -> None:
     _write(folder, {"address": address, "time": time.time()})
 
 
+def note_rejection(folder: Path, address: str, reason: str) -> None:
+    """Note that a server has turned this client away for good.
+
+    Args:
+        folder: folder of the client.
+        address: host:port of the server.
+        reason: why, and what to do.
+    """
+    _write(folder, {"address": address, "time": time.time(), "rejected": reason})
+
+
 def note_answer(folder: Path) -> None:
     """Note that the server answers."""
     try:
@@ -51,6 +62,8 @@ def describe_contact(folder: Path) -> str:
     noted = _read(folder)
     try:
         moment = f"{datetime.fromtimestamp(noted['time'], UTC):%Y-%m-%d %H:%M} UTC"
+        if "rejected" in noted:
+            return f"{noted['address']}, {moment}: {noted['rejected']}"
         if "problem" not in noted:
             return f"the run is finished, as the server {noted['address']} said on {moment}"
         return (

@@ -203,6 +203,17 @@ class RunStatus:
             return "finished"
         return "waiting" if self.waits_for else "running"
 
+    def describe_server(self) -> str:
+        """Return a sentence where no server serves the run; empty while one does."""
+        if self.is_finished:
+            return "the run is finished"
+        if self.connected is not None:
+            return ""
+        return (
+            "no server has been seen in the last minute; the command that began the run goes on "
+            "with it"
+        )
+
     @property
     def last(self) -> RoundStatus | None:
         """The last round; None before it."""

@@ -47,8 +47,13 @@ def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int
     for index, values in enumerate(labels):
         if text in values:
             return index
-    values_text = ", ".join(text for values in labels for text in values)
-    raise TaskError(f"label {value!r} is unknown; task {name!r} knows {values_text}")
+    known = [text for values in labels for text in values]
+    hint = ""
+    if text.endswith(".0") and text[:-2] in known:
+        hint = f"; write it as {text[:-2]}"
+    elif isinstance(value, bool):
+        hint = '; name it in a task file, such as labels = [false, true] (task = "FILE.toml")'
+    raise TaskError(f"label {value!r} is unknown; task {name!r} knows {', '.join(known)}{hint}")
 
 
 def check_label_values(labels: LabelValues, count: int | None, answers: str) -> LabelValues:

@@ -176,3 +176,9 @@ def _guess_user(columns: dict[str, Column]) -> str:
     if USER_FIELD in columns:
         return USER_FIELD
     return likely[0] if len(likely) == 1 else ""
+
+
+def label_order(value: str) -> tuple[bool, float, str]:
+    """Return the key by which label values are sorted: numbers first, as numbers."""
+    number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
+    return not number, float(value) if number else 0.0, value

@@ -24,6 +24,7 @@ from simulations.project.columns import (
     describe_columns,
     guess_roles,
     guess_texts,
+    label_order,
 )
 from simulations.project.drafts import (
     ProjectChoices,
@@ -233,7 +234,7 @@ def _labels(
     answers: Answers, raw: RawData, columns: dict[str, Column], roles: Roles, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the values of the label, and their words."""
-    values = tuple(sorted(columns[roles.label].values, key=_order))
+    values = tuple(sorted(columns[roles.label].values, key=label_order))
     if roles.kind == "choice" and len(roles.candidates) > 1:
         if len(values) == len(roles.candidates) and set(values) != set(_indices(len(values))):
             return values, ()
@@ -282,12 +283,6 @@ def _labels(
 
 def _indices(count: int) -> list[str]:
     return [str(index) for index in range(count)]
-
-
-def _order(value: str) -> tuple[bool, float, str]:
-    """Return the key by which label values are sorted: numbers first, as numbers."""
-    number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
-    return not number, float(value) if number else 0.0, value
 
 
 def _fitting_tasks(values: Sequence[str], columns: dict[str, Column]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from shared.tasks.label_values import value_text
-from simulations.project.columns import Column, Roles, is_missing
+from simulations.project.columns import Column, Roles, is_missing, label_order
 from simulations.project.languages import language_of
 from simulations.project.records import RawData, Record
 
@@ -53,7 +53,10 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
         )
     if roles.kind != "classification" or column is None:
         return
-    shown = [f"{value} {count:,}" for value, count in column.values.most_common(_SHOWN_LABELS)]
+    commonest = sorted(
+        column.values.most_common(_SHOWN_LABELS), key=lambda own: label_order(own[0])
+    )
+    shown = [f"{value} {count:,}" for value, count in commonest]
     more = len(column.values) - len(shown)
     yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     if len(column.values) == 1:

@@ -214,6 +214,14 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
         (b'{"text": "a", "label": 0, "user": {}}', "'user' is an object, not text or a number"),
         (b'{"text": "a", "label": [0]}', "label [0] is unknown"),
+        (
+            b'{"text": "a", "label": 1.0}',
+            "label 1.0 is unknown; task 'sst2' knows 0, 1; write it as 1",
+        ),
+        (
+            b'{"text": "a", "label": true}',
+            "label True is unknown; task 'sst2' knows 0, 1; name it in a task file",
+        ),
         (b"[" * 100_000, "is not JSON that can be read"),
         (b'{"text": ' + b"1" * 5000 + b', "label": 0}', "is not JSON that can be read"),
         (b"", "the file holds no row"),

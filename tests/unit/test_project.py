@@ -114,6 +114,12 @@ def test_faults_of_the_data_are_told() -> None:
     assert "one label" in "\n".join(told_of(rows(4, text=sentence, label=1)))
 
 
+def test_labels_are_told_in_the_order_of_their_words() -> None:
+    names = ["bad", "good", "good", "10", "9"]
+    told = told_of(rows(50, text=sentence, label=lambda i: names[i % 5]))
+    assert "labels (label): 9 10, 10 10, bad 10, good 20" in told
+
+
 def test_labels_that_look_alike_decimals_and_objects_are_told() -> None:
     alike = ["no", " No", "yes"]
     told = told_of(rows(9, text=sentence, label=lambda i: alike[i % 3]))

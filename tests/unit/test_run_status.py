@@ -156,6 +156,14 @@ def test_numbers_in_names_count_as_numbers() -> None:
     ]
 
 
+def test_a_run_that_nobody_serves_says_so() -> None:
+    alone, served = RunStatus(3, "", {}, 0, 0), RunStatus(3, "", {}, 0, 0, connected=0)
+    assert alone.describe_server().startswith("no server has been seen in the last minute")
+    assert served.describe_server() == ""
+    ended = RunStatus(3, "", {}, 0, 0, is_finished=True)
+    assert ended.describe_server() == "the run is finished"
+
+
 def test_the_terminal_shows_who_rests_and_why_and_no_markup(run: Path) -> None:
     shown = picture(status_of(run))
     for text in ("ε 0.75", "7.0 W, 4.0 s", "resting", "away", "SuperNodes: 2", "a client is late"):

@@ -17,6 +17,7 @@ from devices.live.server_contact import (
     describe_contact,
     note_answer,
     note_end,
+    note_rejection,
     note_silence,
 )
 from devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
@@ -95,6 +96,10 @@ def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(
     for damaged in ("", "[]", "{}", '{"time": "now"}', '{"address": "a", "time": 1e300}'):
         (tmp_path / CONTACT_FILE).write_text(damaged)
         assert describe_contact(tmp_path) == ""
+    note_rejection(tmp_path, ADDRESS, "the server turns this client away: its key was revoked")
+    note_silence(tmp_path, ADDRESS, "Connection refused")
+    assert describe_contact(tmp_path).startswith(f"{ADDRESS}, 20")
+    assert describe_contact(tmp_path).endswith("turns this client away: its key was revoked")
     note_answer(tmp_path)
     note_answer(tmp_path)
     assert not list(tmp_path.iterdir())

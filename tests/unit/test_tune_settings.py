@@ -142,6 +142,10 @@ def test_given_settings_are_not_changed() -> None:
         ({"method": "adam"}, "method: Input should be 'prge', 'mezo'"),
         ({"validate-every": 0}, "validate-every: Input should be greater"),
         ({"stepz": 1}, "stepz: there is no such setting; did you mean steps?"),
+        (
+            {"evaluate.every": 20},
+            "evaluate.every: there is no such setting; did you mean validate-every",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
