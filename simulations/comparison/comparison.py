@@ -9,6 +9,7 @@ import numpy as np
 
 from shared.columns import GLOBAL, INTERCEPT
 from shared.config import RunConfig
+from shared.result import RunResult
 from simulations.comparison.columns import MEANINGS, with_bytes
 from simulations.comparison.measure import Measure, figures_of, measure_of
 from simulations.comparison.statistics import (
@@ -74,8 +75,8 @@ class Cost:
         bytes_up, bytes_down: bytes sent and received by a client, evaluations included.
         steps: local steps in the federation of a client that is in every cohort.
         private_steps: steps of the private rounds.
-        passes: passes of one sequence through the model in all these steps, 2·q·B forward passes
-            a step, or a forward and a backward pass of B with exact gradients.
+        passes: passes of one sequence through the model in all these steps, as the run has counted
+            them or, where it has not, as its settings and examples tell; None if these do not.
         seconds: duration of the whole run on the machine that simulated all clients.
         adapter_bytes: size of one upload of the adapter in float32, for comparison.
     """
@@ -84,7 +85,7 @@ class Cost:
     bytes_down: float
     steps: int
     private_steps: int
-    passes: int
+    passes: int | None
     seconds: float
     adapter_bytes: int
 
@@ -247,16 +248,13 @@ class Comparison:
         settings = RunConfig.of(variant.first.config, str(variant.runs[0].folder))
         steps, rounds = settings.steps, settings.federated_rounds
         private = steps * settings.private_rounds
-        queries = settings.queries
-        points = queries + 1 if settings.differences == "forward" else 2 * queries
-        rows = (2 if settings.gradients == "exact" else points) * settings.batch
-        passes = [float(np.mean(list(r.passes.values()))) for r in results if r.passes]
+        passes = [result.mean_passes for result in results if result.mean_passes is not None]
         return Cost(
             float(np.mean([result.bytes_up / len(result.clients) for result in results])),
             float(np.mean([result.bytes_down / len(result.clients) for result in results])),
             steps * rounds,
             private,
-            round(np.mean(passes)) if passes else (steps * rounds + private) * rows,
+            round(np.mean(passes)) if passes else _expected_passes(settings, variant.first),
             float(np.mean([result.wall_seconds for result in results])),
             variant.first.elements * FLOAT32_BYTES,
         )
@@ -299,6 +297,21 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 def format_p(p: float) -> str:
     """Return a p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _expected_passes(settings: RunConfig, result: RunResult) -> int | None:
+    """Return the passes of a client that has not counted them; None if its examples are unknown.
+
+    A readout's examples pass once. Otherwise a step takes 2·q·B forward passes, or a forward and a
+    backward pass of B with exact gradients.
+    """
+    examples = round(np.mean([client.examples for client in result.clients.values()]))
+    if not settings.adapter.inner_layers:
+        return examples or None
+    queries = settings.queries
+    points = queries + 1 if settings.differences == "forward" else 2 * queries
+    rows = (2 if settings.gradients == "exact" else points) * settings.batch
+    return settings.steps * (settings.federated_rounds + settings.private_rounds) * rows
 
 
 def _summary(condition: Condition) -> ConditionSummary:

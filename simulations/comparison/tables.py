@@ -178,7 +178,7 @@ def _costs(comparison: Comparison) -> RenderableType:
             f"{cost.bytes_down:,.0f}",
             f"{cost.steps:,}",
             f"{cost.private_steps:,}",
-            f"{cost.passes:,}",
+            "?" if cost.passes is None else f"{cost.passes:,}",
             f"{cost.seconds:,.0f}",
         )
     return Group(Text("What it costs a client", style="italic"), table)

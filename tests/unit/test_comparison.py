@@ -263,6 +263,18 @@ def test_costs_are_per_client(compare: Compare) -> None:
     assert cost.passes == 20 * 2 * 32, "as counted"
     uncounted = compare(result_of(clients=10) | {"passes": {}})
     assert uncounted.cost(uncounted.runs.variants[0]).passes == 50 * 2 * 16 * 32
+    live = result_of(clients=10, adapter__layers="readout", steps=16, batch=10_000) | {"passes": {}}
+    examples = np.mean([client["examples"] for client in live["clients"].values()])
+    readout = compare(live)
+    assert readout.cost(readout.runs.variants[0]).passes == round(examples), "each example once"
+    for client in live["clients"].values():
+        client["examples"] = 0  # as with a privacy mode
+    unknown = compare(live)
+    assert unknown.cost(unknown.runs.variants[0]).passes is None
+    assert "?" in said(unknown)
+    from simulations.report.html import page_of
+
+    assert "<dd>?</dd>" in page_of(unknown)
     assert cost.adapter_bytes == 4 * 1536
     curve = comparison.curve(comparison.runs.variants[0])
     assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]
