@@ -8,6 +8,9 @@ import sys
 _NOISY = ("executorch", "torchao", "torch.utils._pytree", "bitsandbytes")
 """Loggers of libraries that warn at every import about kernels for other machines."""
 
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""The variable with which PyTorch has large tensors lie in huge pages, from its start on."""
+
 
 def cores() -> int:
     """Return the number of processor cores that this process may use."""

@@ -4,6 +4,7 @@ What a device is held to is planned by pure functions and printed in plain words
 machine does not permit.
 """
 
+import math
 import signal
 import subprocess
 import threading
@@ -45,6 +46,16 @@ class Hold:
     dilation: float = 1.0
 
 
+def check_dilation_is_number(dilation: float) -> None:
+    """Refuse a time dilation that is none.
+
+    Raises:
+        DeviceError: if it is not a finite number from 1 on.
+    """
+    if not 1 <= dilation < math.inf:
+        raise DeviceError(f"--dilation {dilation:g}: give a finite number from 1 on")
+
+
 def machine_rate() -> float:
     """Measure the fp32 operations/s of this machine's matrix products, on all cores."""
     matrix = np.ones((_WIDTH, _WIDTH), np.float32)
@@ -76,8 +87,9 @@ def plan_hold(
         machine_cores: number of its cores.
 
     Raises:
-        DeviceError: if the device is faster than this machine even so.
+        DeviceError: if the device is faster than this machine even so, or the dilation no number.
     """
+    check_dilation_is_number(dilation)
     relative = device.compute.fp32 * device.timing.rate_share / rate
     if relative > dilation:
         raise DeviceError(

@@ -42,6 +42,8 @@ class MemoryFootprint:
         activations: activations at the peak of a pass.
         logits: logits of one tile, with the loss's intermediate; with a readout alone, at least
             the scores of a step.
+        trunk: outputs of the blocks below the adapters that are kept between passes; 0 where it
+            is not known how many examples there are.
     """
 
     runtime: int
@@ -52,6 +54,7 @@ class MemoryFootprint:
     dequantized: int
     activations: int
     logits: int
+    trunk: int = 0
 
     @property
     def total(self) -> int:

@@ -232,7 +232,7 @@ class CgroupV2Limit(CgroupLimit):
 
 
 class PollingLimit(MemoryLimit):
-    """A limit by polling the resident memory of a process and its children."""
+    """A limit by polling the memory of a process and its children, without files in it."""
 
     name = "polling"
     ends_processes = True
@@ -246,12 +246,12 @@ class PollingLimit(MemoryLimit):
         return list(command)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Sample resident memory; end the processes when it exceeds the limit."""
+        """Sample anonymous memory; end the processes when it exceeds the limit."""
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(process.pid)
             while process.poll() is None:
                 family = [root, *root.children(recursive=True)]
-                self._peak = max(self._peak, sum(_resident_bytes(member) for member in family))
+                self._peak = max(self._peak, sum(_anonymous_bytes(member) for member in family))
                 if self.ends_processes and self._peak > self.limit_bytes:
                     self._over = True
                     for member in reversed(family):
@@ -272,9 +272,11 @@ class PollingLimit(MemoryLimit):
         """Do nothing; polling leaves nothing behind."""
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def _anonymous_bytes(process: psutil.Process) -> int:
+    """Return a process's memory without the files that the kernel can drop."""
     with suppress(psutil.NoSuchProcess):
-        return int(process.memory_info().rss)
+        memory = process.memory_info()
+        return int(memory.rss) - int(getattr(memory, "shared", 0))
     return 0
 
 

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 import devices
 from devices.live.client_folder import TRAINER_LOCK, UP_LOCK
 from shared.errors import DeviceError, RejectedError
+from shared.machine import HUGE_PAGES
 from shared.rejection import RejectionCode, describe_rejection
 
 OUT_OF_MEMORY = (
@@ -50,7 +51,7 @@ def child_environment() -> dict[str, str]:
     """Return the environment in which child processes import the code of this process."""
     here = str(Path(str(devices.__file__)).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}
+    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT, **HUGE_PAGES}
 
 
 def restart_delay(failures: int) -> float:

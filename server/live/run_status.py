@@ -1,5 +1,6 @@
 """The status of a run and of its clients as values, added up from the run's events. Pure."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from typing import Any
 _KEPT_ROUNDS = 240
 """Number of rounds whose figures a status has; the sums count all of them."""
 _KEPT_MESSAGES = 12
+_CLIENT = re.compile(r"\bclient (\d+)\b")
 CONNECTED, AWAY, STREAM = "connected", "away", "stream"
 
 
@@ -157,6 +159,14 @@ class Message:
     time: str
     level: str
     text: str
+
+    def with_names(self, names: Mapping[int, str]) -> "Message":
+        """Return it with the names of clients in place of their indices."""
+
+        def name(found: re.Match[str]) -> str:
+            return f"client {names.get(int(found[1]), found[1])}"
+
+        return replace(self, text=_CLIENT.sub(name, self.text))
 
 
 @dataclass

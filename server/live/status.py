@@ -66,6 +66,7 @@ class StatusReader:
                 client.link = CONNECTED
             elif connections and key.name in connections.away:
                 client.link = AWAY
+        names = {key.client: key.name for key in keys}
         last = self._last_record
         return RunStatus(
             last.delta.round if last else 0,
@@ -82,7 +83,7 @@ class StatusReader:
             sum(client.failures for client in clients.values()),
             tuple(sums.rounds),
             tuple(sums.evaluations),
-            tuple(sums.messages),
+            tuple(message.with_names(names) for message in sums.messages),
         )
 
     def _read_last_record(self, ledger: Path) -> None:

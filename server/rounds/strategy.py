@@ -330,7 +330,8 @@ class ScalarStrategy(Strategy):
         absent = [] if len(reporting) >= request.wanted_reports else missing
         for client in [*absent, *refused]:
             if rounds := self._health.record_failure(client, request.instruction.round):
-                log.warning("client %d keeps failing and rests for %d rounds", client, rounds)
+                span = "a round" if rounds == 1 else f"{rounds} rounds"
+                log.warning("client %d keeps failing and rests for %s", client, span)
         return absent
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:

@@ -13,7 +13,7 @@ from devices.hardware.estimate import StepEstimate, estimate_readout, estimate_s
 from devices.hardware.link import is_available, next_available_time, next_time_within, time_windows
 from devices.hardware.model_shape import ModelShape, model_shape
 from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
-from devices.hardware.roofline import Grouping, Workload
+from devices.hardware.roofline import Grouping, Workload, compute_bytes
 from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.fleet_settings import DeviceGroup
@@ -157,9 +157,10 @@ def fleet_of(
         groups, kinds, counts_of(clients, groups), strict=True
     ):
         work, longest, passes = _workload(config, runtime, data, shape, group, own_shape)
+        trunk = 0 if kept else _trunk_bytes(config, shares, shape, profile, work)
         cost, measuring = (
-            _estimate(shape, profile, replace(work, curvature=curvature), longest, kept, runtime)
-            for curvature in (False, True)
+            _estimate(shape, profile, each, longest, kept, runtime, trunk)
+            for each in (work, replace(work, curvature=True))
         )
         first_pass = cost.first_pass.total if cost.first_pass is not None else 0.0
         seconds_per_example = first_pass / max(1, kept)
@@ -203,6 +204,7 @@ def _estimate(
     longest: int,
     kept: int,
     runtime: ModelRuntime,
+    trunk: int,
 ) -> StepEstimate:
     """Return the cost of a micro-batch, or of a readout's whole step on kept examples."""
 
@@ -211,7 +213,26 @@ def _estimate(
             return estimate_readout(shape, profile, work, runtime.label_count, kept)
         return estimate_step(shape, profile, work)
 
-    return replace(of(work), memory=of(replace(work, sequence=longest)).memory)
+    memory = of(replace(work, sequence=longest)).memory
+    return replace(of(work), memory=replace(memory, trunk=trunk))
+
+
+def _trunk_bytes(
+    config: RunConfig,
+    shares: Sequence[ClientData],
+    shape: ModelShape,
+    profile: DeviceProfile,
+    work: Workload,
+) -> int:
+    """Return the bytes of the trunk's outputs that a typical client keeps between passes."""
+    if config.trunk_cache_folder or not work.first_adapted(shape):
+        return 0
+    sampled = shares[:_SAMPLED_CLIENTS]
+    prompts = [prompt for share in sampled for prompt in share.tokenized(Split.TRAIN).prompts]
+    tokens = sum(len(sequence) for prompt in prompts for sequence in prompt.sequences)
+    used = min(len(prompts) / len(sampled), config.rounds * config.steps * config.batch)
+    width = compute_bytes(profile, work.quantization)
+    return round(min(config.trunk_cache, used * tokens / len(prompts) * shape.hidden * width))
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:

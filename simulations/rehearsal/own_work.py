@@ -9,11 +9,14 @@ from shared.config import RunConfig
 from shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
 from shared.replay import digest, zero_state
 
-_ROUNDS = 3
+_ROUNDS, _TRIALS = 3, 2
 
 
 def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) -> float:
-    """Measure the processor seconds of a round's steps in one thread: the least of three rounds.
+    """Measure the processor seconds of a round's steps in one thread.
+
+    It is the mean of several rounds, whose texts are not of the same length, and of each of them
+    the lesser of two trials, which other work on this machine has disturbed least.
 
     Args:
         config: settings of the run.
@@ -23,8 +26,10 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
     Raises:
         SamaraError: if a step is not possible.
     """
-    state, seconds = zero_state(runtime.layout.size), []
-    for number in range(1, _ROUNDS + 2):  # the first one also fills caches
+    state = zero_state(runtime.layout.size)
+    start_digest = digest(runtime.layout.hash, state)
+
+    def seconds_of(number: int) -> float:
         instruction = make_local_instruction(
             number,
             GLOBAL_TRACK,
@@ -36,10 +41,15 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
             learning_rate=0.0,
             clip=0.0,
             layout_hash=runtime.layout.hash,
-            start_digest=digest(runtime.layout.hash, state),
+            start_digest=start_digest,
             differences=config.differences,
         )
         begun = time.process_time()
         take_local_steps(runtime, data, instruction, state)
-        seconds.append(time.process_time() - begun)
-    return min(seconds[1:])
+        return time.process_time() - begun
+
+    rounds = range(1, _ROUNDS + 1)
+    trials = [[seconds_of(number) for number in rounds] for _ in range(1 + _TRIALS)]
+    return mean(
+        min(of_round) for of_round in zip(*trials[1:], strict=True)
+    )  # the first fills caches

@@ -105,7 +105,7 @@ class RehearsedClient:
         self.died, self.has_power, self._lacks_memory = "", False, False
         self._process: subprocess.Popen[str] | None = None
         self._watcher: threading.Thread | None = None
-        self._slowed = 0
+        self._slowed = self._kills_of_faults = 0
 
     def start(self) -> None:
         """Start `samara client up`, or start it again."""
@@ -133,10 +133,11 @@ class RehearsedClient:
         """See whether it has died, and end what is left of it; return whether it has."""
         memory = self.limits.memory
         status = self._process.poll() if self._process is not None else None
-        if memory.kills() and not self.was_ready and (status or _KILLED in self._text()):
+        has_lacked = self._lacks_memory or memory.kills() == self._kills_of_faults
+        if not has_lacked and not self.trained_seconds() and (status or _KILLED in self._text()):
             self.died = (
                 "is too small: the kernel killed it at its limit of "
-                f"{memory.limit_bytes / 2**20:,.0f} MiB before it was ready"
+                f"{memory.limit_bytes / 2**20:,.0f} MiB before its first report"
             )
             self.end()
         elif status and not self._lacks_memory:
@@ -167,7 +168,7 @@ class RehearsedClient:
     def give_memory(self) -> None:
         """Give the memory back, and start the client again if it was killed, as a service is."""
         self.means.give_memory()
-        self._lacks_memory = False
+        self._lacks_memory, self._kills_of_faults = False, self.limits.memory.kills()
         if self.has_power and self._process is not None and self._process.poll():
             self.start()
 

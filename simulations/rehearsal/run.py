@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from devices.hardware.hold import held
+from devices.hardware.hold import check_dilation_is_number, held
 from devices.hardware.leftovers import Caretaker, caretaker
 from devices.hardware.link_shaping import check_shaping
 from server.live.keys import KEYS_FOLDER, ClientKeys
@@ -62,6 +62,7 @@ def rehearse(
     Raises:
         SamaraError: if the rehearsal cannot begin, or the machine does not permit a fault.
     """
+    check_dilation_is_number(dilation)
     if not config.fleet.devices:
         raise ConfigError("a rehearsal needs the devices of its clients: [[fleet.devices]]")
     check_faults(config.rehearsal.faults, config.data.clients)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.hardware.hold import Hold
+from devices.hardware.hold import Held, Hold
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError, DeviceError
 from shared.tasks.catalog import load_task
@@ -22,7 +22,9 @@ from simulations.rehearsal.plan import (
     least_dilation,
     patience,
 )
+from simulations.rehearsal.processes import RehearsedClient
 from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
+from simulations.rehearsal.run import rehearse
 
 SCENARIO = """
 [data]
@@ -122,6 +124,77 @@ def test_with_the_least_dilation_all_clients_fit_on_the_cores(
     if least > 1:
         with pytest.raises(ConfigError, match=r"--dilation \d+\.\d or more"):
             check_dilation(least * 0.99, shares, machine_cores)
+
+
+@pytest.mark.parametrize("dilation", [0.5, -1.0, float("nan"), float("inf")])
+def test_a_dilation_that_is_no_number_is_refused(tmp_path: Path, dilation: float) -> None:
+    config, out = load_scenario(scenario(tmp_path)), tmp_path / "out"
+    with pytest.raises(DeviceError, match=r"--dilation .*: give a finite number from 1 on"):
+        rehearse(config, dilation, out, print)
+    assert not out.exists()
+
+
+class FakeLimit:
+    """A memory limit that has killed so many processes."""
+
+    limit_bytes = 450 * 2**20
+    killed = 0
+
+    def kills(self) -> int:
+        return self.killed
+
+
+class FakeMeans:
+    """Means of faults that do nothing."""
+
+    def take_memory(self) -> None: ...
+
+    def give_memory(self) -> None: ...
+
+
+def rehearsed(said: Path) -> tuple[RehearsedClient, FakeLimit]:
+    limit = FakeLimit()
+    held = Held(limit, None, None)  # type: ignore[arg-type]
+    planned = PlannedClient(0, "0-laptop", Hold("laptop", 2**30, 1.0, None), 2.0, 500, "fp32")
+    made = RehearsedClient(planned, held, FakeMeans(), said, None)  # type: ignore[arg-type]
+    return made, limit
+
+
+READY = "samara.device: 0-laptop: trainer ready after 3 s\n"
+KILLED = "samara.device: the trainer was killed, as the kernel does\n"
+ANSWERED = "samara.device: answered: train, round 1, 3.00 s\n"
+
+
+@pytest.mark.parametrize("said", [KILLED, READY + KILLED])
+def test_a_client_whose_steps_do_not_fit_has_died(tmp_path: Path, said: str) -> None:
+    log = tmp_path / "said"
+    log.write_text(said)
+    client, limit = rehearsed(log)
+    assert not client.check()
+    limit.killed = 1
+    assert client.check()
+    assert "is too small: the kernel killed it at its limit of 450 MiB before its" in client.died
+
+
+def test_a_client_that_lacked_memory_during_a_fault_has_not_died(tmp_path: Path) -> None:
+    log = tmp_path / "said"
+    log.write_text(READY + KILLED)
+    client, limit = rehearsed(log)
+    client.take_memory()
+    limit.killed = 2
+    assert not client.check()
+    client.give_memory()
+    assert not client.check()
+    limit.killed = 3
+    assert client.check()
+
+
+def test_a_client_that_has_reported_was_large_enough(tmp_path: Path) -> None:
+    log = tmp_path / "said"
+    log.write_text(READY + ANSWERED + KILLED)
+    client, limit = rehearsed(log)
+    limit.killed = 1
+    assert not client.check()
 
 
 def test_the_moments_of_faults_are_in_the_order_of_time(tmp_path: Path) -> None:

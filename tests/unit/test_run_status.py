@@ -130,6 +130,17 @@ def test_a_reader_that_follows_a_run_sees_what_a_new_one_sees(run: Path) -> None
         )
 
 
+def test_messages_name_clients_as_the_tables_do(run: Path) -> None:
+    status = status_of(run)
+    index = next(n for n, client in status.clients.items() if client.name == "attic")
+    line = {"time": "2026-01-02", "level": "warning"}
+    line["message"] = f"client {index} keeps failing and rests for a round; client 7: no data"
+    with (run / LOG_FILE).open("a") as log:
+        log.write(json.dumps(line) + "\n")
+    said = status_of(run).messages[-1].text
+    assert said == "client attic keeps failing and rests for a round; client 7: no data"
+
+
 def test_connections_that_nobody_keeps_are_unknown(run: Path) -> None:
     os.utime(run / CONNECTIONS_FILE, (0, 0))
     assert status_of(run).connected is None
