@@ -49,7 +49,7 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
         return time.process_time() - begun
 
     rounds = range(1, _ROUNDS + 1)
-    trials = [[seconds_of(number) for number in rounds] for _ in range(1 + _TRIALS)]
-    return mean(
-        min(of_round) for of_round in zip(*trials[1:], strict=True)
-    )  # the first fills caches
+    for number in rounds:  # fills the caches
+        seconds_of(number)
+    seconds = [min(seconds_of(number) for _ in range(_TRIALS)) for number in rounds]
+    return sum(seconds) / _ROUNDS
