@@ -4,7 +4,7 @@ import hashlib
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,21 +64,28 @@ class ServedPage:
 
     def open(self, **changes: Any) -> AbstractContextManager[ClientConnection]:
         """Open a WebSocket as a page of this origin does, or with other options."""
-        options: dict[str, Any] = {
-            "origin": self.origin,
-            "subprotocols": [SUBPROTOCOL],
-            "compression": None,
-            "max_size": MAX_TASK_BYTES,
-            "ssl": self.context,
-            "open_timeout": SECONDS,
-            "ping_interval": None,
-        }
-        address = f"ws{self.origin.removeprefix('http')}{STREAM_PATH}"
-        opened: AbstractContextManager[ClientConnection] = connect(address, **options | changes)
-        return opened
+        return open_stream(self.origin, self.context, **changes)
 
     def close(self) -> None:
         self._served.run(self.server.stop())
+
+
+def open_stream(
+    origin: str, context: ssl.SSLContext | None = None, **changes: Any
+) -> AbstractContextManager[ClientConnection]:
+    """A WebSocket to a gateway, as a page of its origin opens it, or with other options."""
+    options: dict[str, Any] = {
+        "origin": origin,
+        "subprotocols": [SUBPROTOCOL],
+        "compression": None,
+        "max_size": MAX_TASK_BYTES,
+        "ssl": context,
+        "open_timeout": SECONDS,
+        "ping_interval": None,
+    }
+    address = f"ws{origin.removeprefix('http')}{STREAM_PATH}"
+    opened: AbstractContextManager[ClientConnection] = connect(address, **options | changes)
+    return opened
 
 
 @contextmanager
@@ -98,11 +105,11 @@ class StreamEndedError(Exception):
 class WebSocketStub:
     """What a phone calls in place of gRPC's stub of the gateway's service."""
 
-    def __init__(self, page: ServedPage) -> None:
-        self._page = page
+    def __init__(self, opened: Callable[[], AbstractContextManager[ClientConnection]]) -> None:
+        self._open = opened
 
     def Attach(self, outgoing: Iterator[FromPhone]) -> "_Stream":  # noqa: N802
-        return _Stream(self._page.open(), outgoing)
+        return _Stream(self._open(), outgoing)
 
 
 class _Stream:

@@ -23,6 +23,7 @@ class Quantization(StrEnum):
     """The quantization of the weights in the blocks."""
 
     NONE = "none"
+    FLOAT16 = "float16"
     INT8 = "int8"
     FOUR_BIT = "8da4w"
     FOUR_BIT_WEIGHTS = "int4"
@@ -68,7 +69,7 @@ def export(
         Runtime, typer.Option(help="onnx: of a readout, for browsers.")
     ] = Runtime.EXECUTORCH,
     quantization: Annotated[
-        Quantization, typer.Option(help="8da4w: executorch; int4: onnx.")
+        Quantization, typer.Option(help="8da4w: executorch; float16, int4: onnx.")
     ] = Quantization.NONE,
     delegate: Annotated[Delegate, typer.Option(help="Of --runtime executorch.")] = Delegate.XNNPACK,
     form: Annotated[Form, typer.Option(help="algorithm-1 cannot join a run.")] = Form.FUNCTIONAL,

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.forward.body import PerturbedBody
+from devices.phone.index_export import write_index
 from devices.phone.lowering import Method, Methods, lower_to_executorch
 from devices.phone.manifest import (
     Delegate,
@@ -18,8 +19,10 @@ from devices.phone.manifest import (
     PhoneQuantization,
     Runtime,
     SelfCheck,
+    WeightsFile,
 )
 from devices.phone.onnx_lowering import lower_to_onnx
+from devices.phone.onnx_weights import split_weights
 from devices.phone.program import (
     AlgorithmOneModule,
     Candidates,
@@ -32,6 +35,7 @@ from devices.phone.quantization import (
     block_products,
     quantize_to_4_bit,
     round_to_4_bits,
+    round_to_float16,
     use_batched_products,
 )
 from devices.phone.readout_export import ReadoutParts
@@ -47,7 +51,7 @@ from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer, scor
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask, GenerationTask
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions of one call of ``replay``, or of a readout's ``directions``."""
@@ -88,6 +92,8 @@ class PreparedModel:
             several tokens.
         answer_tokens: most tokens of an answer, T; 0 for label words of one token each.
         start: content of the file of the adapter's start; empty without one.
+        task: task of the run; with None a program for ONNX Runtime has no index.
+        scorer: scorer of model and task, which tokenizes.
     """
 
     base: BaseModel
@@ -97,6 +103,8 @@ class PreparedModel:
     word_tokens: tuple[int, ...]
     answer_tokens: int = 0
     start: bytes = b""
+    task: ClassificationTask | ChoiceTask | None = None
+    scorer: CausalScorer | ChoiceScorer | EncoderScorer | None = None
 
 
 def prepare_model(
@@ -144,7 +152,7 @@ def prepare_model(
     start = injected.start.encode() if injected.start else b""
     most = answers.tokens if isinstance(answers, Candidates) else 0
     words = task.words if isinstance(task, ClassificationTask) else tuple(task.candidates)
-    return PreparedModel(base, injected.layout, parts, words, tokens, most, start)
+    return PreparedModel(base, injected.layout, parts, words, tokens, most, start, task, scorer)
 
 
 def _answers(
@@ -214,6 +222,8 @@ def export_program(
         quantize_to_4_bit(ready.base)
     elif quantization == "int4":
         round_to_4_bits(ready.base)
+    elif quantization == "float16":
+        round_to_float16(ready.base)
     check = _check(ready, shapes)
     least = _least_sequence(ready, shapes)
     if isinstance(parts, ReadoutParts):
@@ -222,9 +232,13 @@ def export_program(
         methods = _algorithm_1(parts, ready.layout, check)
     else:
         methods = _functional(parts, ready.layout, check)
+    shards: dict[str, bytes] = {}
+    weights: tuple[WeightsFile, ...] = ()
     if runtime == "onnx":
         products = len(block_products(ready.base)) if quantization == "int4" else 0
-        program = lower_to_onnx(methods["forward"], quantization, products)
+        graph = lower_to_onnx(methods["forward"], quantization, products)
+        split = split_weights(graph, out.stem)
+        program, shards, weights = split.graph, split.shards, split.listed
     else:
         initialized = ("b",) if form == "algorithm-1" else ()
         program = lower_to_executorch(methods, delegate, initialized, quantization == "8da4w")
@@ -247,13 +261,18 @@ def export_program(
         readout=parts.description if isinstance(parts, ReadoutParts) else None,
         least_sequence=least,
         runtime=runtime,
+        weights=weights,
         start=base64.b64encode(ready.start).decode(),
     )
     try:
+        for name, content in shards.items():
+            write_durably(out.parent / name, content)
         write_durably(out, program)
+        manifest.write(out)
+        if runtime == "onnx" and ready.task and ready.scorer:
+            write_index(out, manifest, ready.base, ready.task, ready.scorer)
     except OSError as error:
         raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
-    manifest.write(out)
     return manifest
 
 
@@ -269,8 +288,10 @@ def _check_runtime(
         ConfigError: if it has not.
     """
     if runtime == "executorch":
-        if quantization == "int4":
-            raise ConfigError("--quantization int4 is of --runtime onnx; use 8da4w or int8")
+        if quantization in ("int4", "float16"):
+            raise ConfigError(
+                f"--quantization {quantization} is of --runtime onnx; use 8da4w or int8"
+            )
         return
     if quantization == "8da4w":
         raise ConfigError("--quantization 8da4w is of --runtime executorch; use int4 or int8")

@@ -16,12 +16,13 @@ from shared.errors import CodeError, DeviceError, SamaraError
 from shared.files import write_durably
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
-MANIFEST_VERSION = 3
-"""Latest version that is read: 3 is of a program for ONNX Runtime, 2 has `least_sequence`."""
+MANIFEST_VERSION = 4
+"""Latest version that is read: 4 has `weights`, 3 is of a program for ONNX Runtime, and 2 has
+`least_sequence`."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Runtime = Literal["executorch", "onnx"]
-PhoneQuantization = Literal["none", "int8", "8da4w", "int4"]
+PhoneQuantization = Literal["none", "float16", "int8", "8da4w", "int4"]
 Delegate = Literal["xnnpack", "portable", "none"]
 Form = Literal["functional", "algorithm-1"]
 
@@ -101,6 +102,31 @@ class ReadoutDescription:
 
 
 @dataclass(frozen=True)
+class WeightsFile:
+    """A file of a program's weights.
+
+    Attributes:
+        path: its name beside the program, by which the graph calls it.
+        sha256: SHA-256 (hex) of its content.
+        bytes: size.
+    """
+
+    path: str
+    sha256: str
+    bytes: int
+
+    def check(self, program: Path) -> None:
+        """Check that the file lies beside the program.
+
+        Raises:
+            DeviceError: if it does not, or is another one.
+        """
+        file = program.parent / self.path
+        if hash_program(file) != self.sha256:
+            raise DeviceError(f"{file}: not a file of {program.name}; copy all its files again")
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The description of a program, in a JSON file beside it.
 
@@ -127,6 +153,7 @@ class Manifest:
         least_sequence: fewest tokens of a call of ``forward``; 0 if every call has S.
         runtime: what runs the program: ExecuTorch, or ONNX Runtime, whose programs have the method
             ``forward`` of a readout alone.
+        weights: files of weights beside the program, of a program for ONNX Runtime.
     """
 
     program_sha256: str
@@ -148,6 +175,7 @@ class Manifest:
     answer_tokens: int = 0
     least_sequence: int = 0
     runtime: Runtime = "executorch"
+    weights: tuple[WeightsFile, ...] = ()
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -170,9 +198,10 @@ class Manifest:
             DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
-        version = 3 if self.runtime == "onnx" else 2 if self.least_sequence else 1
+        version = 4 if self.weights else 3 if self.runtime == "onnx" else 1
+        version = max(version, 2 if self.least_sequence else 1)
         content = {"version": version} | asdict(self)
-        content = {key: value for key, value in content.items() if value not in (None, "", 0)}
+        content = {key: value for key, value in content.items() if value not in (None, "", 0, ())}
         if version < 3:
             del content["runtime"]
         text = json.dumps(content, indent=1)
@@ -197,7 +226,8 @@ class Manifest:
             check = SelfCheck(**content.pop("check"))
             described = content.pop("readout", None)
             readout = None if described is None else ReadoutDescription(**described)
-            manifest = cls(**content, check=check, readout=readout)
+            weights = tuple(WeightsFile(**one) for one in content.pop("weights", ()))
+            manifest = cls(**content, check=check, readout=readout, weights=weights)
             layout = Layout.from_json(manifest.layout)
             if readout is not None:
                 readout.check(layout, len(manifest.words))
@@ -223,6 +253,8 @@ class Manifest:
             raise DeviceError(
                 f"{program}: not the program that {file.name} describes; copy both files again"
             )
+        for one in manifest.weights:
+            one.check(program)
         return manifest
 
     def start_values(self) -> NDArray[np.int64]:
@@ -272,6 +304,8 @@ class Manifest:
             and self.form in get_args(Form)
             and self.runtime in get_args(Runtime)
             and (self.runtime == "onnx") == (self.delegate == "none")
+            and all(_is_file_name(one.path) for one in self.weights)
+            and (self.runtime == "onnx" or not self.weights)
             and (self.runtime == "executorch" or self.readout is not None)
             and len(check.positions) == len(check.labels) == self.batch
             and np.array(check.ids).shape == (self.batch, *self.row_shape)
@@ -279,6 +313,11 @@ class Manifest:
             and len(check.losses) == 2 * self.queries
             and all(len(row) == self.batch for row in check.losses)
         )
+
+
+def _is_file_name(path: object) -> bool:
+    """Return whether a path is the name of a file in the same folder."""
+    return isinstance(path, str) and path not in ("", "..") and Path(path).name == path
 
 
 def _check_version(version: object, file: Path) -> None:

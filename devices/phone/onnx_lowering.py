@@ -7,6 +7,7 @@ import torch
 from devices.phone.extra import MISSING_ONNX
 from devices.phone.lowering import Method, warnings_suppressed
 from devices.phone.manifest import PhoneQuantization
+from devices.phone.onnx_weights import store_as_float16
 from devices.phone.quantization import GROUP
 from shared.errors import ConfigError, DeviceError
 
@@ -18,18 +19,19 @@ MAX_GRAPH_BYTES = 2**31 - 2**20
 """The most bytes of a graph with its weights in one file, which protobuf limits."""
 
 
-def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: int) -> bytes:
+def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: int) -> "ModelProto":
     """Lower the method of a readout's program to an ONNX graph.
 
     Args:
         forward: method that computes scores of the base model and features.
         quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
             of 32 inputs; their weights must have been rounded already
-            (`devices.phone.quantization.round_to_4_bits`), so that this changes none.
+            (`devices.phone.quantization.round_to_4_bits`), so that this changes none. With
+            ``float16`` they are stored so, and must have been rounded, too.
         products: number of linear layers in the blocks.
 
     Returns:
-        The content of an ``.onnx`` file, with its weights.
+        The graph with its weights.
 
     Raises:
         DeviceError: if the optional dependencies cannot be used.
@@ -57,9 +59,20 @@ def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: in
             )
         assert program is not None
         graph = program.model_proto
+        _forget_origin(graph)
         if quantization == "int4":
             graph = _with_4_bit_products(graph, products)
-    return bytes(graph.SerializeToString())
+        elif quantization == "float16":
+            store_as_float16(graph)
+    return graph
+
+
+def _forget_origin(model: "ModelProto") -> None:
+    """Remove the exporter's notes of the code that a graph is from, and this machine's paths."""
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.initializer, *graph.value_info):
+        del part.metadata_props[:]
+        part.doc_string = ""
 
 
 def _with_4_bit_products(graph: "ModelProto", products: int) -> "ModelProto":

@@ -76,6 +76,19 @@ def block_products(base: BaseModel) -> list[nn.Linear]:
 
 
 @torch.no_grad()
+def round_to_float16(base: BaseModel) -> None:
+    """Round the weights of a model to what float16 can hold, in place.
+
+    Raises:
+        ConfigError: if one is too large for it.
+    """
+    for name, weight in base.network.named_parameters():
+        weight.copy_(weight.half().float())
+        if not bool(weight.isfinite().all()):
+            raise ConfigError(f"{name} has numbers that float16 lacks; use --quantization int8")
+
+
+@torch.no_grad()
 def round_to_4_bits(base: BaseModel) -> None:
     """Round the weights of the blocks to what 4 bits can hold, in place.
 

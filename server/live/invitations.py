@@ -83,14 +83,19 @@ def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> Ph
     Raises:
         SamaraError: if a file cannot be read or written.
     """
-    folder = run / PROGRAMS_FOLDER
+    folder, manifest = run / PROGRAMS_FOLDER, program.with_suffix(".json")
     try:
+        if json.loads(manifest.read_bytes()).get("weights"):
+            raise SamaraError(
+                f"{program} is for browsers, with its weights in files of their own; invite with "
+                "--page, where the gateway has it"
+            )
         make_private_folder(folder)
         return PhoneWelcome(
             gateway=gateway,
             gateway_authority=authority.read_text(encoding="ascii"),
             program=_keep(program, folder),
-            manifest=_keep(program.with_suffix(".json"), folder),
+            manifest=_keep(manifest, folder),
         )
     except (OSError, ValueError) as error:
         raise SamaraError(f"no phone can be invited: {error}") from error

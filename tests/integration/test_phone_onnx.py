@@ -1,5 +1,7 @@
 """A readout's program for ONNX Runtime beside the eager model: representations, losses, steps."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from phones import (
     calls_of,
     pair_of,
 )
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from client.training.local_steps import take_local_steps
@@ -24,10 +27,13 @@ from devices.phone.commands import app
 from devices.phone.export import export_program, prepare_model
 from devices.phone.manifest import Manifest, PhoneQuantization
 from devices.phone.onnx_lowering import lower_to_onnx
-from devices.phone.quantization import GROUP, round_to_4_bits
+from devices.phone.page_server.published_files import program_files
+from devices.phone.program_index import ProgramIndex, tokenizer_folder
+from devices.phone.quantization import GROUP, round_to_4_bits, round_to_float16
 from devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
+from server.live.invitations import phone_welcome
 from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError
+from shared.errors import ConfigError, DeviceError, SamaraError
 from shared.frames.instructions import Split
 from shared.model.loading import load_base_model
 from shared.replay import STATE_BITS
@@ -81,6 +87,9 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., Pair]:
         if quantization == "int4":
             runtime.forward._readout.load_damping()  # an export measures it before it rounds
             round_to_4_bits(runtime.base)
+        elif quantization == "float16":
+            runtime.forward._readout.load_damping()
+            round_to_float16(runtime.base)
         return runtime, data, phone
 
     return make
@@ -96,6 +105,8 @@ def some_state(size: int) -> np.ndarray[Any, Any]:
     [
         ("embedded", "int4"),
         pytest.param("embedded", "none", marks=pytest.mark.exhaustive),
+        pytest.param("embedded", "float16", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "float16", marks=pytest.mark.exhaustive),
         pytest.param("encoder", "none", marks=pytest.mark.exhaustive),
         pytest.param("encoder", "int8", marks=pytest.mark.exhaustive),
         pytest.param("causal", "none", marks=pytest.mark.exhaustive),
@@ -140,7 +151,7 @@ def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
     manifest = load_program(file).manifest
     assert (manifest.runtime, manifest.delegate) == ("onnx", "none")
     text = file.with_suffix(".json").read_text()
-    assert '"version": 3' in text
+    assert '"version": 4' in text
     other = file.with_name("other.onnx")
     other.write_bytes(file.read_bytes())
     other.with_suffix(".json").write_text(
@@ -148,6 +159,66 @@ def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
     )
     with pytest.raises(DeviceError, match="its shapes contradict each other"):
         load_program(other)
+
+
+def test_weights_lie_in_listed_files_and_nothing_tells_of_the_exporting_machine(
+    made: Any, tmp_path: Path
+) -> None:
+    _, file = made("embedded", "int4")
+    manifest = Manifest.read(file)
+    assert sum(one.bytes for one in manifest.weights) > 5 * file.stat().st_size
+    content = file.read_bytes()
+    assert str(Path(torch.__file__).parent).encode() not in content
+    assert b"stack_trace" not in content
+    for path in (file, file.with_suffix(".json")):
+        shutil.copy(path, tmp_path)
+    moved = tmp_path / file.name
+    with pytest.raises(DeviceError, match=r"weights-000\.bin: cannot be read"):
+        load_program(moved)
+    (name,) = (one.path for one in manifest.weights)
+    (tmp_path / name).write_bytes(bytes(10))
+    with pytest.raises(DeviceError, match=r"not a file of .*copy all its files again"):
+        load_program(moved)
+
+
+@pytest.mark.parametrize("path", ["../weights.bin", "/weights.bin", "..", ""])
+def test_a_manifest_names_weights_in_its_own_folder_alone(
+    made: Any, tmp_path: Path, path: str
+) -> None:
+    _, file = made("embedded", "int4")
+    moved = tmp_path / "model.onnx"
+    shutil.copy(file, moved)
+    content = json.loads(file.with_suffix(".json").read_text())
+    content["weights"][0]["path"] = path
+    moved.with_suffix(".json").write_text(json.dumps(content))
+    with pytest.raises(DeviceError, match="its shapes contradict each other"):
+        Manifest.read(moved)
+
+
+def test_an_index_has_all_that_a_browser_fetches_and_how_it_tokenizes(made: Any) -> None:
+    _, file = made("embedded", "int4")
+    index = ProgramIndex.read(file)
+    published = program_files(file)
+    manifest = Manifest.read(file)
+    assert [one.sha256 for one in index.weights] == [one.sha256 for one in manifest.weights]
+    expected = {index.manifest.sha256, manifest.program_sha256, index.weights[0].sha256}
+    expected |= {one.sha256 for one in index.tokenizer.values()}
+    assert published.keys() == {"/program/index.json"} | {f"/program/{one}" for one in expected}
+    assert index.task["words"] == manifest.words
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder(file) / "tokenizer.json"))
+    how = index.tokenization
+    assert len(index.examples) >= 3
+    for example in index.examples:
+        text = example["row"]["text"] + how.after
+        ids = how.before + tokenizer.encode(text, add_special_tokens=how.special).ids
+        assert (ids, len(ids) - 1) == (example["ids"], example["position"])
+    assert how.limit + len(how.before) < manifest.sequence
+
+
+def test_a_phone_is_not_invited_to_a_program_in_many_files(made: Any, tmp_path: Path) -> None:
+    _, file = made("embedded", "int4")
+    with pytest.raises(SamaraError, match=r"is for browsers.*invite with --page"):
+        phone_welcome(tmp_path, "gateway.example:9100", file, file)
 
 
 def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:

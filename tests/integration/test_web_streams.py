@@ -49,7 +49,7 @@ def attach(page: ServedPage, key: SigningKey) -> threading.Thread:
 
     def answer() -> None:
         with suppress(StreamEndedError):
-            for _ in answer_tasks(phone, key, WebSocketStub(page)):  # type: ignore[arg-type]
+            for _ in answer_tasks(phone, key, WebSocketStub(page.open)):  # type: ignore[arg-type]
                 pass
 
     thread = threading.Thread(target=answer, daemon=True)

@@ -1,0 +1,326 @@
+"""Strangers at a gateway's page server: streams, requests and links that must let nobody in.
+
+    python -m benchmarks.faults.hostile_web [--connections 1000] [--slow 200]
+
+A gateway serves a page over TLS in a process of its own, in front of a server that answers about
+invitations. One admitted phone is attached by WebSocket and answers a task after each tenth of the
+hostile connections, which are in turn of every kind below. Then so many connections are held open
+at once by sending and reading little or nothing. Printed: how each kind ended, whom the gateway let
+in, and the gateway's resident memory.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import ssl
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from devices.phone.page_server.join_relay import JoinRelay
+from devices.phone.page_server.listening import PageServer
+from devices.phone.page_server.page_app import PageApp
+from devices.phone.page_server.published_files import PublishedFile
+from devices.phone.page_server.web_socket_stream import SUBPROTOCOL
+from devices.phone.server_requests import ServerRequests
+from server.live.invitations import Invitations, invite_client
+from server.live.join_filter import JoinFilter
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from shared.certificates import TlsFiles, make_certificates
+from shared.client_index import client_index_of_key
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
+from shared.http.listening import open_tcp, server_config
+from shared.invitation import JOIN_PATH, JoinRequest, join_proof
+from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
+from shared.signing import answer_bytes, proof_bytes, public_pem, sign
+
+LARGE = 64 * 2**20
+"""Bytes of the file that slow readers ask for."""
+AT_ONCE = 50
+UNREAD_SECONDS = 45.0
+"""Time for which a file that was asked for is not read."""
+MOST_SLOW_SECONDS = 90.0
+"""Whoever is still there then was not sent away."""
+SECONDS = 60.0
+STREAMS = (
+    "page of another site",
+    "no origin",
+    "no proof",
+    "a text",
+    "forged proof",
+    "unknown key",
+    "message too long",
+    "endless fragments",
+)
+REQUESTS = "no HTTP", "path out of the folder", "replayed invitation"
+SLOW = "no TLS", "half a request", "half a body", "half a proof", "file not read"
+
+
+def serve(folder: Path, phone: bytes, pipe: Connection) -> None:
+    """Serve a page and invitations until the pipe says so, in a process of its own."""
+    asyncio.run(_serve(folder, phone, pipe))
+
+
+async def _serve(folder: Path, phone: bytes, pipe: Connection) -> None:
+    tls = make_certificates(folder / "certificates", [])
+    listener = open_tcp("127.0.0.1", 0)
+    joining = server_config(JoinFilter(Invitations(folder)))
+    joining.ssl_certfile, joining.ssl_keyfile = tls.certificate, tls.key
+    server = uvicorn.Server(joining)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    gateway = Gateway(lambda key: key == phone)
+    files = {"/large.bin": PublishedFile(folder / "large.bin", "0" * 64)}
+    relay = JoinRelay(ServerRequests(address, tls.authority))
+    page = PageServer(PageApp(gateway, files, relay), tls.certificate, tls.key)
+    pipe.send(await page.start("127.0.0.1:0"))
+    while command := await asyncio.to_thread(pipe.recv):
+        if command == "ask":
+            task = Task(kind=TaskKind.TRAIN, instruction=b"an instruction")
+            pipe.send(list(await gateway.ask(task, SECONDS)))
+        else:
+            pipe.send((gateway.attached_phones, sum(gateway.refused.values())))
+    await page.stop()
+    server.should_exit = True
+    await serving
+
+
+class Stranger:
+    """A stranger with keys of its own, a server's address, and an invitation that was used.
+
+    Args:
+        port: port of the page server.
+        tls: certificate of its authority.
+        used: body of a request to join by a used invitation, with another key.
+    """
+
+    def __init__(self, port: int, tls: TlsFiles, used: bytes) -> None:
+        self._port, self._used, self._key = port, used, ec.generate_private_key(ec.SECP256R1())
+        self._context = ssl.create_default_context(cafile=str(tls.authority))
+        self._origin = f"https://127.0.0.1:{port}"
+
+    def stream(self, origin: str | None = "") -> Any:
+        """Return a WebSocket that is yet to be opened."""
+        return connect(
+            f"wss://127.0.0.1:{self._port}/stream",
+            ssl=self._context,
+            origin=self._origin if origin == "" else origin,  # type: ignore[arg-type]
+            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+            compression=None,
+            ping_interval=None,
+            max_size=None,
+            open_timeout=SECONDS,
+        )
+
+    async def connect(self, tls: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection without WebSocket."""
+        context = self._context if tls else None
+        return await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
+
+    async def be(self, kind: str) -> str:
+        """Make a hostile connection of a kind; return how it ended."""
+        try:
+            if kind in REQUESTS:
+                return await self._request(kind)
+            origin = {STREAMS[0]: "https://evil.example", STREAMS[1]: None}.get(kind, "")
+            async with self.stream(origin) as opened:
+                return await self._misuse(opened, kind)
+        except InvalidHandshake as error:
+            return str(error).rpartition(" ")[2]
+        except (OSError, ConnectionClosed) as error:
+            return type(error).__name__
+
+    async def _misuse(self, opened: ClientConnection, kind: str) -> str:
+        nonce = ToPhone.FromString(await opened.recv()).challenge.nonce
+        signed = nonce if kind == "unknown key" else bytes(32)
+        proof = Proof(
+            public_key=public_pem(self._key), signature=sign(self._key, proof_bytes(signed))
+        )
+        said: dict[str, Any] = {
+            "no proof": b"x" * 100,
+            "a text": "x" * 100,
+            "message too long": bytes(MAX_ANSWER_BYTES + 1),
+            "endless fragments": [bytes(2**16)] * 2**8,
+        }
+        with suppress(ConnectionClosed):
+            await opened.send(said.get(kind, FromPhone(proof=proof).SerializeToString()))
+        with suppress(ConnectionClosed):
+            while await opened.recv():
+                pass
+        return str(opened.close_code)
+
+    async def _request(self, kind: str) -> str:
+        reader, writer = await self.connect()
+        head = f"Host: 127.0.0.1\r\nContent-Length: {len(self._used)}\r\n\r\n".encode()
+        said = {
+            "no HTTP": b"\0" * 1000 + b"\r\n\r\n",
+            "path out of the folder": b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
+            "replayed invitation": f"POST {JOIN_PATH} HTTP/1.1\r\n".encode() + head + self._used,
+        }
+        writer.write(said[kind])
+        line = await reader.readline()
+        writer.close()
+        return line.split()[1].decode() if line else "ended"
+
+    async def hold(self, kind: str) -> bool:
+        """Hold a connection open; return whether the gateway has ended it."""
+        asked = "GET /large.bin" if kind == "file not read" else f"POST {JOIN_PATH}"
+        length = "Content-Length: 1000\r\n\r\n" if kind == "half a body" else "\r\n"
+        head = f"{asked} HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}".encode()
+        said = {"no TLS": b"\x16\x03\x01", "half a request": head[:20]}.get(kind, head)
+        try:
+            async with asyncio.timeout(MOST_SLOW_SECONDS):
+                if kind == "half a proof":
+                    async with self.stream() as opened:
+                        await opened.wait_closed()
+                    return True
+                reader, writer = await self.connect(tls=kind != "no TLS")
+                writer.write(said)
+                if kind == "file not read":
+                    await asyncio.sleep(UNREAD_SECONDS)  # asyncio reads little meanwhile
+                received = 0
+                while piece := await reader.read(2**16):
+                    received += len(piece)
+                writer.close()
+                return received < LARGE
+        except TimeoutError:
+            return False
+        except (OSError, ConnectionClosed, InvalidHandshake):
+            return True
+
+
+async def answer(stranger: Stranger, key: ec.EllipticCurvePrivateKey) -> None:
+    """Attach as the admitted phone, and answer each task with a refusal."""
+    client = client_index_of_key(public_pem(key))
+    async with stranger.stream() as stream:
+        async for received in stream:
+            assert isinstance(received, bytes)
+            message = ToPhone.FromString(received)
+            if message.HasField("challenge"):
+                signature = sign(key, proof_bytes(message.challenge.nonce))
+                proof = Proof(public_key=public_pem(key), signature=signature)
+                await stream.send(FromPhone(proof=proof).SerializeToString())
+                continue
+            task = message.task
+            frame = Refusal(token_of(task.instruction), client, 0, 0).encode()
+            signature = sign(key, answer_bytes(task.instruction, frame))
+            result = TaskResult(number=task.number, frame=frame, signature=signature)
+            await stream.send(FromPhone(result=result).SerializeToString())
+
+
+def used_invitation(run: Path, tls: TlsFiles) -> bytes:
+    """Return a request to join by an invitation that another key was registered by."""
+    end = datetime.now(UTC) + timedelta(hours=1)
+    code = invite_client(run, "anna", tls.authority, None, end)
+
+    def request(key: ec.EllipticCurvePrivateKey) -> JoinRequest:
+        signature = sign(key, join_proof(code.secret))
+        return JoinRequest(code.secret, public_pem(key), signature)
+
+    first, second = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    Invitations(run).redeem(request(first))
+    return request(second).encode()
+
+
+async def attack(folder: Path, connections: int, slow: int) -> dict[str, Any]:
+    """Make hostile connections to a gateway; see the module.
+
+    Args:
+        folder: empty folder.
+        connections: connections that do something wrong, in turn of every kind.
+        slow: connections that are held open at once, in turn of every kind.
+
+    Returns:
+        What came out.
+
+    Raises:
+        AssertionError: if the gateway lets anybody in, or the phone no longer answers.
+    """
+    tls = make_certificates(folder / "certificates", [])
+    (folder / "large.bin").write_bytes(bytes(LARGE))
+    used, key = used_invitation(folder, tls), ec.generate_private_key(ec.SECP256R1())
+    spawning = multiprocessing.get_context("spawn")
+    pipe, other = spawning.Pipe()
+    process = spawning.Process(target=serve, args=(folder, public_pem(key), other))
+    process.start()
+    ended: Counter[str] = Counter()
+
+    def ask(command: str) -> Any:
+        pipe.send(command)
+        return pipe.recv()
+
+    def memory() -> int:
+        return int(psutil.Process(process.pid).memory_info().rss / 2**20)
+
+    try:
+        stranger = Stranger(await asyncio.to_thread(pipe.recv), tls, used)
+        phone = asyncio.create_task(answer(stranger, key))
+        client = client_index_of_key(public_pem(key))
+        while await asyncio.to_thread(ask, "state") != ([client], 0):
+            await asyncio.sleep(0.1)
+        used_memory, kinds = [memory()], [*STREAMS, *REQUESTS]
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def be(kind: str) -> None:
+            async with turn:
+                ended[f"{kind}: {await stranger.be(kind)}"] += 1
+
+        tenth = max(1, connections // 10)
+        for start in range(0, connections, tenth):
+            some = range(start, min(start + tenth, connections))
+            await asyncio.gather(*(be(kinds[number % len(kinds)]) for number in some))
+            assert await asyncio.to_thread(ask, "ask") == [client], "the phone does not answer"
+            used_memory.append(memory())
+        holding = [
+            asyncio.create_task(stranger.hold(SLOW[number % len(SLOW)])) for number in range(slow)
+        ]
+        with_slow = 0
+        while not all(held.done() for held in holding):
+            await asyncio.sleep(0.2)
+            with_slow = max(with_slow, memory())
+        assert await asyncio.to_thread(ask, "ask") == [client], "the phone does not answer"
+        attached, refused = await asyncio.to_thread(ask, "state")
+        assert attached == [client], "a stranger was let in"
+        names = [key.name for key in ClientKeys(folder / KEYS_FOLDER).read_all()]
+        assert names == ["anna"], "a replayed invitation registered a key"
+        phone.cancel()
+        away = Counter(SLOW[number % len(SLOW)] for number, h in enumerate(holding) if h.result())
+        return {
+            "ended": dict(sorted(ended.items())),
+            "streams refused": refused,
+            "sent away": dict(away),
+            "MiB before and after each tenth": used_memory,
+            "MiB at most with slow ones, and after": [with_slow, memory()],
+        }
+    finally:
+        with suppress(OSError):
+            pipe.send("")
+        process.join(SECONDS)
+        process.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--slow", type=int, default=200)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="w") as name:
+        came_out = asyncio.run(attack(Path(name), arguments.connections, arguments.slow))
+    print(json.dumps(came_out, indent=1))
+
+
+if __name__ == "__main__":
+    main()

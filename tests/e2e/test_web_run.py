@@ -1,0 +1,130 @@
+"""A board and a browser's client in Python: by a link, HTTP and WebSocket to one digest."""
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from web_phones import StreamEndedError, WebSocketStub, make_page, open_stream
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import GATEWAY, MODEL, TASK, samara, write_messages
+from devices.live.gateway_stream import answer_tasks
+from devices.live.keys import create_key, read_client_index
+from devices.phone.program_index import ProgramIndex
+from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.phone_worker import PhoneWorker
+from devices.phone.reference_client.readout_program import load_program
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, Welcome, join_proof
+from shared.signing import SigningKey
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
+
+BOARD, BROWSER, DATA = "jetson", "anna", "phone-fp32"
+ROUNDS = 2
+
+
+def fetch_program(origin: str, folder: Path) -> Path:
+    """Fetch what the index names, each file by its hash; return the program."""
+    folder.mkdir()
+
+    def fetch(name: str, sha256: str, file: Path) -> None:
+        content = httpx.get(f"{origin}/program/{name}").raise_for_status().content
+        assert not sha256 or hashlib.sha256(content).hexdigest() == sha256
+        file.write_bytes(content)
+
+    program = folder / "model.onnx"
+    fetch("index.json", "", folder / "model.index.json")
+    for file, sha256 in ProgramIndex.read(program).files(program):
+        file.parent.mkdir(exist_ok=True)
+        fetch(sha256, sha256, file)
+    return program
+
+
+def join(origin: str, link: str, key_file: Path) -> None:
+    """Join by a link, as the page does."""
+    code = InvitationCode.parse(link.removeprefix(f"{origin}/#join="))
+    welcome = httpx.get(f"{origin}{JOIN_PATH}/{code.identifier}").raise_for_status().content
+    assert Welcome.decode(welcome, code.trusted).authority.startswith("-----BEGIN")
+    create_key(key_file)
+    key = SigningKey(key_file)
+    request = JoinRequest(code.secret, key.public, key.sign(join_proof(code.secret)))
+    joined = httpx.post(f"{origin}{JOIN_PATH}", content=request.encode())
+    assert joined.json() == {"name": BROWSER}
+
+
+def attach(origin: str, phone: Any, key: SigningKey, ended: list[Any]) -> None:
+    """Answer tasks until the gateway says that the run is finished, or rejects the key."""
+    while not ended:
+        try:
+            for _ in answer_tasks(phone, key, WebSocketStub(lambda: open_stream(origin))):
+                pass
+        except StreamEndedError as error:
+            if error.args[0] in (4007, 4011, 4016):
+                ended.append(error.args)
+
+
+def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("b")
+    data, port = write_messages(folder, 0), 20_000 + (os.getpid() + 29) % 20_000
+    settings = {
+        "rounds": ROUNDS,
+        "steps": 1,
+        "queries": 4,
+        "personal.rounds": 0,
+        "cohort.available": 2,
+        "cohort.timeout": 600.0,
+    }
+    ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
+    shapes = ("--batch", "16", "--seq", "32", "--runtime", "onnx", "--quantization", "float16")
+    kind = ("--model", MODEL, "--task", TASK)
+    samara(folder, "phone", "export", *kind, *shapes, "--out", "model.onnx")
+    rows = ("--data", str(data[DATA]), "--program", "model.onnx", "--out", "rows.jsonl")
+    samara(folder, "phone", "rows", *kind, *rows)
+    page, origin = make_page(folder / "page"), f"http://127.0.0.1:{port + 1}"
+    with LiveRun(folder, settings, [BOARD, GATEWAY], f"127.0.0.1:{port}") as live:
+        live.start_server()
+        live.wait(lambda: "may join" in live.said(), "the server")
+        of_server = ("--superlink", live.address, "--certs", str(live.run / "certificates/ca.pem"))
+        own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
+        web = ("--web", origin.removeprefix("http://"), "--page", str(page))
+        more = ("--program", str(folder / "model.onnx"), "--listen", f"127.0.0.1:{port + 2}")
+        live.start(GATEWAY, ["gateway", "up", *of_server, *own, *web, *more])
+        live.wait(lambda: f"browsers open {origin}" in live.said(GATEWAY), "the gateway")
+        invited = ("--run", str(live.run), "--address", live.address, "--page", origin)
+        link = samara(folder, "server", "invite", BROWSER, *invited).splitlines()[0]
+        home = live.home(BROWSER)
+        home.mkdir()
+        program = load_program(fetch_program(origin, folder / "fetched"))
+        assert program.check() < 5e-3
+        join(origin, link, key_file := folder / "browser.key")
+        trainer = PhoneTrainer(program, read_examples(folder / "rows.jsonl", program.manifest))
+        key = SigningKey(key_file)
+        phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, signer=key))
+        ended: list[Any] = []
+        browser = threading.Thread(target=attach, args=(origin, phone, key, ended), daemon=True)
+        browser.start()
+        live.start_client(BOARD, None, *kind, "--data", str(data[BOARD]), "--set", "threads=1")
+        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        assert live.server is not None
+        assert live.server.returncode == 0, live.said()[-2000:]
+        live.wait(lambda: bool(ended), "the end of the browser's stream")
+        assert ended == [(4011, "the run is finished")]
+        browser.join()
+        phone.close()
+        live.check()
+        live.names.append(BROWSER)
+        positions = live.positions()
+        assert set(positions) == {BOARD, BROWSER}
+        assert len(set(positions.values())) == 1
+        assert all(len(event["clients"]) == 2 for event in live.rounds.values())
+        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
