@@ -71,11 +71,11 @@ class ServedPage:
 
 
 def open_stream(
-    origin: str, context: ssl.SSLContext | None = None, **changes: Any
+    page: str, context: ssl.SSLContext | None = None, **changes: Any
 ) -> AbstractContextManager[ClientConnection]:
-    """A WebSocket to a gateway, as a page of its origin opens it, or with other options."""
+    """A WebSocket to a gateway, as its page at this origin opens it, or with other options."""
     options: dict[str, Any] = {
-        "origin": origin,
+        "origin": page,
         "subprotocols": [SUBPROTOCOL],
         "compression": None,
         "max_size": MAX_TASK_BYTES,
@@ -83,7 +83,7 @@ def open_stream(
         "open_timeout": SECONDS,
         "ping_interval": None,
     }
-    address = f"ws{origin.removeprefix('http')}{STREAM_PATH}"
+    address = f"ws{page.removeprefix('http')}{STREAM_PATH}"
     opened: AbstractContextManager[ClientConnection] = connect(address, **options | changes)
     return opened
 
