@@ -115,7 +115,10 @@ class TrainedModel:
         }
         name, task = name_of_base(self.config, base), load_task(self.config.task)
         dtype = self.config.model.dtype
-        card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
+        pooling = base.pooling
+        card = model_card(
+            self.about, name, base.family, task, dtype, merged, files, left_out, pooling
+        )
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out
