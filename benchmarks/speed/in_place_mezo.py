@@ -75,8 +75,10 @@ def whole_network_loss(
     ids: Tensor,
     mask: Tensor,
     labels: Tensor,
-) -> float:
+) -> Tensor:
     """Cross-entropy of the token that follows each sequence, from the network's plain forward.
+
+    It has its graph where gradients are computed.
 
     Args:
         base: a causal LM with adapters in it.
@@ -86,7 +88,7 @@ def whole_network_loss(
         mask: int64 [B, S].
         labels: int64 [B], token ids.
     """
-    with torch.inference_mode(), adapter.using(perturbations):
+    with adapter.using(perturbations):
         logits = base.network(input_ids=ids, attention_mask=mask).logits
     last = logits[torch.arange(len(ids)), mask.sum(1) - 1].float()
-    return float(torch.nn.functional.cross_entropy(last, labels))
+    return torch.nn.functional.cross_entropy(last, labels)

@@ -1,11 +1,13 @@
-"""P-RGE steps in every grouping against in-place MeZO-LoRA steps on the same rows.
+"""P-RGE steps in every grouping against MeZO in place and first-order steps on the same rows.
 
     python -m benchmarks step --json FILE
 
 All steps are whole: directions, forward passes, loss, update. Repetitions are interleaved, so that
 what else happens on the machine hits all alike; seconds are medians, and a ratio is the median of
 the ratios within a repetition. MeZO-LoRA perturbs A and B of plain LoRA in place and runs the whole
-network as its authors' code does, with logits at every position.
+network as its authors' code does, with logits at every position. So do MeZO on all parameters, with
+as many directions, and the first-order steps, SGD and Adam on all parameters and Adam on LoRA-FA's
+B: one forward and one backward pass of the batch, without activation checkpointing.
 """
 
 import json
@@ -18,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.speed.in_place_mezo import InPlaceMeZO, lora_parameters, whole_network_loss
+from benchmarks.speed.in_place_mezo import lora_parameters, whole_network_loss
 from benchmarks.speed.shapes import TASK, random_base, timed
+from benchmarks.speed.whole_model_step import OPTIMIZERS, first_order_step, mezo_step
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, distinct_groupings
 from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
@@ -116,22 +120,31 @@ class Bench:
 
         return step
 
-    def mezo(self, prompts: list[Prompt]) -> Callable[[], object]:
-        """A MeZO-LoRA step in place."""
+    def others(self, prompts: list[Prompt]) -> dict[str, Callable[[], object]]:
+        """MeZO in place on LoRA and on all parameters, and first-order steps.
+
+        Quantized parameters are trained by none of these.
+        """
         ids = torch.tensor([prompt.sequences[0] for prompt in prompts], device=self.device)
         mask = torch.ones_like(ids)
         words = torch.tensor([10, 11], device=self.device)
         labels = words[torch.arange(len(prompts), device=self.device) % 2]
-        perturbations = Perturbations(
-            self.layout, torch.zeros(self.layout.size, device=self.device)
-        )
+        b = torch.zeros(self.layout.size, device=self.device)
+        perturbations = Perturbations(self.layout, b)
 
-        def loss() -> float:
+        def loss() -> Tensor:
             return whole_network_loss(self.base, self.adapter, perturbations, ids, mask, labels)
 
-        mezo = InPlaceMeZO(lora_parameters(self.base, perturbations), loss)
-        seeds = range(self.settings.queries)
-        return lambda: mezo.step(seeds, EPSILON, LEARNING_RATE)
+        lora, q = lora_parameters(self.base, perturbations), self.settings.queries
+        steps = {"mezo": mezo_step(lora, loss, q, EPSILON, LEARNING_RATE)}
+        if self.settings.quantization == "none":
+            whole = list(self.base.network.parameters())
+            steps["mezo, all parameters"] = mezo_step(whole, loss, q, EPSILON, LEARNING_RATE)
+            for optimizer in OPTIMIZERS:
+                name = f"{optimizer}, all parameters"
+                steps[name] = first_order_step(whole, loss, optimizer, LEARNING_RATE)
+        steps["Adam, LoRA-FA"] = first_order_step([b], loss, "Adam", LEARNING_RATE)
+        return steps
 
     def auto(self, prompts: list[Prompt]) -> Schedule:
         """Return the choice of ``grouping = auto``."""
@@ -161,14 +174,15 @@ class Bench:
         """Measure every way to take a step on one shape of batch."""
         prompts = self.prompts(batch, length)
         auto = self.auto(prompts)
-        steps: dict[str, Callable[[], object]] = {"mezo": self.mezo(prompts)}
+        steps = self.others(prompts)
         for grouping in distinct_groupings(self.settings.queries):
             steps[grouping] = self.p_rge(prompts, Schedule(grouping))
         steps["both, algorithm 1"] = self.algorithm_1(prompts)
         steps["auto"] = self.p_rge(prompts, auto)
         peaks = {}
         for name, step in steps.items():
-            step()
+            if not name.startswith(tuple(OPTIMIZERS)):
+                step()  # but the first step of an optimizer allocates what it keeps
             with measure_peak_memory(self.device) as peak:
                 step()
             peaks[name] = peak.bytes

@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
+from benchmarks.speed.shapes import random_base
+from benchmarks.speed.step import Bench, StepBench
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,3 +44,15 @@ def test_an_unknown_adapter_is_refused() -> None:
     status, _, errors = run("replay", "--adapter", "bert")
     assert status == 1
     assert "--adapter bert: there is no such adapter; use one of minilm-top2" in errors
+
+
+def test_first_order_steps_are_measured_beside_zeroth_order() -> None:
+    settings = StepBench("llama-tiny", "none", "float32", "cpu", 2, (2,), (8,), "all", 2, 1, 1)
+    rows = {row["grouping"]: row for row in Bench(settings).rows(2, 8)}
+    assert all(row["seconds"] > 0 < row["peak_bytes"] for row in rows.values())
+    base = random_base("llama-tiny", "none", torch.float32, torch.device("cpu"))
+    parameters = 4 * sum(parameter.numel() for parameter in base.network.parameters())
+    peaks = {name: row["peak_bytes"] / parameters for name, row in rows.items()}
+    assert peaks["mezo, all parameters"] < 1 <= peaks["SGD, all parameters"]
+    assert peaks["Adam, all parameters"] >= peaks["SGD, all parameters"] + 1.9
+    assert peaks["Adam, LoRA-FA"] < peaks["SGD, all parameters"]

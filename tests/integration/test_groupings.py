@@ -141,7 +141,8 @@ def test_in_place_perturbation_finds_the_same_projected_gradients(
     labels = torch.tensor(tokens)[LABELS]
 
     def loss() -> float:
-        return whole_network_loss(rig.base, rig.adapter, perturbations, ids, mask, labels)
+        loss = whole_network_loss(rig.base, rig.adapter, perturbations, ids, mask, labels)
+        return float(loss)
 
     mezo = InPlaceMeZO([perturbations.center], loss)
     for seed in (3, 2**40):

@@ -1,6 +1,7 @@
 """The table of the papers' methods: every row has a command that is accepted, and its test."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
 NOT_BUILT = "not built"
 ROW = re.compile(r"^\| (?!section )(.*)\|$", re.MULTILINE)
 CODE = re.compile(r"`([^`]+)`")
+MEASURING = re.compile(r"`python -m (benchmarks[\w.]*)")
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -40,8 +42,9 @@ def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) ->
         return
     assert tests
     assert set(tests) <= all_tests()
-    commands = commands_of(row)
-    assert commands
+    commands, measuring = commands_of(row), MEASURING.findall(row[2])
+    assert commands or measuring
+    assert all(find_spec(module) for module in measuring)
     for words in commands:
         assert mistake(Command(PAGE.name, tuple(words), whole=False)) == ""
 

@@ -1,0 +1,1 @@
+"""Tables of the papers beside what is measured or predicted here."""

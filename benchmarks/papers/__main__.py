@@ -1,0 +1,156 @@
+"""A table of a paper beside what is measured, or predicted, here.
+
+    python -m benchmarks.papers mezo-1 --model MODEL --data sst2=DATA --data rte=DATA --out FOLDER
+    python -m benchmarks.papers p-rge-3
+
+Rows that train are runs of `samara tune`, one for every task that has data and every seed; a table
+that was interrupted shows what it has, and the same command goes on. What cannot run here is
+predicted by the time and memory model, and marked so. Every number stands beside the paper's.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.table import PaperTable, Prediction, Row, read_table, table_names
+from client.tuning.methods import FIRST_ORDER
+from client.tuning.run import read_result, tune
+from client.tuning.settings import TuneSettings
+from devices.hardware.estimate import estimate_step
+from devices.hardware.model_shape import model_shape
+from devices.hardware.profile import load_device
+from devices.hardware.roofline import Workload
+from shared.errors import ModelError, TaskError
+from shared.files import write_durably
+from shared.settings import parse_assignment
+
+Found = dict[str, dict[str, list[float]]]
+"""The metric of every seed, by row and task."""
+
+
+def settings_of(row: Row, task: str, seed: int, arguments: argparse.Namespace) -> TuneSettings:
+    """The settings of one run of a row."""
+    first_order = row.settings["method"] in FIRST_ORDER
+    steps = arguments.first_order_steps if first_order else arguments.steps
+    own: dict[str, Any] = {"steps": steps, "validate-every": max(1, steps // 4), **row.settings}
+    own |= dict(map(parse_assignment, arguments.set))
+    for assignment in arguments.row:
+        name, _, setting = assignment.partition(":")
+        own |= dict([parse_assignment(setting)]) if name == row.name else {}
+    own |= {"model.path": arguments.model, "data.path": arguments.data[task], "task": task}
+    folder = arguments.out / task / row.name.replace(" ", "-") / f"seed-{seed}"
+    return TuneSettings.of(own | {"seed": seed, "out": str(folder)}, row.name)
+
+
+def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
+    """Train what can be trained, seed by seed, and return what there is when it ends."""
+    found: Found = {}
+    try:
+        for seed in arguments.seeds:
+            for task in (str(task) for task in table.columns if task in arguments.data):
+                for row in table.rows:
+                    if row.settings:
+                        _measure_cell(row, task, seed, arguments, found, console)
+    except KeyboardInterrupt:
+        console.print("stopped: what was measured is kept, and the same command goes on")
+    return found
+
+
+def _measure_cell(
+    row: Row, task: str, seed: int, arguments: argparse.Namespace, found: Found, console: Console
+) -> None:
+    console.print(f"{task}, seed {seed}: {row.name}", highlight=False)
+    try:
+        result = read_result(tune(settings_of(row, task, seed, arguments)))
+    except (ModelError, TaskError) as error:  # for example no in-context learning by an encoder
+        console.print(f"  left out: {error}", markup=False)
+        return
+    value = result["test"][result["metric"]]
+    console.print(f"  {100 * value:.1f} in {result['seconds']:.0f} s", highlight=False)
+    found.setdefault(row.name, {}).setdefault(task, []).append(value)
+
+
+def predicted(prediction: Prediction, table: PaperTable) -> list[float]:
+    """The prediction for every column, in the unit of its quantity."""
+    shape, device = model_shape(prediction.model), load_device(prediction.device)
+    values = []
+    for column in table.columns:
+        work = Workload(**prediction.work | {table.vary: column})
+        estimate = estimate_step(shape, device, work)
+        seconds, peak = estimate.time.total, estimate.memory.total
+        values.append(seconds if prediction.quantity == "seconds" else peak / 1e9)
+    return values
+
+
+def shown(table: PaperTable, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    """The paper's numbers, and below each what is measured or predicted here."""
+    view = Table(title=table.title, box=None)
+    view.add_column("")
+    for column in table.columns:
+        view.add_column(f"{table.vary} {column}".strip(), justify="right")
+    for row in table.rows:
+        view.add_row(row.name, *map(str, row.paper))
+        if row.missing:
+            view.add_row(f"  not run: {row.missing}", style="dim")
+        elif row.predict is not None:
+            cells = (f"{value:.2f}" for value in predicted(row.predict, table))
+            view.add_row("  predicted", *cells, style="cyan")
+        elif row.name in found:
+            own = found[row.name]
+            cells = (_mean(own[str(c)]) if c in own else "" for c in table.columns)
+            view.add_row("  here", *cells, style="bold")
+    return view
+
+
+def _mean(values: Sequence[float]) -> str:
+    numbers = 100 * np.array(values)
+    return f"{numbers.mean():.1f}" + (f" ± {numbers.std(ddof=1):.1f}" if len(values) > 1 else "")
+
+
+def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
+    """Sentences that say what differs from the paper."""
+    lines = [f"The paper has {table.model}."]
+    if arguments.model:
+        lines.append(
+            f"Here: {Path(arguments.model).name}, {arguments.steps:,} zeroth-order and "
+            f"{arguments.first_order_steps:,} first-order steps, {len(arguments.seeds)} seeds"
+            + "".join(f", {assignment}" for assignment in (*arguments.set, *arguments.row))
+            + ". No grid was searched."
+        )
+    return lines + list(table.differs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("table", choices=table_names())
+    parser.add_argument("--model", default="")
+    parser.add_argument("--data", action="append", default=[], metavar="TASK=PATH")
+    parser.add_argument("--out", type=Path, help="folder of all runs")
+    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0])
+    parser.add_argument("--steps", type=int, default=1000, help="of zeroth order")
+    parser.add_argument("--first-order-steps", type=int, default=200)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--row", action="append", default=[], metavar="ROW:KEY=VALUE")
+    arguments = parser.parse_args()
+    arguments.data = dict(given.split("=", 1) for given in arguments.data if "=" in given)
+    table, console = read_table(arguments.table), Console()
+    found: Found = {}
+    if arguments.data:
+        if not (arguments.model and arguments.out):
+            parser.error("--data also needs --model and --out")
+        found = measure(table, arguments, console)
+        file = arguments.out / f"{arguments.table}.json"
+        write_durably(file, (json.dumps(found, indent=1) + "\n").encode())
+    console.print(shown(table, found))
+    for line in differences(table, arguments):
+        console.print(line, markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

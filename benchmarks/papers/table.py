@@ -1,0 +1,100 @@
+"""A table of a paper: what it measured, and how the same is measured or predicted here.
+
+A table is a TOML file beside this module. Its rows have the paper's numbers, a number for every
+column, and either settings of `samara tune`, or what the time and memory model is asked, or the
+reason why there is nothing to run.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FOLDER = Path(__file__).parent
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Prediction(_Part):
+    """A question to the time and memory model (`devices.hardware.estimate`).
+
+    Attributes:
+        quantity: seconds of a step, or GB at its peak.
+        model: name of a shape, or a model folder.
+        device: name of a profile.
+        work: fields of `devices.hardware.roofline.Workload`.
+    """
+
+    quantity: Literal["seconds", "GB"] = "seconds"
+    model: str
+    device: str
+    work: dict[str, Any] = Field(default_factory=dict)
+
+
+class Row(_Part):
+    """A row of a table.
+
+    Attributes:
+        name: name of the row.
+        paper: the paper's number for every column; null where it has none.
+        settings: settings of `samara tune`; empty if the row is not trained here.
+        steps: which number of steps the row takes, that of zeroth or of first order.
+        predict: what is predicted.
+        missing: why nothing is run or predicted.
+    """
+
+    name: str
+    paper: list[float | str]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    predict: Prediction | None = None
+    missing: str = ""
+
+    @model_validator(mode="after")
+    def _is_one_of_three(self) -> Self:
+        if sum(map(bool, (self.settings, self.predict, self.missing))) != 1:
+            raise ValueError(f"{self.name}: needs one of settings, predict and missing")
+        return self
+
+
+class PaperTable(_Part):
+    """A table of a paper.
+
+    Attributes:
+        title: paper, number and subject.
+        model: what the paper trained or timed.
+        differs: sentences that say what differs here, besides model, steps and data.
+        columns: tasks of `samara tune`; or, with `vary`, values of a field of the predicted step.
+        vary: the field of the predicted step that columns are values of; empty for tasks.
+        rows: rows in the paper's order.
+    """
+
+    title: str
+    model: str
+    differs: list[str] = Field(default_factory=list)
+    columns: list[str | int]
+    vary: str = ""
+    rows: list[Row]
+
+    @model_validator(mode="after")
+    def _has_a_number_in_every_column(self) -> Self:
+        for row in self.rows:
+            if len(row.paper) != len(self.columns):
+                raise ValueError(
+                    f"{row.name}: {len(row.paper)} numbers, {len(self.columns)} columns"
+                )
+        return self
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def read_table(name: str) -> PaperTable:
+    """Read a table by its name, such as ``mezo-1``."""
+    content: Mapping[str, Any] = tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
+    return PaperTable.model_validate(content)

@@ -1,0 +1,61 @@
+"""Steps that others take on the same rows: MeZO on all parameters in place, and first order.
+
+Each keeps what it holds between steps (gradients are freed, moments are not), so the first step of
+an optimizer allocates what the method needs.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.speed.in_place_mezo import InPlaceMeZO
+
+Loss = Callable[[], Tensor]
+OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
+
+
+def mezo_step(
+    parameters: Sequence[Tensor], loss: Loss, queries: int, epsilon: float, learning_rate: float
+) -> Callable[[], object]:
+    """A MeZO step on parameters in place, with the memory of inference.
+
+    Args:
+        parameters: perturbed and updated.
+        loss: of the current parameters.
+        queries: directions of a step.
+        epsilon: size ε of the perturbations.
+        learning_rate: η.
+    """
+
+    def measured_loss() -> float:
+        with torch.inference_mode():
+            return float(loss())
+
+    mezo = InPlaceMeZO(parameters, measured_loss)
+    return lambda: mezo.step(range(queries), epsilon, learning_rate)
+
+
+def first_order_step(
+    parameters: Sequence[Tensor], loss: Loss, optimizer: str, learning_rate: float
+) -> Callable[[], object]:
+    """A step along the true gradient, whose parameters need gradients during the step alone.
+
+    Args:
+        parameters: leaves that are updated.
+        loss: of the current parameters, with its graph.
+        optimizer: a name in `OPTIMIZERS`.
+        learning_rate: η.
+    """
+    kept = OPTIMIZERS[optimizer](parameters, learning_rate)
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        loss().backward()  # type: ignore[no-untyped-call]
+        kept.step()
+        kept.zero_grad()
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+    return step
