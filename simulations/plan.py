@@ -20,7 +20,6 @@ from shared.data_settings import EMBEDDED_DATA
 from shared.errors import SamaraError
 from shared.frames.instructions import Split
 from shared.model.layer_selection import chosen_blocks
-from shared.model.scorers import Prompt
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask
 from simulations.report.fleet import span_of
@@ -64,8 +63,6 @@ def describe_plan(
         f"{runtime.layout.size:,} trained numbers",
         f"evaluations: {_evaluations(config)}",
     ]
-    if cut := describe_cut(config, shares):
-        lines.append(cut)
     if chosen := automatic_values(config.flat()):
         lines.append(describe_choices(chosen, config.flat()))
     try:
@@ -90,24 +87,6 @@ def _labels(config: RunConfig, shares: Sequence[ClientData]) -> str:
     found = Counter(e.label for share in shares for e in share.in_split(Split.TRAIN))
     whole = max(1, found.total())
     return ", ".join(f"{word} {found[i] / whole:.0%}" for i, word in enumerate(task.words))
-
-
-def describe_cut(config: RunConfig, shares: Sequence[ClientData]) -> str:
-    """Return a line if the model does not read some of the typical examples whole."""
-    prompts = _typical_prompts(shares)
-    longest = config.model.max_length
-    full = sum(any(len(ids) >= longest for ids in prompt.sequences) for prompt in prompts)
-    if not full:
-        return ""
-    return (
-        f"long texts: {full} of {len(prompts)} training examples fill model.max-length, "
-        f"{longest} tokens; what is longer is cut"
-    )
-
-
-def _typical_prompts(shares: Sequence[ClientData]) -> list[Prompt]:
-    first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
-    return first[:_TYPICAL]
 
 
 def _range(shares: Sequence[ClientData]) -> str:
@@ -165,7 +144,8 @@ def _estimate(
     local = config.model.model_copy(update={"path": str(runtime.base.folder)})
     config = config.model_copy(update={"model": local})
     profile, shape = default_profile(local.torch_device), model_shape(local.path)
-    tokens = [sum(map(len, prompt.sequences)) for prompt in _typical_prompts(shares)]
+    first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
+    tokens = [sum(map(len, prompt.sequences)) for prompt in first[:_TYPICAL]]
     work = Workload(
         sequence=min(max(1, round(np.mean(tokens))), shape.context or local.max_length),
         batch=EVALUATION_MICRO_BATCH,

@@ -85,8 +85,6 @@ def _split_a(
 def _write_card(run: FinishedTuning, setup: ModelSetup, folder: Path, files: list[str]) -> None:
     settings, base = run.settings, setup.base
     name, dtype = name_of_base(settings, base), settings.model.dtype
-    card = model_card(
-        run.about, name, base.family, setup.task, dtype, not files, files, {}, base.pooling
-    )
+    card = model_card(run.about, name, base.family, setup.task, dtype, not files, files, {})
     make_folder(folder)
     write_durably(folder / CARD_FILE, card.encode())

@@ -1,6 +1,5 @@
 """A real browser, without a window, on pages of this machine."""
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,8 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+from benchmarks.driven_browser import FLAGS, find_chromium
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -27,8 +25,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 def chromium() -> str:
     """The program; the test is skipped if there is none."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    return found or pytest.skip("needs Chromium on the PATH")
+    return find_chromium() or pytest.skip("needs Chromium on the PATH")
 
 
 def dom_of(address: str, profile: Path) -> str:

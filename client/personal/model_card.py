@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-from client.personal.readout_code import readout_code
 from shared.model.loading import Family
 from shared.model.scorers import COSINE_TEMPERATURE
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
@@ -33,7 +31,6 @@ def model_card(
     merged: bool,
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
-    pooling: Literal["mean", "cls"] = "mean",
 ) -> str:
     """Return a model card in Markdown, as the Hugging Face hub reads it.
 
@@ -46,7 +43,6 @@ def model_card(
         merged: whether the folder holds a whole model, and not an adapter beside its base.
         files: names of the files with trained numbers.
         left_out: numbers that no file has a place for, by name.
-        pooling: how a sentence encoder makes one vector of its hidden states.
     """
     is_peft = not merged and _PEFT_FILE in files
     header = [
@@ -71,10 +67,6 @@ def model_card(
             + _describe_representation(family)
             + "."
         )
-        alone = list(files) == ["readout.safetensors"] and not merged
-        if alone and isinstance(task, ClassificationTask):
-            code = readout_code(task, family, pooling)
-            blocks += [f"```python\n{code}\n```"] if code else []
     for name, numbers in left_out.items():
         values = ", ".join(f"{number:.6g}" for number in numbers)
         blocks.append(f"Added to the scores besides, in no file: {name} [{values}].")

@@ -115,10 +115,7 @@ class TrainedModel:
         }
         name, task = name_of_base(self.config, base), load_task(self.config.task)
         dtype = self.config.model.dtype
-        pooling = base.pooling
-        card = model_card(
-            self.about, name, base.family, task, dtype, merged, files, left_out, pooling
-        )
+        card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out

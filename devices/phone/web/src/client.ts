@@ -340,7 +340,13 @@ export class Client {
     const index = await fetchIndex();
     const manifest = await fetchFile(index.manifest, () => {});
     const program = await readProgram(new TextDecoder().decode(manifest));
-    if (program.manifest.program_sha256 !== index.graph.sha256)
+    const hashes = (files: readonly { readonly sha256: string }[]): string =>
+      files.map(({ sha256 }) => sha256).join();
+    const named = hashes(program.manifest.weights ?? []);
+    if (
+      program.manifest.program_sha256 !== index.graph.sha256 ||
+      named !== hashes(index.weights)
+    )
       throw new ProgramError("the program is not the one that its manifest describes");
     const { layout, modelId, readout } = program;
     const represent = this.#represent.bind(this);

@@ -8,7 +8,7 @@ import { perturbed, scoresUnder, type Readout, type Represented } from "./readou
 import { digest, zeroState, type State } from "./replay.ts";
 import { crossEntropies } from "./softmax.ts";
 
-const MANIFEST_VERSION = 3;
+const MANIFEST_VERSION = 4;
 /** Largest allowed difference of a loss in the self-check, in nats. */
 const TOLERANCE = 5e-3;
 
@@ -22,6 +22,13 @@ interface SelfCheck {
   readonly epsilon: number;
   readonly losses: readonly (readonly number[])[];
   readonly digest: string;
+}
+
+/** A file of weights, and the path by which the graph calls it. */
+export interface WeightsFile {
+  readonly path: string;
+  readonly sha256: string;
+  readonly bytes: number;
 }
 
 /** A manifest, as far as a browser needs it; `Manifest` in Python says what the fields are. */
@@ -39,6 +46,7 @@ export interface Manifest {
   readonly words: readonly string[];
   readonly quantization: string;
   readonly start?: string;
+  readonly weights?: readonly WeightsFile[];
   readonly readout: {
     readonly labels: number;
     readonly features: number;

@@ -16,7 +16,7 @@ const LIST = "integrity.json";
 async function keepAll(): Promise<void> {
   const files = Object.keys((await (await fetch(LIST)).json()) as Record<string, string>);
   const cache = await caches.open(CACHE);
-  await cache.addAll(["/", ...files]);
+  await cache.addAll(["/", ...files.filter((name) => name !== "index.html")]);
 }
 
 /** Returns a file of the page from the network, or else the one that is kept. */

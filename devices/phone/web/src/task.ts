@@ -1,6 +1,7 @@
 /** The task of a run as the program's index describes it: how a text becomes tokens, and labels. */
 
 import { ProgramError } from "./errors.ts";
+import type { WeightsFile } from "./program.ts";
 
 /** A file of the program, known by its SHA-256 in hexadecimal. */
 export interface ProgramFile {
@@ -36,7 +37,7 @@ export interface ProgramIndex {
   readonly version: number;
   readonly manifest: ProgramFile;
   readonly graph: ProgramFile;
-  readonly weights: readonly (ProgramFile & { readonly path: string })[];
+  readonly weights: readonly WeightsFile[];
   readonly tokenizer: Readonly<Record<string, ProgramFile>>;
   readonly task: Task;
   readonly tokenization: Tokenization;

@@ -1,0 +1,161 @@
+"""A real browser, without a window, that a script drives by the DevTools protocol."""
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+SECONDS = 60.0
+_PORT_FILE = "DevToolsActivePort"
+_POLL_SECONDS = 0.2
+
+
+def find_chromium() -> str | None:
+    """Return the program; None if there is none on the PATH."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+class Tab:
+    """A page of a driven browser.
+
+    Args:
+        socket: DevTools connection of the page.
+
+    Attributes:
+        said: what the page has written to its console, and its errors.
+    """
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket, self._numbers = socket, itertools.count(1)
+        self.said: list[str] = []
+        self.call("Runtime.enable")
+        self.call("Page.enable")
+
+    def call(self, method: str, **given: Any) -> Any:
+        """Return the result of a DevTools method.
+
+        Raises:
+            RuntimeError: if the browser refuses it.
+        """
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": given}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=SECONDS))
+            if message.get("id") != number:
+                self._note(message)
+            elif "error" in message:
+                raise RuntimeError(f"{method}: {message['error']}")
+            else:
+                return message["result"]
+
+    def open(self, address: str) -> None:
+        """Go to an address."""
+        self.call("Page.navigate", url=address)
+
+    def run(self, script: str) -> Any:
+        """Return the value of an expression of the page, awaited.
+
+        Raises:
+            RuntimeError: if it throws.
+        """
+        result = self._evaluate(script)
+        if "exceptionDetails" in result:
+            raise RuntimeError(f"{script}: {result['exceptionDetails']}")
+        return result["result"].get("value")
+
+    def until(self, script: str, seconds: float = SECONDS) -> Any:
+        """Return the value of an expression, once it is true in the sense of JavaScript.
+
+        Raises:
+            TimeoutError: if it does not become so.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            result = self._evaluate(script)
+            if "exceptionDetails" not in result and result["result"].get("value"):
+                return result["result"]["value"]
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"{script} did not become true; the page said {self.said[-9:]}")
+
+    def give_file(self, field: str, name: str, content: str) -> None:
+        """Choose a file in a field of the page, by its id."""
+        made = f"new File([{json.dumps(content)}], {json.dumps(name)})"
+        self.run(
+            f"{{ const given = new DataTransfer(); given.items.add({made});"
+            f"const field = document.getElementById({json.dumps(field)});"
+            "field.files = given.files; field.dispatchEvent(new Event('change')); }"
+        )
+
+    def show(self, width: int, dark: bool, file: Path) -> None:
+        """Take a picture of the whole page at a width, in light or dark colours."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
+        height = self.run("document.documentElement.scrollHeight")
+        self.call("Emulation.setDeviceMetricsOverride", **(screen | {"height": height}))
+        picture = self.call("Page.captureScreenshot", format="png")
+        file.write_bytes(base64.b64decode(picture["data"]))
+
+    def _evaluate(self, script: str) -> Any:
+        given = {"expression": script, "awaitPromise": True, "returnByValue": True}
+        return self.call("Runtime.evaluate", **given)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Runtime.consoleAPICalled":
+            arguments = message["params"]["args"]
+            self.said += [str(one.get("value", one.get("description"))) for one in arguments]
+        elif message.get("method") == "Runtime.exceptionThrown":
+            details = message["params"]["exceptionDetails"]
+            self.said.append(details.get("exception", {}).get("description", details["text"]))
+
+
+@contextmanager
+def driven(browser: str, profile: Path, *flags: str) -> Iterator[Tab]:
+    """A browser with one page, which is killed at the end of the block.
+
+    Args:
+        browser: program of Chromium.
+        profile: folder of what it keeps, which the next one with the same goes on with.
+        flags: more of its options.
+    """
+    (profile / _PORT_FILE).unlink(missing_ok=True)
+    own = ("--remote-debugging-port=0", f"--user-data-dir={profile}", *flags, "about:blank")
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([browser, *FLAGS, *own], stdout=quiet, stderr=quiet)
+    try:
+        with connect(_page_address(profile), max_size=None) as socket:
+            yield Tab(socket)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _page_address(profile: Path) -> str:
+    """Return the DevTools address of a browser's first page, once it is there.
+
+    Raises:
+        TimeoutError: if it does not come.
+    """
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        try:
+            port, browser = (profile / _PORT_FILE).read_text().splitlines()
+            with connect(f"ws://127.0.0.1:{port}{browser}") as socket:
+                socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
+                targets = json.loads(socket.recv(timeout=SECONDS))["result"]["targetInfos"]
+            page = next(one["targetId"] for one in targets if one["type"] == "page")
+            return f"ws://127.0.0.1:{port}/devtools/page/{page}"
+        except (OSError, ValueError, StopIteration):
+            time.sleep(_POLL_SECONDS)
+    raise TimeoutError("the browser does not begin")

@@ -1,0 +1,157 @@
+"""The page in a real browser is a phone of a gateway: steps, restarts, answers, and leaving."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from browsers import chromium
+from built_page import built_page
+from gateways import Served
+from helpers import delta_of, history_of, instruction_with
+from phones import assert_same_report
+
+from benchmarks.driven_browser import Tab, driven
+from benchmarks.scale.mixed_run import MODEL, TASK
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import load_run
+from devices.phone.export import ProgramShapes, export_program, prepare_model
+from devices.phone.page_server.join_relay import JoinRelay
+from devices.phone.page_server.listening import PageServer
+from devices.phone.page_server.page_app import PageApp
+from devices.phone.page_server.published_files import page_files, program_files
+from shared.config import RunConfig
+from shared.frames.evaluation import Evaluation
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from shared.frames.report import Report
+from shared.label_scores import evaluation_column
+from shared.proto.trainer_pb2 import TaskKind
+from shared.runs import identity_bytes, run_id_of
+from shared.tasks.messages import messages, writers
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
+pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
+
+COUNTS = {"train": 12, "validation": 4, "test": 8}
+SECONDS = 120.0
+JOINED = """(async () => {
+  const [{ makeKey }, { openStore }] = [await import("/signing.js"), await import("/store.js")];
+  const joined = { key: await makeKey(), scenario: "", isRegistered: true };
+  await (await openStore("samara")).write(new Map([["joined", joined]]));
+  location.reload();
+})()"""
+"""What joining leaves behind; joining itself needs a server."""
+
+
+class Joined(NamedTuple):
+    """A gateway, the address of its page, settings and rows of a run, and a browser's profile."""
+
+    served: Served
+    page: str
+    config: RunConfig
+    rows: str
+    profile: Path
+
+    def ask(self, kind: int, frame: bytes, **more: Any) -> bytes:
+        """The answer of the only phone."""
+        settings = identity_bytes(self.config)
+        (answer,) = self.served.ask(kind, frame, SECONDS, settings=settings, **more).values()
+        return answer.frame
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[Joined]:
+    chromium()
+    folder, data = built_page(), tmp_path / "data"
+    data.mkdir()
+    (writer,) = writers(1, 0)
+    rows = ""
+    for split, count in COUNTS.items():
+        made = list(messages(writer, count, split, 0))
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+        rows += "".join(json.dumps({**row, "split": split}) + "\n" for row in made)
+    own = {"model.path": MODEL, "task": TASK, "data.path": str(data), "threads": 1}
+    config = RunConfig.of(own | {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}, "test")
+    program = tmp_path / "model.onnx"
+    ready = prepare_model(config, "none")
+    export_program(ready, ProgramShapes(2, 4, 32), "none", "none", program, runtime="onnx")
+    with ExitStack() as stack:
+        served = Served(lambda key: True)
+        stack.callback(served.close)
+        files = page_files(folder) | program_files(program)
+        page = PageServer(PageApp(served.gateway, files, JoinRelay(None), ""))
+        port = served.run(page.start("127.0.0.1:0"))
+        stack.callback(lambda: served.run(page.stop()))
+        yield Joined(served, f"http://127.0.0.1:{port}", config, rows, tmp_path / "profile")
+
+
+def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(joined: Joined) -> None:
+    run, browser = joined, chromium()
+    runtime, source = load_run(run.config)
+    run_id = run_id_of(run.config, runtime.layout, runtime.model_id)
+    history = history_of([delta_of(1), delta_of(2)], runtime.layout, run_id)
+    layout, digests = runtime.layout, history.digests
+
+    def train(number: int) -> TrainInstruction:
+        own = {"run_id": run_id, "round": number, "steps": 2, "queries": 4, "batch": 5}
+        named = {"layout_hash": layout.hash, "start_digest": digests[number - 1]}
+        return instruction_with(**own, **named)
+
+    with driven(browser, run.profile) as tab:
+        tab.open(run.page)
+        tab.until("!document.getElementById('joining').hidden")
+        tab.run(JOINED)
+        tab.until("samara.status().then(({ task, problem }) => problem || task !== null)")
+        tab.give_file("file", "rows.jsonl", run.rows)
+        tab.until("document.getElementById('add-said').textContent")
+        run.served.until(lambda gateway: len(gateway.attached_phones) == 1)
+        hello = Hello.decode(run.ask(TaskKind.HELLO, bytes(32)))
+        assert hello.examples == COUNTS["train"]
+        data = source.undivided(hello.client)
+        first = run.ask(TaskKind.TRAIN, train(1).encode())
+        expected = take_local_steps(runtime, data, train(1), history.states[0])
+        assert_same_report(Report.decode(first), expected)
+        said = tab.said
+    assert said == []
+    with driven(browser, run.profile) as tab:  # the browser was killed
+        tab.open(run.page)
+        run.served.until(lambda gateway: len(gateway.attached_phones) == 1)
+        assert run.ask(TaskKind.TRAIN, train(1).encode()) == first
+        second = run.ask(TaskKind.TRAIN, train(2).encode(), tail=history.tail(0, 1))
+        expected = take_local_steps(runtime, data, train(2), history.states[1])
+        assert_same_report(Report.decode(second), expected)
+        frame = EvaluateInstruction(run_id, 2, 0, Split.TEST, layout.hash, digests[2]).encode()
+        compared = run.ask(TaskKind.EVALUATE, frame, tail=history.tail(0, 2), personal=True)
+        columns = {column.name: column for column in Evaluation.decode(compared).columns}
+        assert set(columns) >= {"base rate", "zero-shot", "global", "local-only", "personalized"}
+        test = data.tokenized(Split.TEST)
+        scores = runtime.scores(history.states[2], test.prompts)
+        own = evaluation_column("global", scores, test.labels)
+        np.testing.assert_array_equal(columns["global"].counts, own.counts)
+        run.served.run(run.served.gateway.finish())
+        status = tab.until(
+            "samara.status().then((now) => now.connection === 'finished' && now.accuracies && now)"
+        )
+        assert (status["round"], status["digest"]) == (2, digests[2].hex())
+        assert status["accuracies"]["examples"] == COUNTS["validation"] + COUNTS["test"]
+        text = json.loads(run.rows.splitlines()[0])["text"]
+        answer = tab.run(f"samara.predict({{ text: {json.dumps(text)} }})")
+        logits = runtime.scores(history.states[2], data.tokenized(Split.TRAIN).prompts[:1])[0]
+        shares = np.exp(logits - logits.max())
+        np.testing.assert_allclose(answer["global"], shares / shares.sum(), atol=1e-4)
+        _leave(tab)
+
+
+def _leave(tab: Tab) -> None:
+    """Leave by the page, after which nothing is kept."""
+    tab.run("document.getElementById('leave').click()")
+    tab.run("document.querySelector('#sure [value=yes]').click()")
+    tab.until("!document.getElementById('joining').hidden")
+    kept = "import('/store.js').then(({ openStore }) => openStore('samara'))"
+    assert tab.run(f"{kept}.then((store) => store.list('')).then((all) => all.length)") == 0
+    assert tab.run("caches.has('samara-program')") is False
