@@ -289,9 +289,12 @@ def _simulate(config: RunConfig, progress: bool | None) -> Path:
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_message:
         from simulations.simulate import simulate as run
+        from simulations.writing.writing import write_missing_passages
 
         logging.getLogger("flwr").setLevel(logging.WARNING)  # which importing it has set
-        return run(config, on_message)
+        folder = run(config, on_message)
+        write_missing_passages(folder)
+    return folder
 
 
 def _unseen(message_type: str, partition: int) -> None:

@@ -307,6 +307,15 @@ class EvaluateSettings(Section):
         ge=0,
     )
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
+    passages: int = setting(
+        2,
+        "in a simulation of texts: test examples of each client whose beginnings base, global and "
+        "personal model continue after the run, for the page of `samara compare`, and as many "
+        "training examples, to find what the global model reproduces; 0 is none",
+        identity=False,
+        ge=0,
+        page="guides/language.md#what-the-models-write",
+    )
     best: bool | Literal["auto", "loss"] = setting(
         "auto",
         "after the last round, return to the validated one that was best, by a round that reverts "

@@ -192,7 +192,10 @@ def _run(
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
+        from simulations.writing.writing import write_missing_passages
+
         folder = run(config, on_message, engine.value, cohorts_from, homes)
+        write_missing_passages(folder)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
     return folder

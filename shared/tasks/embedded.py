@@ -2,11 +2,16 @@
 
 from shared.data_settings import EMBEDDED_DATA
 from shared.errors import DataError, TaskError
-from shared.tasks.kinds import ClassificationTask, Task
+from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
 from shared.tasks.rows import Example
+from shared.tasks.style import styled_messages
 
+STYLE_TASK = "style"
+GENERATED_TASKS = (EMBEDDED_DATA, STYLE_TASK)
+"""The tasks whose data are generated."""
 MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 256, "validation": 20, "test": 100}
+STYLED_PER_WRITER: dict[SplitName, int] = {"train": 128, "validation": 8, "test": 20}
 
 
 def check_data_is_given(task: Task, path: str) -> None:
@@ -17,13 +22,13 @@ def check_data_is_given(task: Task, path: str) -> None:
         path: value of ``data.path``.
 
     Raises:
-        DataError: if no data are given for a task other than ``messages``.
+        DataError: if no data are given for a task that has none.
     """
-    if path == EMBEDDED_DATA and task.name != EMBEDDED_DATA:
+    if path == EMBEDDED_DATA and task.name not in GENERATED_TASKS:
         raise DataError(
             f"task {task.name!r} has no data: give data.path (--data), a file, a folder or a name "
             "on the hub, and model.path (--model), a model that can read it; generated messages "
-            f"are data of the task {EMBEDDED_DATA} alone"
+            f"are data of the tasks {' and '.join(GENERATED_TASKS)} alone"
         )
 
 
@@ -31,14 +36,26 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
     """Return messages of as many writers as there are clients, writer by writer.
 
     Args:
-        task: the shipped task ``messages``, or one that reads the same fields.
+        task: the shipped task ``messages`` or ``style``, or one that reads the same fields.
         clients: number of writers.
         seed: seed of the community, its writers and their messages.
 
     Raises:
-        TaskError: if the task is no classification, lacks the labels 0 and 1, or reads other
-            fields.
+        TaskError: if the task is neither, lacks the labels 0 and 1, or reads other fields.
     """
+    if isinstance(task, GenerationTask) and task.name == STYLE_TASK:
+        return [
+            Example(
+                task.render({"prompt": message["prompt"]}),
+                0,
+                message["user"],
+                split,
+                (message["response"],),
+            )
+            for writer in range(clients)
+            for split, count in STYLED_PER_WRITER.items()
+            for message in styled_messages(writer, count, split, seed)
+        ]
     if not isinstance(task, ClassificationTask):
         raise TaskError(
             f"task {task.name!r} is a {task.kind} and generated messages have labels; "

@@ -162,7 +162,7 @@ class Ceilings(NamedTuple):
     """The accuracy of the best predictor that is given the writer's rule; flipped labels remain."""
 
 
-class _Draws:
+class Draws:
     """A source of random choices, the same on every platform and with every version of NumPy."""
 
     def __init__(self, *key: str | int) -> None:
@@ -171,15 +171,19 @@ class _Draws:
         self._bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
     def below(self, limit: int) -> int:
+        """Return a number from 0 to limit − 1."""
         return int(self._bits.random_raw()) % limit
 
     def chance(self, probability: float) -> bool:
+        """Return whether something of this probability happens."""
         return int(self._bits.random_raw()) < probability * 2**64
 
     def pick(self, items: Sequence[_Item]) -> _Item:
+        """Return one of some items."""
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[_Item], count: int) -> list[_Item]:
+        """Return different ones of some items, in random order."""
         rest = list(items)
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
@@ -189,10 +193,10 @@ def writers(count: int, seed: int) -> list[Writer]:
 
     The four kinds of rule alternate, so that four consecutive writers have all of them.
     """
-    prefers = _preferences(_Draws("community", seed), TURNED_ASPECTS)
+    prefers = _preferences(Draws("community", seed), TURNED_ASPECTS)
     return [
         _writer(
-            _Draws("writer", seed, index),
+            Draws("writer", seed, index),
             user=f"writer-{seed}-{index}",
             prefers=prefers,
             setting="evening" if index % 2 else "company",
@@ -212,7 +216,7 @@ def messages(writer: Writer, count: int, split: SplitName, seed: int) -> list[Me
     """
     if split not in ("train", "validation", "test"):
         raise DataError(f"no split {split!r} of the messages: use train, validation or test")
-    draws = _Draws("messages", writer.user, split, seed)
+    draws = Draws("messages", writer.user, split, seed)
     vocabulary = WORDS if split == "test" else _TRAINING_WORDS
     labels: dict[str, int] = {}
     for text, label in _judged_texts(writer, draws, vocabulary):
@@ -260,7 +264,7 @@ def pretraining_text(count: int, seed: int) -> Iterator[str]:
     """
     readers = [_reader(seed, index) for index in range(READERS)]
     for index in range(count):
-        draws = _Draws("pretraining", seed, index)
+        draws = Draws("pretraining", seed, index)
         anybody = _writer(
             draws,
             user="i",
@@ -278,7 +282,7 @@ def pretraining_text(count: int, seed: int) -> Iterator[str]:
 
 
 def _reader(seed: int, index: int) -> Writer:
-    draws, syllables = _Draws("reader", seed, index), _SYLLABLES.split()
+    draws, syllables = Draws("reader", seed, index), _SYLLABLES.split()
     return _writer(
         draws,
         user="".join(syllables[digit] for digit in divmod(index, len(syllables))),
@@ -290,13 +294,13 @@ def _reader(seed: int, index: int) -> Writer:
     )
 
 
-def _preferences(draws: _Draws, turned: int) -> tuple[str, ...]:
+def _preferences(draws: Draws, turned: int) -> tuple[str, ...]:
     against = draws.sample(_DEBATED_ASPECTS, turned)
     return tuple(pair[pair in against] for pair in ASPECTS)
 
 
 def _writer(
-    draws: _Draws,
+    draws: Draws,
     user: str,
     prefers: tuple[str, ...],
     setting: Literal["company", "evening"],
@@ -306,7 +310,7 @@ def _writer(
     return Writer(user, prefers, loves, hates, loves_if, setting, strength)
 
 
-def _text(draws: _Draws, vocabulary: Mapping[str, Sequence[str]]) -> str:
+def _text(draws: Draws, vocabulary: Mapping[str, Sequence[str]]) -> str:
     time = draws.pick(vocabulary[draws.pick(("morning", "evening"))])
     companions = draws.pick(("company", "solitude"))
     company = ("with " if companions == "company" else "") + draws.pick(vocabulary[companions])
@@ -321,7 +325,7 @@ def _text(draws: _Draws, vocabulary: Mapping[str, Sequence[str]]) -> str:
 
 
 def _judged_texts(
-    writer: Writer, draws: _Draws, vocabulary: Mapping[str, Sequence[str]]
+    writer: Writer, draws: Draws, vocabulary: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, int]]:
     while True:
         text = _text(draws, vocabulary)
@@ -329,7 +333,7 @@ def _judged_texts(
             yield text, _label(writer, text, draws)
 
 
-def _label(writer: Writer, text: str, draws: _Draws) -> int:
+def _label(writer: Writer, text: str, draws: Draws) -> int:
     return int((writer.score(text) > 0) != draws.chance(LABEL_NOISE))
 
 

@@ -20,6 +20,7 @@ from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
 from simulations.report.fleet import kinds_of, unit_of_parts
 from simulations.report.fleet_figures import fleet_figures
+from simulations.report.writing import read_writing, shown_share
 
 try:
     from jinja2 import Environment, StrictUndefined
@@ -59,6 +60,7 @@ def page_of(comparison: Comparison) -> str:
         "p": format_p,
         "known": lambda number: not isnan(number),
         "number": lambda number: f"{number:,.0f}",
+        "share": shown_share,
     }
     folder = resources.files("simulations.report")
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
@@ -77,6 +79,11 @@ def page_of(comparison: Comparison) -> str:
             )
             for variant in variants
             if (fleet := variant.first.fleet)
+        },
+        writings={
+            variant.label: writing
+            for variant in variants
+            if (writing := read_writing(variant.runs[0].folder, variant.first))
         },
         several=len(variants) > 1,
         shown=DRAWN_CLIENTS,

@@ -26,6 +26,7 @@ from simulations.comparison.measure import BITS_PER_BYTE, figures_of, measure_of
 from simulations.comparison.verdict import verdict_of
 from simulations.repetitions import SeedInterval
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
+from simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
@@ -57,14 +58,18 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
             if verdict.loses:
                 console.print(Text(verdict.what_to_try(result.config), style="yellow"))
     clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
+    is_generated = result.config["data.path"] == EMBEDDED_DATA and not has_texts(result)
     # For the best common rule every writer votes on every message of every writer.
-    if result.config["data.path"] == EMBEDDED_DATA and clients <= _CLIENTS_SHOWN:
+    if is_generated and clients <= _CLIENTS_SHOWN:
         limits = embedded_ceilings(clients, seed)
         console.print(
             f"ceilings: {limits.common_rule:.1%} for the best common rule, "
             f"{limits.own_rule:.1%} for every writer's own",
             highlight=False,
         )
+    if writing := read_writing(folder, result):
+        console.print(writing_table(writing))
+        console.print(Text(writing.note(), style="dim"))
     if result.fleet:
         console.print(fleet_table(result.fleet))
         begun, ended = result.fleet.begun, result.fleet.ended

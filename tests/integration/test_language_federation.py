@@ -35,6 +35,8 @@ from simulations.comparison.measure import BITS_PER_BYTE, TextMetrics
 from simulations.comparison.tables import csv_of, render_comparison
 from simulations.report.html import page_of
 from simulations.simulate import simulate
+from simulations.writing.passages import PASSAGES_FILE, read_passages
+from simulations.writing.writing import CONTINUED_TOKENS, write_missing_passages
 
 ModelFolder = Callable[[str], Path]
 WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")
@@ -124,6 +126,33 @@ def test_an_evaluation_is_the_mean_over_all_tokens(
         assert own.examples == len(losses)
         assert own.accuracy == sum(plain_hits(scorer, one) for one in prompts) / len(losses)
         assert own.loss == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def test_models_continue_the_beginnings_of_texts(texts: Settings) -> None:
+    """The base model's greedy texts are those of plain transformers."""
+    config = config_of(texts, evaluate__passages=1)
+    folder = simulate(config)
+    write_missing_passages(folder)
+    passages = read_passages(folder)
+    assert [(one.client, one.split) for one in passages] == [
+        (client, split) for client in range(3) for split in ("test", "train")
+    ]
+    base = load_base_model(config.model.path)
+    for one in passages:
+        assert list(one.greedy) == ["zero-shot", "global", "personalized"]
+        assert list(one.sampled) == (list(one.greedy) if one.split == "test" else [])
+        prompt = [base.tokenizer.bos_token_id, *base.tokenizer(one.prompt)["input_ids"]]
+        written = base.network.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=CONTINUED_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :]
+        assert one.greedy["zero-shot"] == base.tokenizer.decode(written, skip_special_tokens=True)
+    before = (folder / PASSAGES_FILE).stat().st_mtime_ns
+    write_missing_passages(folder)
+    assert (folder / PASSAGES_FILE).stat().st_mtime_ns == before
 
 
 def test_runs_of_texts_are_compared_by_bits_per_byte(texts: Settings, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What models of a run write, as a table on the terminal and side by side on the page."""
+
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+
+from rich.table import Table
+
+from shared.data_settings import EMBEDDED_DATA
+from shared.result import RunResult
+from shared.tasks.embedded import STYLE_TASK
+from shared.tasks.style import style_ceilings
+from simulations.writing.passages import Passage, read_passages
+from simulations.writing.scores import REPRODUCED_WORDS, WritingScores, writing_scores
+
+_SHOWN_CLIENTS, _SHOWN_PASSAGES = 12, 2
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What the models of a run write.
+
+    Attributes:
+        scores: scores by model.
+        shown: passages of the first clients, by client.
+        count: number of passages after test beginnings.
+        ceilings: shares of whole styles that a model without and with the writer can reach; None
+            unless the clients are the writers of generated styles.
+    """
+
+    scores: dict[str, WritingScores]
+    shown: dict[int, list[Passage]]
+    count: int
+    ceilings: tuple[float, float] | None
+
+    @property
+    def headings(self) -> list[str]:
+        """The names of the scores."""
+        return list(next(iter(self.scores.values())).agreement)
+
+    def note(self) -> str:
+        """Return what the scores mean, and the ceilings of styles."""
+        text = (
+            f"greedy texts after {self.count:,} beginnings; reproduced: training texts of which "
+            f"the next {REPRODUCED_WORDS} words are written, and the most words of one"
+        )
+        if self.ceilings is None:
+            return text
+        common, own = self.ceilings
+        return f"{text}; whole style: at most {common:.1%} by one model, {own:.0%} by own ones"
+
+
+def read_writing(folder: Path, result: RunResult) -> Writing | None:
+    """Return what the models of a run write; None if nothing was kept.
+
+    Raises:
+        SamaraError: if the run's file cannot be read.
+    """
+    passages = read_passages(folder)
+    if not passages:
+        return None
+    config = result.config
+    is_styled = (config["task"], config["data.path"]) == (STYLE_TASK, EMBEDDED_DATA)
+    shown: dict[int, list[Passage]] = {}
+    for one in passages:
+        own = shown.setdefault(one.client, []) if one.split == "test" else []
+        if len(own) < _SHOWN_PASSAGES:
+            own.append(one)
+    return Writing(
+        writing_scores(passages, is_styled),
+        dict(list(shown.items())[:_SHOWN_CLIENTS]),
+        sum(one.split == "test" for one in passages),
+        style_ceilings(int(config["data.clients"])) if is_styled else None,
+    )
+
+
+def writing_table(writing: Writing) -> Table:
+    """Return a table of every model's scores."""
+    table = Table(title="What the models write", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for heading in (*writing.headings, "reproduced", "longest"):
+        table.add_column(heading.replace(" ", "\n", 1), justify="right")
+    for name, own in writing.scores.items():
+        shares = [f"{value:.1%}" for value in own.agreement.values()]
+        table.add_row(name, *shares, shown_share(own.reproduced), str(own.longest))
+    return table
+
+
+def shown_share(share: float) -> str:
+    """Return a share in percent; empty if there is none."""
+    return "" if isnan(share) else f"{share:.1%}"

@@ -1,0 +1,1 @@
+"""What the models of a run write, beside what their clients wrote."""

@@ -1,0 +1,82 @@
+"""What models of a run have written after the beginnings of clients' texts, as a file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from shared.errors import SamaraError
+from shared.events import read_whole_events
+from shared.files import write_durably
+
+PASSAGES_FILE = "passages.jsonl"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What models write after the same beginning.
+
+    Attributes:
+        client: client whose text it is.
+        split: ``test``, or ``train`` for a text that the client has trained on.
+        prompt: beginning of the text: a prompt, or the first words of a plain text.
+        accepted: right answers; what follows in a plain text.
+        greedy: by model, the text of the likeliest tokens.
+        sampled: by model, a text of drawn tokens; empty for a training text.
+    """
+
+    client: int
+    split: str
+    prompt: str
+    accepted: tuple[str, ...]
+    greedy: dict[str, str]
+    sampled: dict[str, str]
+
+    @classmethod
+    def parse(cls, event: dict[str, Any]) -> Self:
+        """Read a line of the file.
+
+        Raises:
+            ValueError, KeyError, TypeError: if it is none.
+        """
+        greedy, sampled = (
+            {str(name): str(text) for name, text in event[way].items()}
+            for way in ("greedy", "sampled")
+        )
+        accepted = tuple(map(str, event["accepted"]))
+        if not accepted:
+            raise ValueError("accepts no answer")
+        where = int(event["client"]), str(event["split"]), str(event["prompt"])
+        return cls(*where, accepted, greedy, sampled)
+
+
+def write_passages(folder: Path, passages: list[Passage]) -> None:
+    """Write the passages of a run, one in a line.
+
+    Raises:
+        SamaraError: if they cannot be written.
+    """
+    lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in passages)
+    try:
+        write_durably(folder / PASSAGES_FILE, lines.encode())
+    except OSError as error:
+        raise SamaraError(
+            f"{folder / PASSAGES_FILE}: cannot be written: {error.strerror}"
+        ) from error
+
+
+def read_passages(folder: Path) -> list[Passage]:
+    """Read the passages of a run; none if it has no such file.
+
+    Raises:
+        SamaraError: if the file is damaged.
+    """
+    file = folder / PASSAGES_FILE
+    try:
+        return [Passage.parse(event) for event in read_whole_events(file)]
+    except OSError as error:
+        raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SamaraError(
+            f"{file}: damaged: {error!r}; delete it and repeat the command, which writes it anew"
+        ) from error

@@ -1,0 +1,106 @@
+"""Scores of what models have written: agreement with the true texts, style, and memorisation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shared.tasks.metrics import exact_match, token_f1
+from shared.tasks.style import describe_parts
+from simulations.writing.passages import Passage
+
+EXACT_MATCH, TOKEN_F1, ROUGE_L = "exact match", "token F1", "ROUGE-L"
+REPRODUCED_WORDS = 8
+"""The number of words behind its beginning after which a training text counts as reproduced."""
+
+
+@dataclass(frozen=True)
+class WritingScores:
+    """The scores of a model, as means over clients of the means over each one's texts.
+
+    Attributes:
+        agreement: exact match, token F1 and ROUGE-L (Lin, 2004) of greedy texts with true ones, and
+            of generated styles the share of greedy texts in each part of the writer's style.
+        reproduced: share of training texts whose next `REPRODUCED_WORDS` words are written after
+            their beginning; NaN if none is as long.
+        longest: most words of a training text that are written after its beginning.
+    """
+
+    agreement: dict[str, float]
+    reproduced: float
+    longest: int
+
+
+def writing_scores(passages: Sequence[Passage], has_styles: bool) -> dict[str, WritingScores]:
+    """Return the scores of every model.
+
+    Args:
+        passages: passages of a run.
+        has_styles: whether the clients are the writers of generated styles.
+    """
+    names = dict.fromkeys(name for one in passages for name in one.greedy)
+    return {name: _scores_of(name, passages, has_styles) for name in names}
+
+
+def reproduced_words(passage: Passage, model: str) -> int:
+    """Return the number of words that a model writes as they follow in the true text."""
+    true, written = passage.accepted[0].split(), passage.greedy[model].split()
+    count = 0
+    for one, other in zip(true, written, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _scores_of(name: str, passages: Sequence[Passage], has_styles: bool) -> WritingScores:
+    by_client: dict[int, list[Passage]] = {}
+    for one in passages:
+        if one.split == "test" and name in one.greedy:
+            by_client.setdefault(one.client, []).append(one)
+    of_text: dict[str, Callable[[str, Sequence[str]], float]] = {
+        EXACT_MATCH: exact_match,
+        TOKEN_F1: token_f1,
+    }
+    if (rouge := _rouge_l()) is not None:
+        of_text[ROUGE_L] = rouge
+    agreement = {
+        title: _mean_over_clients(
+            [[score(one.greedy[name], one.accepted) for one in own] for own in by_client.values()]
+        )
+        for title, score in of_text.items()
+    }
+    if has_styles and by_client:
+        shares = [
+            describe_parts([(client, one.prompt, one.greedy[name]) for one in own])
+            for client, own in by_client.items()
+        ]
+        agreement |= {part: float(np.mean([own[part] for own in shares])) for part in shares[0]}
+    trained = [one for one in passages if one.split == "train" and name in one.greedy]
+    lengths = [reproduced_words(one, name) for one in trained]
+    long_enough = [
+        length >= REPRODUCED_WORDS
+        for one, length in zip(trained, lengths, strict=True)
+        if len(one.accepted[0].split()) >= REPRODUCED_WORDS
+    ]
+    share = float(np.mean(long_enough)) if long_enough else float("nan")
+    return WritingScores(agreement, share, max(lengths, default=0))
+
+
+def _mean_over_clients(values: Sequence[Sequence[float]]) -> float:
+    return float(np.mean([np.mean(own) for own in values])) if values else float("nan")
+
+
+def _rouge_l() -> Callable[[str, Sequence[str]], float] | None:
+    """Return the F-measure of the longest common subsequence; None without the library."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        return None
+    scorer: Any = RougeScorer(["rougeL"], use_stemmer=False)
+
+    def score(written: str, accepted: Sequence[str]) -> float:
+        return float(scorer.score_multi(list(accepted), written)["rougeL"].fmeasure)
+
+    return score
