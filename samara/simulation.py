@@ -288,8 +288,8 @@ def _simulate(config: RunConfig, progress: bool | None) -> Path:
     hide_widget_warning()
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_message:
+        from simulations.passage_writer import write_missing_passages
         from simulations.simulate import simulate as run
-        from simulations.writing.writing import write_missing_passages
 
         logging.getLogger("flwr").setLevel(logging.WARNING)  # which importing it has set
         folder = run(config, on_message)

@@ -192,7 +192,7 @@ def _run(
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        from simulations.writing.writing import write_missing_passages
+        from simulations.passage_writer import write_missing_passages
 
         folder = run(config, on_message, engine.value, cohorts_from, homes)
         write_missing_passages(folder)

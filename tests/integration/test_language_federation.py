@@ -33,10 +33,10 @@ from simulations.comparison.columns import client_columns
 from simulations.comparison.comparison import compare_runs
 from simulations.comparison.measure import BITS_PER_BYTE, TextMetrics
 from simulations.comparison.tables import csv_of, render_comparison
+from simulations.passage_writer import CONTINUED_TOKENS, write_missing_passages
 from simulations.report.html import page_of
 from simulations.simulate import simulate
 from simulations.writing.passages import PASSAGES_FILE, read_passages
-from simulations.writing.writing import CONTINUED_TOKENS, write_missing_passages
 
 ModelFolder = Callable[[str], Path]
 WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")

@@ -14,10 +14,10 @@ from shared.tasks.catalog import load_task
 from shared.tasks.kinds import GenerationTask
 from shared.tasks.rows import Example
 from simulations.comparison.comparison import compare_runs
+from simulations.passage_writer import beginnings
 from simulations.report.terminal import print_result
 from simulations.writing.passages import PASSAGES_FILE, Passage, read_passages, write_passages
 from simulations.writing.scores import reproduced_words, writing_scores
-from simulations.writing.writing import beginnings
 
 PROMPT = "at dawn with friends in the park, the soup was"
 TRUE = "one two three four five six seven eight nine"
