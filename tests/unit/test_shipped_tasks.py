@@ -172,6 +172,7 @@ CASES = [
     ),
     Case("texts", {"text": "Dear all."}, "", "Dear all."),
     Case("responses", {"prompt": "Who?", "response": "Ann."}, "Who?\n", "Ann."),
+    Case("style", {"prompt": "the soup was", "response": "tasty"}, "the soup was ", "tasty"),
     Case(
         "drop",
         {
