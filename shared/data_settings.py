@@ -1,12 +1,14 @@
 """The section of a run's settings about data: examples, their division, and an owner's limits."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from shared.settings import Section, Text, choice, setting
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
 PARTITIONS = ("auto", "iid", "dirichlet", "user")
+SplitRule = Literal["random", "time"]
+"""How missing splits are cut from each user's training rows."""
 
 
 class DataSettings(Section):
@@ -33,6 +35,14 @@ class DataSettings(Section):
     limit: int = setting(0, "most training examples of all clients together; 0 is all", ge=0)
     seed: int = setting(
         0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
+    )
+    split: SplitRule = setting(
+        "random",
+        "validation and test examples that are cut from a user's rows: `random`, by `seed`; or "
+        "`time`, the newest as test and those before them as validation, by the rows' column "
+        "`time` (seconds since 1970, or a date)",
+        before="random",
+        page="guides/own-data.md",
     )
     scalar_limit: float = setting(
         0.0,

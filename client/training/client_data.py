@@ -276,7 +276,7 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
             "data.watch: only a live client's data may grow; a simulation reads its data once, so "
             "leave data.watch out"
         )
-    examples = load_examples(settings.path, task, settings.seed, settings.limit)
+    examples = load_examples(settings.path, task, settings.seed, settings.limit, settings.split)
     if task.user != USER_FIELD and not any(example.user for example in examples):
         raise DataError(
             f"{settings.path}: no row has {' or '.join(map(repr, task.user_names))}, which task "

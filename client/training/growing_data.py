@@ -202,7 +202,7 @@ def load_given(task: Task, settings: DataSettings) -> list[Example]:
     check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
         return embedded_examples(task, 1, settings.seed)
-    return load_examples(settings.path, task, settings.seed, settings.limit)
+    return load_examples(settings.path, task, settings.seed, settings.limit, settings.split)
 
 
 def _merge(

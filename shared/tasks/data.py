@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shared.data_settings import SplitRule
 from shared.errors import DataError
 from shared.tasks.kinds import ClassificationTask, Task
 from shared.tasks.row_files import read_row_file
@@ -35,9 +36,12 @@ from shared.tasks.text_folders import read_text_folders
 
 CUT_PERCENT = {"test": 20, "validation": 10}
 SHOWN_PROBLEMS = 5
+_UNDATED = "is a data set of the hub, which is not split by time; set data.split to random"
 
 
-def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Example]:
+def load_examples(
+    path: str, task: Task, seed: int, limit: int = 0, split: SplitRule = "random"
+) -> list[Example]:
     """Load the examples of all splits, in the order of SPLITS and then of the source.
 
     Args:
@@ -59,13 +63,16 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
         task: task that names the fields and the right answers.
         seed: seed that decides which training rows are cut, and which ``limit`` keeps.
         limit: number of training examples to keep, at most; 0 keeps all.
+        split: how missing splits are cut from a user's rows: by ``random``, or by ``time``, the
+            newest rows as test examples and those before them as validation examples.
 
     Raises:
         DataError: if there is no such source, or some of its rows are wrong; the message names the
             first few.
     """
     problems: list[str] = []
-    splits = read_splits(path, task, problems)
+    by_time = split == "time"
+    splits = read_splits(path, task, problems, dated=by_time)
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
@@ -73,13 +80,13 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
         shown.append(f"Task {task.name!r} needs rows with {needs}; correct the data or the task.")
         raise DataError("\n".join(shown))
 
-    missing = [split for split in CUT_PERCENT if split not in splits]
-    splits |= _cut_splits(splits["train"], missing, seed)
+    missing = [name for name in CUT_PERCENT if name not in splits]
+    splits |= _cut_splits(splits["train"], missing, seed, by_time)
     if 0 < limit < len(splits["train"]):
         train = splits["train"]
         drawn = sorted(range(len(train)), key=lambda index: train[index].random_key("limit", seed))
         splits["train"] = [train[index] for index in sorted(drawn[:limit])]
-    return [replace(row.example, split=split) for split in SPLITS for row in splits[split]]
+    return [replace(row.example, split=name) for name in SPLITS for row in splits[name]]
 
 
 def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
@@ -106,7 +113,9 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
         )
 
 
-def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, list[Row]]:
+def _cut_splits(
+    rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
+) -> dict[str, list[Row]]:
     """Cut the missing splits from each user's training rows, of which at least one is left."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -114,6 +123,8 @@ def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[
     split_of = ["train"] * len(rows)
     for indices in users.values():
         rest = sorted(indices, key=lambda index: rows[index].random_key("split", seed))
+        if by_time:  # the newest become test examples, those before them validation examples
+            rest.sort(key=lambda index: -rows[index].time)
         for split in missing:
             wanted = max(1, (len(indices) * CUT_PERCENT[split] + 50) // 100)
             count = min(wanted, len(rest) - 1)
@@ -127,7 +138,7 @@ def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[
 
 
 def read_splits(
-    path: str, task: Task, problems: list[str], growing: bool = False
+    path: str, task: Task, problems: list[str], growing: bool = False, dated: bool = False
 ) -> dict[str, list[Row]]:
     """Read the splits that a source has, of which ``train`` is one.
 
@@ -136,19 +147,25 @@ def read_splits(
         task: task that names the fields and the right answers.
         problems: list that the problems with single rows are appended to.
         growing: whether rows may be added while this reads, as `read_row_file` describes.
+        dated: whether every row must say when it was written; a file of text says it by its own
+            last change.
 
     Raises:
         DataError: if there is no such source, or none that can grow.
     """
     try:
-        return _read(path, task, problems, growing)
+        return _read(path, task, problems, growing, dated)
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def _read(path: str, task: Task, problems: list[str], growing: bool) -> dict[str, list[Row]]:
+def _read(
+    path: str, task: Task, problems: list[str], growing: bool, dated: bool
+) -> dict[str, list[Row]]:
     if os.path.exists(path):
         files = find_data_files(Path(path), growing)
+        if files.form == "repository" and dated:
+            raise DataError(f"{path}: {_UNDATED}")
         if files.form == "repository":
             return _read_hub(path, task, problems)
         if files.form == "labels":
@@ -162,13 +179,15 @@ def _read(path: str, task: Task, problems: list[str], growing: bool) -> dict[str
             splits[split] = []
             for part in parts:
                 owner = part.stem if by_user else ""
-                splits[split] += read_row_file(part, task, problems, owner, growing)
+                splits[split] += read_row_file(part, task, problems, owner, growing, dated)
         return splits
     if growing:
         raise DataError(
             f"{path!r}: no such file or folder; data.watch needs one on this machine, which may "
             "be empty"
         )
+    if is_hub_name(path) and dated:
+        raise DataError(f"{path}: {_UNDATED}")
     if is_hub_name(path):
         return _read_hub(path, task, problems)
     raise no_such_source(path)

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +26,12 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 def read_row_file(
-    path: Path, task: Task, problems: list[str], owner: str = "", growing: bool = False
+    path: Path,
+    task: Task,
+    problems: list[str],
+    owner: str = "",
+    growing: bool = False,
+    dated: bool = False,
 ) -> list[Row]:
     """Read the rows of a file of JSON lines, or of CSV.
 
@@ -37,6 +44,7 @@ def read_row_file(
             follows the last newline is a row if it is whole, and otherwise waited for. Rows get
             their time: their field ``time`` (seconds since 1970), or that of the file's last
             change.
+        dated: whether every row must say its time, as seconds since 1970 or as a date.
 
     Raises:
         DataError: if the file has another suffix, or is growing CSV: half a row of it can look like
@@ -53,6 +61,7 @@ def read_row_file(
     for line, record in read_records(path, report, partial(describe_missing_fields, task), growing):
         try:
             file_rows = read_rows(record, task)
+            stated = read_time(record) if dated else 0.0
         except DataError as error:
             report(line, str(error))
             continue
@@ -63,7 +72,7 @@ def read_row_file(
                     f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
                     "named; to use the users in its rows, give the path of the file",
                 )
-            time = _time_of(record, changed) if growing else 0.0
+            time = _time_of(record, changed) if growing else stated
             rows.append(Row(replace(example, user=owner or example.user), content, time))
     if not rows and not growing and len(problems) == before:
         report(1, "the file holds no row; add some, or delete it")
@@ -100,6 +109,37 @@ def read_records(
         yield from _csv_records(text, report, describe_header)
     else:
         yield from _json_records(text, report)
+
+
+def read_time(record: Mapping[str, object]) -> float:
+    """Return when a row was written, in seconds since 1970; dates without a zone are in UTC.
+
+    Raises:
+        DataError: if the row does not say so.
+    """
+    value = record.get("time")
+    try:
+        if isinstance(value, str) and not _is_number(value):
+            date = datetime.fromisoformat(value.strip())
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        seconds = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    if isinstance(value, bool) or not abs(seconds) < LATEST_TIME:
+        what = f"is {value!r}" if "time" in record else "is missing"
+        raise DataError(
+            f"'time' {what}; give seconds since 1970, or a date such as 2026-01-31 or "
+            "2026-01-31T08:15, or set data.split to random"
+        )
+    return seconds
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _time_of(record: Mapping[str, object], changed: float) -> float:
