@@ -8,7 +8,7 @@ EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
 PARTITIONS = ("auto", "iid", "dirichlet", "user")
 SplitRule = Literal["random", "time"]
-"""How missing splits are cut from each user's training rows."""
+"""The ways to cut missing splits from each user's training rows."""
 
 
 class DataSettings(Section):

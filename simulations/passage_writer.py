@@ -22,7 +22,8 @@ BEGINNING_WORDS = 16
 CONTINUED_TOKENS = 32
 """The most tokens that are written after the beginning of a plain text or of a training text."""
 TEMPERATURE, TOP_P = 0.8, 0.95
-"""How tokens of a sampled text are drawn (Holtzman et al., 2020)."""
+"""The divisor of the logits, and the share of the probability that tokens of a sampled text are
+drawn from (Holtzman et al., 2020)."""
 
 Beginning = tuple[Example, tuple[str, ...]]
 """An example that ends where the model goes on, and what it may go on with."""

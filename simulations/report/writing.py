@@ -1,4 +1,4 @@
-"""What models of a run write, as a table on the terminal and side by side on the page."""
+"""Passages of a run's models: scores on the terminal, and texts side by side on the page."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -18,7 +18,7 @@ _SHOWN_CLIENTS, _SHOWN_PASSAGES = 12, 2
 
 @dataclass(frozen=True)
 class Writing:
-    """What the models of a run write.
+    """The passages of a run's models, and their scores.
 
     Attributes:
         scores: scores by model.

@@ -1,1 +1,1 @@
-"""What the models of a run write, beside what their clients wrote."""
+"""Passages: texts that the models of a run write, beside what their clients wrote."""

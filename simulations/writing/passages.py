@@ -1,4 +1,4 @@
-"""What models of a run have written after the beginnings of clients' texts, as a file."""
+"""Passages of a run as a file: texts of its models after the beginnings of clients' texts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ PASSAGES_FILE = "passages.jsonl"
 
 @dataclass(frozen=True)
 class Passage:
-    """What models write after the same beginning.
+    """The texts that models write after the same beginning.
 
     Attributes:
         client: client whose text it is.
