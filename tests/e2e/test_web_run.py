@@ -24,7 +24,7 @@ from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, Welcome, join_proof
 from shared.signing import SigningKey
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
 
 BOARD, BROWSER, DATA = "jetson", "anna", "phone-fp32"

