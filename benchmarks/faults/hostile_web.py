@@ -50,7 +50,7 @@ from shared.signing import answer_bytes, proof_bytes, public_pem, sign
 LARGE = 64 * 2**20
 """Bytes of the file that slow readers ask for."""
 AT_ONCE = 50
-UNREAD_SECONDS = 45.0
+UNREAD_SECONDS = 90.0
 """Time for which a file that was asked for is not read."""
 WAVES = 2
 MOST_SLOW_SECONDS = 240.0
