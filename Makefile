@@ -14,7 +14,7 @@ export NO_MKDOCS_2_WARNING ?= 1
 .PHONY: help install demo test test-all arm64 test-arm64 check docs phone-page format protocol tables release clean
 
 help:
-	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
+	@echo "make demo      eight simulated clients, a small model, generated messages: a minute"
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"

@@ -12,7 +12,7 @@ settings; `--set` holds for all of them. Cells, probes and options are those of 
 
 FOLDER/rows.jsonl has one line per run; runs that are in it are not repeated, so the same command
 continues. FOLDER/rows.md has the means over the seeds. Passes are the rows through the model of
-one client in the mean, and bytes those of a report and of what a client receives for it.
+one client in the mean, and bytes all that a client sends and receives in a run, evaluations too.
 """
 
 import shutil
@@ -43,7 +43,6 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
     seconds, processor = time.monotonic() - begun, time.process_time() - processor
     globals_ = [(e.round, e.split, e.columns["global"]) for e in result.evaluations]
     test = [column for _, split, column in globals_ if split == "test"]
-    reports = sum(r.reports for r in result.rounds)
     scalars = result.scalar_ratios
     shutil.rmtree(config.out, ignore_errors=True)
     return {
@@ -55,8 +54,8 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
             number: column.accuracy for number, split, column in globals_ if split == "validation"
         },
         "passes": result.mean_passes,
-        "bytes_up": sum(r.bytes_up for r in result.rounds) / reports,
-        "bytes_down": sum(r.bytes_down for r in result.rounds) / reports,
+        "bytes_up": result.bytes_up / config.data.clients,
+        "bytes_down": result.bytes_down / config.data.clients,
         "elements": result.elements,
         "scalar_ratio": scalars.mean if scalars else None,
         "seconds": round(seconds, 1),
