@@ -134,7 +134,7 @@ def driven(browser: str, profile: Path, *flags: str) -> Iterator[Tab]:
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([browser, *FLAGS, *own], stdout=quiet, stderr=quiet)
     try:
-        with connect(_page_address(profile), max_size=None) as socket:
+        with connect(_page_address(profile), max_size=None, ping_interval=None) as socket:
             yield Tab(socket)
     finally:
         process.kill()

@@ -44,6 +44,7 @@ export interface Status {
   readonly client: number;
   readonly connection: Connection;
   readonly isPaused: boolean;
+  readonly isHeldBack: boolean;
   readonly activity: Activity;
   readonly task: RunTask | null;
   readonly programBytes: number;
@@ -95,6 +96,7 @@ export class Client {
   #accuracies: Accuracies | null = null;
   #problem = "";
   #isPaused = false;
+  #isHeldBack = false;
   /** One task, example or question at a time. */
   #work: Promise<unknown> = Promise.resolve();
   #waiting = 0;
@@ -175,13 +177,17 @@ export class Client {
     });
   }
 
-  /** Stops all training and closes the stream, or opens it again. */
+  /** Stops all training and closes the stream, or opens it again; a closed tab stays paused. */
   async pause(isPaused: boolean): Promise<void> {
     this.#isPaused = isPaused;
     await this.#store.write(new Map([[PAUSED, isPaused]]));
-    if (isPaused) this.#stream?.close();
-    else if (this.#joined?.isRegistered) this.#begin();
-    this.#changed();
+    this.#stopOrGoOn();
+  }
+
+  /** Stops as long as a condition of the owner's is not met, such as power. */
+  async holdBack(isHeldBack: boolean): Promise<void> {
+    this.#isHeldBack = isHeldBack;
+    this.#stopOrGoOn();
   }
 
   /** Leaves the run, and deletes key, examples, models and program from this browser. */
@@ -211,6 +217,7 @@ export class Client {
       client: this.#joined ? await clientIndex(this.#joined.key.publicPem) : -1,
       connection: this.#connection,
       isPaused: this.#isPaused,
+      isHeldBack: this.#isHeldBack,
       activity: this.#activity,
       task: loaded && loaded.index.task,
       programBytes: loaded ? sizeOf(loaded.index) : 0,
@@ -226,6 +233,16 @@ export class Client {
       },
       problem: this.#problem,
     };
+  }
+
+  get #isStopped(): boolean {
+    return this.#isPaused || this.#isHeldBack;
+  }
+
+  #stopOrGoOn(): void {
+    if (this.#isStopped) this.#stream?.close();
+    else if (this.#joined?.isRegistered) this.#begin();
+    this.#changed();
   }
 
   async #keep(joined: Joined): Promise<void> {
@@ -246,7 +263,7 @@ export class Client {
     });
     this.#load().then(
       () => {
-        if (!this.#isPaused) this.#stream?.open();
+        if (!this.#isStopped) this.#stream?.open();
         this.#idle();
       },
       () => {},
@@ -266,12 +283,12 @@ export class Client {
   /** Takes the private rounds that are due, and evaluates the models, when nothing else waits. */
   #idle(): void {
     setTimeout(() => {
-      if (this.#waiting || !this.#loaded) return;
+      if (this.#waiting || !this.#loaded || this.#isStopped) return;
       this.#alone(async () => {
         const { phone, book } = await this.#load();
         if (!(await book.all()).length) return;
         this.#do({ name: "personal", done: 0, of: 0 });
-        await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isPaused);
+        await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isStopped);
         this.#accuracies = await this.#evaluated(await phone.models());
         this.#do(NOTHING);
       }).catch((error: unknown) => this.#fail(error));

@@ -21,7 +21,7 @@ interface Condition {
   readonly isMet: () => boolean;
 }
 
-/** Shows the conditions that this browser can tell, and pauses the client while one is not met. */
+/** Shows the conditions that this browser can tell, and holds the client back while one is not met. */
 export function offerConditions(client: WorkerClient): void {
   const knowing: Knowing = navigator;
   const conditions: Condition[] = [];
@@ -30,7 +30,7 @@ export function offerConditions(client: WorkerClient): void {
     const isMet = conditions.every(({ box, isMet }) => !box.checked || isMet());
     if (isMet !== isHeldBack) return;
     isHeldBack = !isMet;
-    void client.pause(isHeldBack);
+    void client.holdBack(isHeldBack);
   };
   const offer = (name: string, teller: EventTarget, event: string, isMet: () => boolean): void => {
     const box = document.getElementById(name) as HTMLInputElement;

@@ -70,6 +70,7 @@ export class WorkerClient {
   removeExample = (id: string): Promise<void> => this.#call("removeExample", id);
   predict = (row: Row): Promise<Prediction> => this.#call("predict", row);
   pause = (isPaused: boolean): Promise<void> => this.#call("pause", isPaused);
+  holdBack = (isHeldBack: boolean): Promise<void> => this.#call("holdBack", isHeldBack);
   leave = (): Promise<void> => this.#call("leave");
   status = (): Promise<Status> => this.#call("status");
 

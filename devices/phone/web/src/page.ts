@@ -97,9 +97,9 @@ function showStatus(status: Status): void {
   if (status.task && status.task !== shown) showTask(status.task);
   if (status.problem) complain(new Error(status.problem));
   at("dot").className = status.connection === "attached" ? "on" : "";
-  at("connection").textContent = status.isPaused
-    ? TEXTS.paused
-    : TEXTS.connections[status.connection];
+  const connection = TEXTS.connections[status.connection];
+  const waiting = status.isHeldBack ? TEXTS.heldBack : connection;
+  at("connection").textContent = status.isPaused ? TEXTS.paused : waiting;
   at("round").textContent = status.run
     ? fill(TEXTS.round, status.round, status.rounds)
     : TEXTS.notBegun;
@@ -298,6 +298,7 @@ at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }
   if ((currentTarget as HTMLDialogElement).returnValue !== "yes") return;
   try {
     await client.leave();
+    localStorage.clear();
     at("join-said").textContent = TEXTS.left;
   } catch (error) {
     complain(error);

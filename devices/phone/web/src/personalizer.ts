@@ -9,6 +9,7 @@
 import { areEqual, toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
 import { ReplayError, TrainingError } from "./errors.ts";
+import type { Layout } from "./layout.ts";
 import { append, begin, type Session } from "./ledger.ts";
 import { added } from "./local-steps.ts";
 import { nextRecord, type Learner, type PrivateProgress } from "./private-rounds.ts";
@@ -67,7 +68,7 @@ export class Personalizer {
     this.#store = store;
     this.#learner = learner;
     this.#run = run;
-    this.#prefix = `run/${toHex(run.runId)}/personal`;
+    this.#prefix = keyOf(run.runId);
   }
 
   /** Keeps a state of the federation if private rounds from it are due. */
@@ -103,12 +104,6 @@ export class Personalizer {
       await this.#write({ ...personal, next: start });
     await this.take();
     return (await this.#read()).ledger.state;
-  }
-
-  /** Returns the private state so far, and the accuracies of the last personalization. */
-  async reached(): Promise<{ readonly state: State; readonly finished: Finished | null }> {
-    const { ledger, finished } = await this.#read();
-    return { state: ledger.state, finished };
   }
 
   #isDue(personal: Personal, { round, digest }: Start): boolean {
@@ -171,19 +166,34 @@ export class Personalizer {
     return accuracy(counts, training.readout.labels);
   }
 
-  async #read(): Promise<Personal> {
-    const kept = (await this.#store.read(this.#prefix)) as Personal | undefined;
-    if (kept) return kept;
-    const { layout } = this.#learner;
-    const { runId } = this.#run;
-    const ledger = await begin({ track: PERSONAL_TRACK, runId, layoutHash: layout.hash }, layout);
-    return { ledger, next: null, begun: null, finished: null };
+  #read(): Promise<Personal> {
+    return readPersonal(this.#store, this.#run.runId, this.#learner.layout);
   }
 
   async #write(personal: Personal, more?: ReadonlyMap<string, unknown>): Promise<Personal> {
     await this.#store.write(new Map([...(more ?? []), [this.#prefix, personal]]));
     return personal;
   }
+}
+
+/** Returns the private state of a run so far. */
+export async function readPrivateState(
+  store: Store,
+  runId: Bytes,
+  layout: Layout,
+): Promise<State> {
+  return (await readPersonal(store, runId, layout)).ledger.state;
+}
+
+async function readPersonal(store: Store, runId: Bytes, layout: Layout): Promise<Personal> {
+  const kept = (await store.read(keyOf(runId))) as Personal | undefined;
+  if (kept) return kept;
+  const ledger = await begin({ track: PERSONAL_TRACK, runId, layoutHash: layout.hash }, layout);
+  return { ledger, next: null, begun: null, finished: null };
+}
+
+function keyOf(runId: Bytes): string {
+  return `run/${toHex(runId)}/personal`;
 }
 
 /** Returns the state that private rounds were or will be taken from last. */

@@ -31,7 +31,7 @@ import {
 import { begin, catchUp, type Session } from "./ledger.ts";
 import { added, CLUSTERING_TRACK, smallestBatch, takeSteps } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
-import { Personalizer } from "./personalizer.ts";
+import { Personalizer, readPrivateState } from "./personalizer.ts";
 import { interceptForTraining, type Learner } from "./private-rounds.ts";
 import type { Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
@@ -124,9 +124,10 @@ export class Phone {
     const latest = await this.#latest();
     if (!latest) return null;
     const { runId, terms, session } = latest;
-    const { state } = await (await this.#personalizer(runId, terms)).reached();
+    const { store, program } = this.#parts;
+    const p = await readPrivateState(store, runId, program.layout);
     const { round, digest } = session;
-    return { runId: toHex(runId), terms, round, digest, w: session.state, p: state };
+    return { runId: toHex(runId), terms, round, digest, w: session.state, p };
   }
 
   /** Returns the examples and the readout that models are evaluated with. */

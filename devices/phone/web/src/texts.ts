@@ -78,6 +78,7 @@ export const TEXTS = {
   pause: "Pause",
   resume: "Go on",
   paused: "Paused: nothing is computed, and nothing is sent.",
+  heldBack: "Waiting: what you asked for below is not met. Nothing is computed or sent.",
   onlyOnPower: "Only while charging",
   onlyOnWifi: "Only on Wi-Fi",
   keepAwake: "Keep the screen on",

@@ -27,6 +27,7 @@ const METHODS = [
   "removeExample",
   "predict",
   "pause",
+  "holdBack",
   "leave",
   "status",
 ] as const;
