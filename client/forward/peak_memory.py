@@ -1,47 +1,29 @@
 """The memory of forward passes: its peak, and its reuse between steps."""
 
 import ctypes
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 
-from shared.machine import HUGE_PAGES
 from shared.model.live_tensors import CountedTensors, MemoryAccount
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt."""
-_MAPPED_BYTES = 2**20
-_HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def keep_freed_memory() -> None:
-    """Have steps allocate fast.
+    """Have the C library reuse the memory that a step frees for the next step.
 
-    By default glibc returns every large tensor to the system at once, and the system maps the
-    pages of the next one again, 4 KiB at a time. In a process with `HUGE_PAGES` in its environment
-    it maps 2 MiB at a time, where the system permits it, which is as fast as to use memory again:
-    then every large tensor has pages of its own. Otherwise freed memory is kept for the next
-    step; passes of different lengths leave holes in it. Without glibc this does nothing.
+    By default glibc returns every large tensor to the system at once, and the system maps the pages
+    of the next one again. Passes of other lengths leave holes in what is kept; where PyTorch lays
+    large tensors into huge pages (`shared.machine.HUGE_PAGES`), these are fewer. Without glibc this
+    does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    if maps_huge_pages():
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-    else:
+    if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def maps_huge_pages() -> bool:
-    """Return whether large tensors of this process lie in huge pages."""
-    asked = all(os.environ.get(name) == value for name, value in HUGE_PAGES.items())
-    with suppress(OSError):
-        return asked and "[never]" not in _HUGE_PAGES_FILE.read_text()
-    return False
 
 
 def give_back_freed_memory() -> None:

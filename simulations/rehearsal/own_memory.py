@@ -6,17 +6,14 @@ some of them), so that their memory is measured and the formula adds the model.
 """
 
 import re
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from devices.hardware.memory_footprint import MemoryFootprint
-from devices.live.processes import child_environment
-from shared.errors import DeviceError
+from simulations.rehearsal.measuring import measure
 
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
-_SECONDS = 300.0
 _UP, _SUPERNODE, _TRAINER = "up", "supernode", "trainer"
 _MODULES = {
     _UP: ("devices.live.commands", "devices.live.client_supervisor", "devices.live.executor"),
@@ -35,28 +32,9 @@ def runtime_bytes() -> int:
     Raises:
         DeviceError: if a process fails.
     """
-    command = [sys.executable, "-P", "-m", "simulations.rehearsal.own_memory"]
-    running = [
-        subprocess.Popen(
-            [*command, kind],
-            env=child_environment() | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for kind in (_UP, _SUPERNODE, _TRAINER)
-    ]
-    total = 0
-    for process in running:
-        said, complained = process.communicate(timeout=_SECONDS)
-        if process.returncode:
-            lines = complained.strip().splitlines()
-            raise DeviceError(
-                f"the memory of a client's processes cannot be measured: "
-                f"{lines[-1] if lines else process.returncode}"
-            )
-        total += int(said)
-    return total
+    kinds = (_UP, _SUPERNODE, _TRAINER)
+    found = measure("simulations.rehearsal.own_memory", kinds, "the memory of a client's processes")
+    return round(sum(found))
 
 
 def model_bytes(footprint: MemoryFootprint) -> int:

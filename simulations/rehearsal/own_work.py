@@ -1,15 +1,39 @@
-"""The processor seconds of a round's steps on this machine, measured before a rehearsal."""
+"""The processor seconds of a round's steps on this machine, measured before a rehearsal.
 
+The clients of a rehearsal compute on all cores at the same time, and share what lies behind them:
+caches and memory. So does the measurement, in as many processes as there are cores, which are
+started as a trainer is.
+"""
+
+import json
+import sys
 import time
 
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime
+from client.training.model_runtime import ModelRuntime, load_run
 from shared.config import RunConfig
 from shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
+from shared.machine import cores
 from shared.replay import digest, zero_state
+from simulations.rehearsal.measuring import measure
 
 _ROUNDS, _TRIALS = 3, 2
+
+
+def own_seconds(config: RunConfig) -> float:
+    """Measure the processor seconds of a client's round on one of this machine's busy cores.
+
+    Args:
+        config: settings of the run, of one thread.
+
+    Raises:
+        DeviceError: if a process fails.
+    """
+    settings = json.dumps(config.flat())
+    module = "simulations.rehearsal.own_work"
+    seconds = measure(module, [settings] * cores(), "the seconds of a round's steps")
+    return sum(seconds) / len(seconds)
 
 
 def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) -> float:
@@ -53,3 +77,14 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
         seconds_of(number)
     seconds = [min(seconds_of(number) for _ in range(_TRIALS)) for number in rounds]
     return sum(seconds) / _ROUNDS
+
+
+def main() -> None:
+    """Print the seconds of a round of the first client of the settings in the argument."""
+    config = RunConfig.of(json.loads(sys.argv[1]), "the measurement of seconds")
+    run = load_run(config)
+    print(round_seconds(config, run.runtime, run.data.share_of(0, config.data.clients)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.training.model_runtime import LoadedRun, load_run
+from client.training.model_runtime import load_run
 from devices.hardware.profile import DeviceProfile, load_device
 from shared.config import RunConfig
 from shared.errors import ConfigError
@@ -16,7 +16,7 @@ from simulations.fleet.device import fleet_of
 from simulations.rehearsal.arguments import stored_as
 from simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
 from simulations.rehearsal.own_memory import runtime_bytes
-from simulations.rehearsal.own_work import round_seconds
+from simulations.rehearsal.own_work import own_seconds
 from simulations.rehearsal.plan import (
     PlannedClient,
     check_dilation,
@@ -106,7 +106,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     say("loading the model and reading the data")
     run = load_run(of_client)
     devices = fleet_of(of_client, run.runtime, run.data)
-    own = _own_seconds(of_client, run, {device.group.quantization for device in devices}, say)
+    own = _own_seconds(of_client, {device.group.quantization for device in devices}, say)
     shares = core_shares(devices, own, config.steps)
     check_dilation(dilation, shares, cores())
     runtime = runtime_bytes()
@@ -120,7 +120,9 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
         return profile.model_copy(update={"memory": memory, "compute": compute})
 
     here = fleet_of(of_client, run.runtime, run.data, as_here)
-    memory_bytes = [device.work(config.steps, 0)[1] for device in here]
+    memory_bytes = [
+        device.work(config.steps, 0)[1] + device.estimate.memory.activations for device in here
+    ]  # the heap keeps those of a pass of another length, whose holes the next one does not fit
     clients = plan_clients(devices, shares, memory_bytes, config.steps, dilation, shapes_links)
     make_private_folder(place.folder)
     write_task(run.runtime.task, place.folder / TASK_FILE)
@@ -130,18 +132,14 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     return Plan(clients, patience(clients, config.rehearsal.faults, first_pass, dilation))
 
 
-def _own_seconds(config: RunConfig, run: LoadedRun, kinds: set[str], say: Say) -> dict[str, float]:
-    """Measure a round's steps on one core of this machine, by quantization."""
+def _own_seconds(config: RunConfig, kinds: set[str], say: Say) -> dict[str, float]:
+    """Measure a round's steps on this machine's cores, by quantization."""
     own = {}
-    share = run.data.share_of(0, config.data.clients)
     for kind in sorted(kinds):
-        stored = stored_as(kind)
-        model = config.model.model_copy(update={"quantization": stored})
-        runtime = (
-            run.runtime
-            if stored == "none"
-            else load_run(config.model_copy(update={"model": model})).runtime
+        model = config.model.model_copy(update={"quantization": stored_as(kind)})
+        own[kind] = own_seconds(config.model_copy(update={"model": model}))
+        say(
+            f"a round's steps take {own[kind]:.2f} s of one core of this machine while "
+            f"all cores take them ({kind})"
         )
-        own[kind] = round_seconds(config, runtime, share)
-        say(f"a round's steps take {own[kind]:.2f} s of one core of this machine ({kind})")
     return own

@@ -1,0 +1,49 @@
+"""Measurements before a rehearsal, in processes of their own that are started as a client's are."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from devices.live.processes import child_environment
+from shared.errors import DeviceError
+
+_SECONDS = 1_800.0
+
+
+def measure(module: str, arguments: Sequence[str], what: str) -> list[float]:
+    """Run a module as a process for each argument, all at once; return what each prints last.
+
+    Args:
+        module: module that prints a number.
+        arguments: the argument of each process.
+        what: what is measured, for the message.
+
+    Raises:
+        DeviceError: if a process fails.
+    """
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", module, argument],
+            env=child_environment() | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for argument in arguments
+    ]
+    try:
+        return [_number_of(process, what) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def _number_of(process: "subprocess.Popen[str]", what: str) -> float:
+    said, complained = process.communicate(timeout=_SECONDS)
+    if process.returncode:
+        lines = complained.strip().splitlines()
+        raise DeviceError(
+            f"{what} cannot be measured: {lines[-1] if lines else process.returncode}"
+        )
+    return float(said.split()[-1])
