@@ -120,9 +120,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
         return profile.model_copy(update={"memory": memory, "compute": compute})
 
     here = fleet_of(of_client, run.runtime, run.data, as_here)
-    memory_bytes = [
-        device.work(config.steps, 0)[1] + device.estimate.memory.activations for device in here
-    ]  # the heap keeps those of a pass of another length, whose holes the next one does not fit
+    memory_bytes = [device.work(config.steps, 0)[1] for device in here]
     clients = plan_clients(devices, shares, memory_bytes, config.steps, dilation, shapes_links)
     make_private_folder(place.folder)
     write_task(run.runtime.task, place.folder / TASK_FILE)
