@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError, TaskError
+from shared.model.chat_template import ChatTemplate
 from shared.model.head import log_likelihoods, tiled_logits, token_predictions
 from shared.model.loading import BaseModel
 from shared.model.truncation import truncate
@@ -209,8 +210,7 @@ class ChoiceScorer(_ContinuationScorer):
 class GenerationScorer(_ContinuationScorer):
     """A scorer by the mean log-likelihood per token of the first accepted answer.
 
-    A row has a second score, the share of these tokens that are the likeliest ones. It also gives
-    the likeliest next tokens, for decoding.
+    A row's second score is the share of these tokens that are the likeliest. It decodes answers.
 
     Attributes:
         stop: text that ends an answer.
@@ -222,13 +222,15 @@ class GenerationScorer(_ContinuationScorer):
 
     def __init__(self, base: BaseModel, task: GenerationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
-        self.most_tokens, self.stop = task.tokens, task.stop
-        self.is_plain_text = task.is_plain_text
+        self._chat = ChatTemplate(base) if task.chat else None
+        self.stop = self._chat.stop if self._chat else task.stop
+        self.most_tokens, self.is_plain_text = task.tokens, task.is_plain_text
         if self.is_plain_text:  # a window has as much before it
             self.most_tokens = max(1, min(task.tokens, self.max_length // 2))
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize a text with its answer and the stop text; without answers, the text alone."""
+        text = self._chat.text(text) if self._chat else text
         stem = self._stem(text, self.most_tokens, "an answer", cut)
         if not answers:
             return Prompt((stem,), ((len(stem) - 1,),))
@@ -248,8 +250,7 @@ class GenerationScorer(_ContinuationScorer):
         predictions = token_predictions(self.base, hidden, lengths, _supervised(prompts), tokens)
         counts = [len(prompt.targets[0]) for prompt in prompts]
         parts = [torch.split(of_tokens.float(), counts, dim=1) for of_tokens in predictions]
-        means = [torch.stack([row.mean(1) for row in rows], dim=1) for rows in parts]
-        return torch.stack(means, dim=-1)
+        return torch.stack([torch.stack([r.mean(1) for r in rows], 1) for rows in parts], dim=-1)
 
     def next_tokens(self, hidden: Tensor, lengths: Tensor) -> list[int]:
         """Return the likeliest token after each of m sequences.

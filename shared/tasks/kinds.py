@@ -114,8 +114,9 @@ class _Task(BaseModel):
     @property
     def digest(self) -> str:
         """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
-        # Tasks from before there was this key keep their digests.
-        kept = self.model_dump(exclude={"user"} if self.user == USER_FIELD else None)
+        # Tasks from before there were these keys keep their digests.
+        later = {"user": USER_FIELD, "chat": False}
+        kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
         content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -355,6 +356,8 @@ class GenerationTask(_Task):
     kind: Literal["generation"]
     tokens: int = Field(32, ge=1)
     """The number of tokens in an answer, at most."""
+    chat: bool = False
+    """Whether the text's field has the messages of a chat, of which the last is the answer."""
     metric: Literal["token-f1", "exact-match"] = "token-f1"
 
     @field_validator("text")

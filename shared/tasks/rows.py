@@ -8,6 +8,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from shared.errors import DataError, TaskError
+from shared.tasks.chats import read_chat
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
 
 _ABSENT = object()
@@ -183,11 +184,11 @@ class _ExampleReader:
     def read(self, record: Mapping[str, object]) -> Row | None:
         """Return the example with its row's values, or None if there are mistakes."""
         task = self._task
+        if isinstance(task, GenerationTask) and task.chat:
+            return self._read_chat(task)
         values = {name: self._text(names) for name, names in task.source_fields.items()}
         fields = {name: self._replace(name, value) for name, value in values.items()}
-        owner = _field_value(self._part, task.user_names)
-        absent = owner is None or owner is _ABSENT
-        user = "" if absent else self._as_text(task.user_names[0], owner)
+        user = self._owner()
         text, label, answers = self._render(fields)
         if values and not self.mistakes and not any(value.strip() for value in values.values()):
             self.mistakes.append("the text is empty")
@@ -201,6 +202,19 @@ class _ExampleReader:
         ]
         content = tuple(values[name] for name in names) if values else answers
         return Row(Example(text, label, user, "", answers, cut), content)
+
+    def _owner(self) -> str:
+        owner = _field_value(self._part, self._task.user_names)
+        absent = owner is None or owner is _ABSENT
+        return "" if absent else self._as_text(self._task.user_names[0], owner)
+
+    def _read_chat(self, task: GenerationTask) -> Row | None:
+        user, name = self._owner(), task.label_names[0]
+        try:
+            text, answer = read_chat(_field_value(self._part, task.label_names), name)
+        except DataError as error:
+            self.mistakes.append(str(error))
+        return None if self.mistakes else Row(Example(text, 0, user, "", (answer,)), (text,))
 
     def _render(self, fields: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
         """Return text, label and answers of the example."""

@@ -1,5 +1,6 @@
 """Scores of what models have written: agreement with the true texts, style, and memorisation."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,13 +46,18 @@ def writing_scores(passages: Sequence[Passage], has_styles: bool) -> dict[str, W
 
 def reproduced_words(passage: Passage, model: str) -> int:
     """Return the number of words that a model writes as they follow in the true text."""
-    true, written = passage.accepted[0].split(), passage.greedy[model].split()
+    true, written = words_of(passage.accepted[0]), words_of(passage.greedy[model])
     count = 0
     for one, other in zip(true, written, strict=False):
         if one != other:
             break
         count += 1
     return count
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, without what stands between them: decoders set spaces there."""
+    return re.findall(r"\w+", text)
 
 
 def _scores_of(name: str, passages: Sequence[Passage], has_styles: bool) -> WritingScores:
@@ -82,7 +88,7 @@ def _scores_of(name: str, passages: Sequence[Passage], has_styles: bool) -> Writ
     long_enough = [
         length >= REPRODUCED_WORDS
         for one, length in zip(trained, lengths, strict=True)
-        if len(one.accepted[0].split()) >= REPRODUCED_WORDS
+        if len(words_of(one.accepted[0])) >= REPRODUCED_WORDS
     ]
     share = float(np.mean(long_enough)) if long_enough else float("nan")
     return WritingScores(agreement, share, max(lengths, default=0))

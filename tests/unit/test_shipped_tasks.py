@@ -172,6 +172,17 @@ CASES = [
     ),
     Case("texts", {"text": "Dear all."}, "", "Dear all."),
     Case("responses", {"prompt": "Who?", "response": "Ann."}, "Who?\n", "Ann."),
+    Case(
+        "chat",
+        {
+            "messages": [
+                {"role": "user", "content": "Who?"},
+                {"role": "assistant", "content": "Ann."},
+            ]
+        },
+        '[{"role": "user", "content": "Who?"}]',
+        "Ann.",
+    ),
     Case("style", {"prompt": "the soup was", "response": "tasty"}, "the soup was ", "tasty"),
     Case(
         "drop",

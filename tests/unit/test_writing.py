@@ -62,6 +62,8 @@ def test_short_texts_cannot_be_reproduced() -> None:
     (scores,) = writing_scores([short], has_styles=False).values()
     assert isnan(scores.reproduced)
     assert scores.longest == reproduced_words(short, "global") == 2
+    spaced = replace(short, accepted=("one, two",), greedy={"global": "one , two , three"})
+    assert reproduced_words(spaced, "global") == 2
 
 
 def test_a_plain_text_begins_with_at_most_half_of_its_words() -> None:

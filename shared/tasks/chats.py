@@ -1,0 +1,46 @@
+"""Chats: rows with messages, of which the last one, the assistant's, is the answer.
+
+An example keeps the messages before the answer as JSON; how a model reads them its chat template
+says (`shared.model.chat_template`).
+"""
+
+import json
+
+from shared.errors import DataError
+
+ROLES = ("system", "user", "assistant")
+ANSWERING = "assistant"
+
+Chat = list[dict[str, str]]
+"""Messages with a ``role`` and a ``content``."""
+
+
+def read_chat(value: object, name: str) -> tuple[str, str]:
+    """Return the messages before the answer, as JSON, and the answer.
+
+    Args:
+        value: value of a row's field.
+        name: name of the field.
+
+    Raises:
+        DataError: if it is no chat that ends in an answer.
+    """
+    if not isinstance(value, list) or len(value) < 2:
+        raise DataError(f"{name!r} is not a list of two or more messages")
+    chat: Chat = []
+    for number, message in enumerate(value, 1):
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        if role not in ROLES or not isinstance(content, str) or not content.strip():
+            raise DataError(
+                f"message {number} of {name!r} needs a role, one of {', '.join(ROLES)}, and a "
+                "content, a text that is not empty"
+            )
+        chat.append({"role": role, "content": content})
+    *before, last = chat
+    if last["role"] != ANSWERING:
+        raise DataError(
+            f"the last message of {name!r} is of the {last['role']}; it must be the answer, of the "
+            f"{ANSWERING}"
+        )
+    return json.dumps(before, ensure_ascii=False), last["content"]
