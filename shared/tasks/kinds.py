@@ -357,7 +357,7 @@ class GenerationTask(_Task):
     tokens: int = Field(32, ge=1)
     """The number of tokens in an answer, at most."""
     chat: bool = False
-    """Whether the text's field has the messages of a chat, of which the last is the answer."""
+    """True for chats: the text's field has messages, of which the last one is the answer."""
     metric: Literal["token-f1", "exact-match"] = "token-f1"
 
     @field_validator("text")
