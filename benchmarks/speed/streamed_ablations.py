@@ -1,0 +1,123 @@
+"""MeZO steps on streamed parameters without one of ZO2's parts at a time (ZO2, table 4).
+
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.streamed_ablations [--shape llama-34m] [--turns 3]
+
+Blocks wait on the disk as float32. Turns are interleaved; tokens per second are medians, and a
+ratio is the median of the ratios within a turn. Timings change, bits do not.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
+from client.forward.body import PerturbedBody
+from client.forward.grouping import Schedule
+from client.forward.resident import ResidentForward
+from client.forward.streamed import make_forward_engine
+from client.spaces.full import FullSpace
+from client.spaces.space import Space
+from client.spaces.streamed import StreamedFullSpace
+from client.streaming.loading import load_model
+from client.streaming.stream import Scheduling
+from client.tuning.descent import SGD, Descent, UpdateStep
+from shared.label_scores import cross_entropy
+from shared.model.scorers import CausalScorer, Prompt
+from shared.replay_numba import NumbaBackend
+from shared.sections import ModelSettings
+
+EPSILON, RATE = 1e-3, 1e-6
+RESIDENT, ZO2 = "MeZO", "ZO2"
+VARIANTS: dict[str, dict[str, Any]] = {
+    ZO2: {},
+    "no scheduler overlap": {"scheduling": Scheduling(overlap=False)},
+    "no reusable memory": {"scheduling": Scheduling(reuse=False)},
+    "no efficient update": {"deferred": False},
+}
+
+Step = Callable[[], object]
+
+
+def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
+    """Return a step on one example, resident or streamed from the disk."""
+    stream = "off" if variant == RESIDENT else "disk"
+    settings = {"path": str(folder), "stream": stream}
+    loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    base, backend = loaded.base, NumbaBackend(1)
+    forward: ResidentForward
+    space: Space
+    scorer = CausalScorer(base, TASK, tokens)
+    if variant == RESIDENT:
+        space = FullSpace(base, backend)
+        forward = ResidentForward(space.adapter, scorer, PerturbedBody(base, 0))
+    else:
+        store = loaded.make_trainable_store(blocks)
+        space = StreamedFullSpace(base, store, backend, **VARIANTS[variant])
+        forward = make_forward_engine(base, space.adapter, scorer, True, None, space)
+    prompts = [Prompt((tuple(range(12, 12 + tokens)),), ((tokens - 1,),))]
+    descent, labels = Descent(space, SGD()), np.zeros(1, np.int64)
+
+    def step() -> None:
+        seeds = np.array([len(descent.history)], np.uint64)
+        scores = space.evaluate(
+            lambda adapters: forward.scores(adapters, prompts, Schedule("sequential")),
+            seeds,
+            EPSILON,
+        )
+        plus, minus = np.split(cross_entropy(scores, labels), 2)
+        gradients = ((plus - minus) / (2 * EPSILON)).astype(np.float32)
+        descent.step(UpdateStep(seeds, gradients, RATE, EPSILON))
+
+    return step
+
+
+def measure(shape: str, tokens: int, turns: int, folder: Path) -> dict[str, list[float]]:
+    """Return the seconds of every variant's steps, turn by turn."""
+    model = folder / "model"
+    model.mkdir()
+    write_checkpoint(shape, model, 2**30, torch.float32)
+    steps = {
+        name: make_step(model, folder / name.replace(" ", "-"), name, tokens)
+        for name in (RESIDENT, *VARIANTS)
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 1):
+        for name, step in steps.items():
+            begun = time.perf_counter()
+            step()
+            if turn:  # the first one fills caches and pages
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--shape", default="llama-34m", choices=SHAPES)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = measure(given.shape, given.tokens, given.turns, Path(folder))
+    table = Table(title=f"{given.shape}, one example of {given.tokens} tokens", box=None)
+    for column in ("", "tokens/s", "of MeZO"):
+        table.add_column(column, justify="right")
+    for name, own in seconds.items():
+        ratio = statistics.median(
+            resident / mine for resident, mine in zip(seconds[RESIDENT], own, strict=True)
+        )
+        table.add_row(name, f"{given.tokens / statistics.median(own):.0f}", f"{ratio:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
