@@ -11,7 +11,7 @@ from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.files import make_private_folder
 from shared.machine import cores
-from shared.runs import RUNS_FOLDER
+from shared.runs import RUNS_FOLDER, check_results_folder
 from simulations.fleet.device import fleet_of
 from simulations.rehearsal.arguments import stored_as
 from simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
@@ -76,7 +76,7 @@ def new_place(out: Path | None) -> Place:
         out: the folder; None is one in `runs`.
 
     Raises:
-        ConfigError: if it exists with something in it, or its path is too long.
+        ConfigError: if it exists with something in it, cannot be written, or has too long a path.
     """
     folder = (out or Path(f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -86,6 +86,7 @@ def new_place(out: Path | None) -> Place:
             f"{folder}: sockets lie in it, whose paths are short; give a folder with a path of at "
             f"most {_MOST_PATH} characters, --out"
         )
+    check_results_folder(str(folder))
     return Place(folder)
 
 

@@ -22,6 +22,7 @@ from simulations.rehearsal.plan import (
     least_dilation,
     patience,
 )
+from simulations.rehearsal.preparation import new_place
 from simulations.rehearsal.processes import RehearsedClient
 from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
 from simulations.rehearsal.run import rehearse
@@ -132,6 +133,11 @@ def test_a_dilation_that_is_no_number_is_refused(tmp_path: Path, dilation: float
     with pytest.raises(DeviceError, match=r"--dilation .*: give a finite number from 1 on"):
         rehearse(config, dilation, out, print)
     assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(ConfigError, match="/proc/results: results cannot be written there"):
+        new_place(Path("/proc/results"))
 
 
 class FakeLimit:

@@ -19,52 +19,10 @@ import { readScenario } from "./signed-run.ts";
 import { clientIndex, makeKey, type OwnKey } from "./signing.ts";
 import { accuracy, probabilities } from "./softmax.ts";
 import type { Store } from "./store.ts";
+import type { Accuracies, Activity, Prediction, Status } from "./status.ts";
 import { Stream, type Connection } from "./stream.ts";
-import type { ProgramIndex, Row, Task as RunTask } from "./task.ts";
+import type { ProgramIndex, Row } from "./task.ts";
 import { RowTokenizer } from "./tokens.ts";
-
-/** What the client is doing; `done` of `of` where it can be counted. */
-export interface Activity {
-  readonly name: "nothing" | "loading" | "reading" | "training" | "evaluating" | "personal";
-  readonly done: number;
-  readonly of: number;
-}
-
-/** Accuracies on the owner's examples that no training has seen; NaN without any. */
-export interface Accuracies {
-  readonly examples: number;
-  readonly base: number;
-  readonly global: number;
-  readonly personal: number;
-}
-
-/** All that the page shows. */
-export interface Status {
-  readonly hasJoined: boolean;
-  readonly client: number;
-  readonly connection: Connection;
-  readonly isPaused: boolean;
-  readonly isHeldBack: boolean;
-  readonly activity: Activity;
-  readonly task: RunTask | null;
-  readonly programBytes: number;
-  readonly run: string;
-  readonly round: number;
-  readonly rounds: number;
-  readonly digest: string;
-  readonly counts: readonly [number, number, number];
-  readonly accuracies: Accuracies | null;
-  readonly sent: { readonly answers: number; readonly bytes: number };
-  readonly problem: string;
-}
-
-/** The answers of the models to one row: probabilities of the labels. */
-export interface Prediction {
-  readonly labels: readonly string[];
-  readonly base: readonly number[];
-  readonly global: readonly number[] | null;
-  readonly personal: readonly number[] | null;
-}
 
 interface Joined {
   readonly key: OwnKey;

@@ -4,7 +4,7 @@
  * `version` grows when something that is here changes; what is added leaves it.
  */
 
-import type { Prediction, Status } from "./client.ts";
+import type { Prediction, Status } from "./status.ts";
 import type { NewExample, OwnExample } from "./own-examples.ts";
 import type { Row } from "./task.ts";
 import type { Call, Said } from "./worker.ts";

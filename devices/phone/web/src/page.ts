@@ -1,6 +1,6 @@
 /** The page: shows the client's status, and calls it. */
 
-import type { Accuracies, Prediction, Status } from "./client.ts";
+import type { Accuracies, Prediction, Status } from "./status.ts";
 import { CallError, WorkerClient } from "./interface.ts";
 import { pastedRows, readRows } from "./rows.ts";
 import type { NewExample } from "./own-examples.ts";
