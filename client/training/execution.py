@@ -212,11 +212,12 @@ def _largest_micro_batch(config: RunConfig, peak_bytes: Callable[[int], int], mo
 
     Without a budget, passes on a CPU take no more than `USUAL_PASS_BYTES`, or twice as much as one
     example where that is more: what a pass takes whatever its size, such as a weight matrix that is
-    dequantized, does not make it a pass of one example.
+    dequantized, does not make it a pass of one example. Nothing is measured where blocks are
+    streamed: every pass reads the model once.
     """
     if config.memory_budget:
         return find_largest_micro_batch(peak_bytes, config.memory_budget, most)
-    if config.model.torch_device != "cpu" or most == 1:
+    if config.model.torch_device != "cpu" or config.model.stream != "off" or most == 1:
         return most
     known = cache(peak_bytes)
     return find_largest_micro_batch(known, max(USUAL_PASS_BYTES, 2 * known(1)), most)

@@ -247,7 +247,7 @@ class ModelRuntime:
         """The schedule and the threads of this run on this machine.
 
         They are decided, or read from the run's folder, at the first use, which also sets the
-        number of threads of torch.
+        number of threads of torch. Passes that only measure do not count in `passes`.
         """
         config = self.config
         run_id = run_id_of(config, self.layout, self.model_id)
@@ -270,7 +270,9 @@ class ModelRuntime:
             return Execution(choose_schedule(config, benchmark), torch.get_num_threads())
 
         with self._deciding, forward_pass():  # one turn: nothing else is measured with it
+            before = self.forward.passes
             execution = read_or_decide_execution(run_folder(config, run_id), run_id, decide)
+            self.forward.passes = before
         torch.set_num_threads(execution.threads)
         return execution
 

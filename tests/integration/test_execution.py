@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.speed.step import Bench, StepBench
 from benchmarks.speed.step import run as run_bench
+from benchmarks.speed.whole_model_step import OPTIMIZERS
 from client.forward.grouping import GROUPINGS
 from server.store import replay_run
 from shared.errors import ConfigError, SamaraError, TrainingError
@@ -181,10 +182,12 @@ def test_the_step_benchmark_measures_every_way(quantization: Any, tmp_path: Path
     )
     run_bench(settings, tmp_path / "step.json")
     content = json.loads((tmp_path / "step.json").read_text())
+    others = [f"{name}, all parameters" for name in ("mezo", *OPTIMIZERS)]
+    others = others if quantization == "none" else []
     assert [(row["B"], row["grouping"]) for row in content["rows"]] == [
         (batch, name)
         for batch in (1, 2)
-        for name in ("mezo", *GROUPINGS, "both, algorithm 1", "auto")
+        for name in ("mezo", *others, "Adam, LoRA-FA", *GROUPINGS, "both, algorithm 1", "auto")
     ]
     for row in content["rows"]:
         assert row["seconds"] > 0

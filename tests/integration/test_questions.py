@@ -151,6 +151,7 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
         """A report, and what was answered between the passes of its steps."""
         resident = load_resident(settings, folder, "micro-batch=2")
         client = resident.client_under(config_of(settings, method="global"))
+        assert resident.runtime.execution  # decided in one turn, in which no question is answered
         models, answers = PersonalModels(resident), list[Any]()
         turns = Turns()
 

@@ -205,6 +205,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     )
     personalizer = runtime_personalizer(runtime, data, config, RUN_ID, InterruptedSteps())
     assert note(personalizer, runtime, 1)
+    assert runtime.execution  # decided before passes are counted
     plain, steps = runtime.forward.scores, [0]
 
     def interrupt(*arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "mailbox_texts.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "converters" / "mailbox_texts.py"
 MBOX = """\
 From ann@x Thu Jan  1 00:00:00 2026
 From: Ann <Ann@x.example>

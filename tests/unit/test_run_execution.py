@@ -72,6 +72,7 @@ def test_without_a_budget_passes_on_a_cpu_stay_small() -> None:
     assert decide(Stopwatch(4, 8, mib // 4, fixed=64 * mib)) == Schedule("both", 8)
     assert decide(Stopwatch(4, 8, 4 * mib), grouping="inner") == Schedule("inner", 4)
     assert decide(Stopwatch(4, 8, mib), **{"model.torch-device": "cuda"}) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, mib), **{"model.stream": "disk"}) == Schedule("both", 8)
     assert decide(Stopwatch(4, 8, mib), **{"memory-budget": 2**40}) == Schedule("both", 8)
 
 

@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "data.least-batch": 2,
     "data.scalars-per-example": 2.0,
     "data.epsilon-limit": 8.0,
+    "evaluate.passages": 2,
     "data.watch": True,
     "data.keep": 5,
     "data.keep-days": 2.0,

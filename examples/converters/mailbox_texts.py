@@ -1,6 +1,6 @@
 """Mails of an mbox file as rows of plain texts: who wrote them, when, and what.
 
-    python examples/mailbox_texts.py sent.mbox --out mails.jsonl
+    python examples/converters/mailbox_texts.py sent.mbox --out mails.jsonl
 
 Most mail programs export mbox, and chat programs something that can be converted to it. Each mail
 with a plain part becomes a row ``{"user": …, "time": …, "text": …}``, which
