@@ -129,9 +129,8 @@ class RunConfig(Settings):
     )
     memory_budget: int = setting(
         0,
-        "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0 is "
-        "32 MiB on a CPU, or twice what one example takes if that is more; no limit on a GPU or "
-        "with streamed blocks",
+        "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0: 32 "
+        "MiB on a CPU, or twice one example's if more; no limit on a GPU or with streamed blocks",
         identity=False,
         owner="device",
         ge=0,

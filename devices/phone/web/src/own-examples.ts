@@ -49,11 +49,11 @@ export class ExampleBook implements OwnExamples {
 
   /** Adds examples; one whose row is there already gets the new label. */
   async add(examples: readonly NewExample[]): Promise<OwnExample[]> {
-    const known = new Map(
-      (await this.#store.list("example/")).map(([key, one]) => [(one as OwnExample).id, key]),
-    );
+    const there = await this.#store.list("example/");
+    const known = new Map(there.map(([key, one]) => [(one as OwnExample).id, key]));
     const changes = new Map<string, OwnExample>();
-    let at = Date.now();
+    const newest = there.length ? parseInt(there.at(-1)![0].slice("example/".length), 10) : 0;
+    let at = Math.max(Date.now(), newest + 1); // many may have been added in one millisecond
     for (const { row, label, split } of examples) {
       const id = toHex(await sha256(toUtf8(JSON.stringify(row)))).slice(0, ID_DIGITS);
       const key = known.get(id) ?? `example/${String(at++).padStart(15, "0")}-${id}`;
