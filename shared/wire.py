@@ -32,7 +32,7 @@ hello the server has, and in the reply of those that are still attached, and of 
 gateway's process."""
 IN_PARTS, PENDING = "in-parts", "pending"
 """The keys in a message to a gateway of whether the reply may lack answers that are to come, and in
-the reply of the phones and boards, by number, that may yet answer."""
+the reply of the phones and boards, by number, that may yet answer or whose answers had no room."""
 BLOB_ACTION = "blob"
 """The action of query messages that bring a part of a blob."""
 MASKING_ACTION = "masking"

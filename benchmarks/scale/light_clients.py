@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -145,16 +146,20 @@ class Crowd:
 
 
 async def stay_attached(
-    crowd: Crowd, key: SigningKey, door: str, authority: bytes, opening: asyncio.Semaphore
+    crowd: Crowd,
+    key: SigningKey,
+    door: str,
+    credentials: grpc.ChannelCredentials,
+    opening: asyncio.Semaphore,
 ) -> None:
     """Attach a client, and answer its tasks until the run is finished."""
-    credentials, client = grpc.ssl_channel_credentials(authority), client_index_of_key(key.public)
+    client = client_index_of_key(key.public)
     while True:
         pause = _AGAIN_SECONDS
         try:
             async with grpc.aio.secure_channel(door, credentials, OPTIONS) as channel:
-                stream = GatewayStub(channel).Attach()
-                async with opening:
+                async with opening:  # also the connection, which is made with the stream
+                    stream = GatewayStub(channel).Attach()
                     nonce = (await stream.read()).challenge.nonce
                     proof = Proof(public_key=key.public, signature=key.sign(proof_bytes(nonce)))
                     await stream.write(FromPhone(proof=proof))
@@ -185,11 +190,13 @@ def started(plan: Path, said: IO[bytes], behind: Sequence[str] = ()) -> "subproc
 async def attach(plan: Plan) -> None:
     """Keep the clients of a plan attached until the run is finished."""
     crowd, opening = Crowd(plan), asyncio.Semaphore(AT_ONCE)
-    authority, keys = Path(plan.certificate).read_bytes(), Path(plan.keys)
+    credentials = grpc.ssl_channel_credentials(Path(plan.certificate).read_bytes())
+    keys = Path(plan.keys)
     numbers = range(plan.first, plan.first + plan.count)
     own = [SigningKey(keys / f"light-{number}.key") for number in numbers]
     noting = asyncio.create_task(crowd.note(plan.told))
-    await asyncio.gather(*(stay_attached(crowd, k, plan.gateway, authority, opening) for k in own))
+    attach_one = partial(stay_attached, crowd, door=plan.gateway, credentials=credentials)
+    await asyncio.gather(*(attach_one(key, opening=opening) for key in own))
     noting.cancel()
 
 

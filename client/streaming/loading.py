@@ -21,11 +21,12 @@ from client.streaming.block_store import (
 )
 from client.streaming.packed_block import ALIGNMENT, PackedBlock
 from client.streaming.reading import read, read_directly
-from client.streaming.sizes import free_memory, read_model_sizes
+from client.streaming.sizes import read_model_sizes
 from client.streaming.stream import BlockStream
 from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.errors import ModelError
 from shared.files import cache_folder
+from shared.free_memory import free_memory
 from shared.model.checkpoint import (
     CheckpointEntry,
     quantize_block,

@@ -1,23 +1,14 @@
-"""The memory that a model will take, from the headers of its files, and the memory that is free."""
+"""The memory that a model will take, from the headers of its files."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from client.streaming.tensor_locations import tensor_locations
 from shared.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
-_CONTROL_GROUPS = (
-    ("memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.stat", "total_rss"),
-    ("", Path("/sys/fs/cgroup"), "memory.max", "memory.stat", "anon"),
-)
-"""Control groups of both versions: controller, root, limit file, statistics file, and the name of
-the memory in it that the kernel cannot drop."""
-_UNLIMITED = 2**60
 
 
 @dataclass(frozen=True)
@@ -64,31 +55,3 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
             else:
                 outside += count * full_bytes
     return ModelSizes(int(outside), int(sum(blocks.values())), int(max(blocks.values(), default=0)))
-
-
-def free_memory() -> int:
-    """Return the bytes that this process may still take, by machine and control group."""
-    free: int = psutil.virtual_memory().available
-    return min([free, *_left_in_control_groups()])
-
-
-def _left_in_control_groups() -> list[int]:
-    left = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for controller, root, limit_file, stat_file, anonymous in _CONTROL_GROUPS:
-        for line in lines:
-            _, names, path = line.split(":", 2)
-            if controller not in names.split(","):
-                continue
-            folder = root / path.lstrip("/")
-            try:
-                limit = (folder / limit_file).read_text().strip()
-                statistics = dict(map(str.split, (folder / stat_file).read_text().splitlines()))
-                if limit != "max" and int(limit) < _UNLIMITED:
-                    left.append(max(0, int(limit) - int(statistics[anonymous])))
-            except (OSError, ValueError, KeyError):
-                continue
-    return left

@@ -138,12 +138,15 @@ class StepBenchmark:
         return peak.bytes
 
 
-def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
+def choose_schedule(
+    config: RunConfig, benchmark: StepBenchmark, is_streamed: bool = False
+) -> Schedule:
     """Return the schedule of the settings; what they leave open is chosen by measurement.
 
     Args:
         config: settings of the run.
         benchmark: measurement of a step under a schedule.
+        is_streamed: whether the model's blocks are streamed.
 
     Raises:
         ConfigError: if a forward pass of one example exceeds the memory budget.
@@ -159,7 +162,7 @@ def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
             peaks.append(benchmark.peak_bytes(Schedule(grouping, micro_batch)))
             return peaks[-1]
 
-        largest[grouping] = _largest_micro_batch(config, peak, limit)
+        largest[grouping] = _largest_micro_batch(config, peak, limit, is_streamed)
     if config.grouping != "auto" and largest[config.grouping] == limit:
         return Schedule(config.grouping, config.micro_batch)
     candidates = [
@@ -177,7 +180,11 @@ def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
 
 
 def choose_first_pass(
-    config: RunConfig, forward: ReadoutForward, longest: Sequence[Prompt], usual: int
+    config: RunConfig,
+    forward: ReadoutForward,
+    longest: Sequence[Prompt],
+    usual: int,
+    is_streamed: bool,
 ) -> Schedule:
     """Return the schedule of the one pass that a readout needs of each example.
 
@@ -189,6 +196,7 @@ def choose_first_pass(
         forward: forward engine.
         longest: examples that take the most memory.
         usual: micro-batch where the settings leave it open.
+        is_streamed: whether the model's blocks are streamed.
 
     Raises:
         ConfigError: if a forward pass of one example exceeds the memory budget.
@@ -201,13 +209,15 @@ def choose_first_pass(
         peaks.append(measured.bytes)
         return measured.bytes
 
-    size = _largest_micro_batch(config, peak, size)
+    size = _largest_micro_batch(config, peak, size, is_streamed)
     if not size:
         raise _budget_error(config, min(peaks))
     return Schedule("both", size)
 
 
-def _largest_micro_batch(config: RunConfig, peak_bytes: Callable[[int], int], most: int) -> int:
+def _largest_micro_batch(
+    config: RunConfig, peak_bytes: Callable[[int], int], most: int, is_streamed: bool
+) -> int:
     """Return the largest micro-batch within the memory budget; 0 if no example fits it.
 
     Without a budget, passes on a CPU take no more than `USUAL_PASS_BYTES`, or twice as much as one
@@ -217,7 +227,7 @@ def _largest_micro_batch(config: RunConfig, peak_bytes: Callable[[int], int], mo
     """
     if config.memory_budget:
         return find_largest_micro_batch(peak_bytes, config.memory_budget, most)
-    if config.model.torch_device != "cpu" or config.model.stream != "off" or most == 1:
+    if config.model.torch_device != "cpu" or is_streamed or most == 1:
         return most
     known = cache(peak_bytes)
     return find_largest_micro_batch(known, max(USUAL_PASS_BYTES, 2 * known(1)), most)

@@ -253,12 +253,12 @@ class ModelRuntime:
         run_id = run_id_of(config, self.layout, self.model_id)
 
         def decide() -> Execution:
-            examples = self.examples(config.data.clients)
+            examples, is_streamed = self.examples(config.data.clients), self._stream is not None
             training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
             if isinstance(self.forward, ReadoutForward):
                 usual = EVALUATION_MICRO_BATCH
                 top = [self.tokenize(e) for e in training[-(config.micro_batch or usual) :]]
-                first_pass = choose_first_pass(config, self.forward, top, usual)
+                first_pass = choose_first_pass(config, self.forward, top, usual, is_streamed)
                 return Execution(first_pass, torch.get_num_threads())
             count = min(config.batch, len(training))
             spread = np.linspace(0, len(training) - 1, count).astype(int)
@@ -267,7 +267,8 @@ class ModelRuntime:
             benchmark = StepBenchmark(
                 self.forward, self.layout, self.weight_map, config, typical, longest
             )
-            return Execution(choose_schedule(config, benchmark), torch.get_num_threads())
+            schedule = choose_schedule(config, benchmark, is_streamed)
+            return Execution(schedule, torch.get_num_threads())
 
         with self._deciding, forward_pass():  # one turn: nothing else is measured with it
             before = self.forward.passes

@@ -20,10 +20,10 @@ from devices.hardware.control_groups import (
 )
 from devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
-PERIOD_MICROSECONDS = 50_000
-"""Time in which the kernel grants the share; a smaller one switches more often."""
+PERIOD_MICROSECONDS = 200_000
+"""Time in which the kernel grants the share: in a shorter one more of it goes to filling caches."""
 LEAST_CORES = 0.02
-"""The smallest share: the kernel grants at least a thousandth of a second in a period."""
+"""The smallest share, four thousandths of a second in a period."""
 _NUMBERS = count()
 
 

@@ -1,7 +1,5 @@
 """Memory that is free on a device, and memory that a step is expected to take."""
 
-import psutil
-
 from devices.hardware.memory_footprint import (
     MemoryFootprint,
     memory_footprint,
@@ -11,11 +9,12 @@ from devices.hardware.profile import DeviceProfile, shipped_devices
 from devices.hardware.run_step import label_count, shape_of, workload_of
 from devices.jetson import telemetry
 from shared.config import RunConfig
+from shared.free_memory import free_memory
 
 
-def free_memory(device: str) -> int:
+def free_on(device: str) -> int:
     """Return the free bytes for a torch device; a Jetson's GPU shares the CPU's memory."""
-    free: int = psutil.virtual_memory().available
+    free = free_memory()
     if not device.startswith("cuda") or telemetry.is_jetson():
         return free
     import torch

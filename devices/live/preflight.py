@@ -24,7 +24,7 @@ from devices.hardware.run_step import examples_in_pass
 from devices.live.board_checks import check_board, name_missing_kernels
 from devices.live.certificate_errors import explain_certificate_error
 from devices.live.gateway_check import GATEWAY, check_gateways
-from devices.live.memory_check import default_profile, expected_footprint, free_memory
+from devices.live.memory_check import default_profile, expected_footprint, free_on
 from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
 from devices.live.tls_contexts import unverified_context
@@ -58,7 +58,7 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     profile = (
         load_device(settings.profile) if settings.profile else default_profile(model.torch_device)
     )
-    yield check_memory(free_memory(model.torch_device), config, profile)
+    yield check_memory(free_on(model.torch_device), config, profile)
     if storage := check_storage(model, profile):
         yield storage
     yield from check_board()

@@ -18,7 +18,12 @@ import grpc
 
 from devices.live.gateway_protocol import FINISHED, PROTOCOL
 from devices.phone.gateway_admission import Admission, RejectionError
-from devices.phone.gateway_requests import RECONNECT_SECONDS, GatewayRequest, SignedAnswer
+from devices.phone.gateway_requests import (
+    MAX_PART_BYTES,
+    RECONNECT_SECONDS,
+    GatewayRequest,
+    SignedAnswer,
+)
 from devices.phone.phone_stream import GrpcStream, PhoneStream
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
@@ -108,7 +113,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     def clients_of(self, with_phones: bool) -> list[int]:
         """Return the client indices of the attached boards, with those of phones or without."""
-        return [c for c in self.attached_phones if with_phones or self._phones[c].is_board]
+        phones = sorted(self._phones.items())  # another thread may ask while they come and go
+        return [client for client, phone in phones if with_phones or phone.is_board]
 
     def introduced(self, clients: Collection[int]) -> list[int]:
         """Return those of the clients that have answered with a hello since they attached."""
@@ -161,7 +167,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         """Send a task to phones, and wait until some have answered or the time is over.
 
         Who asks the same again goes on with the request that is open, so that a slow phone delays
-        nobody else's answer.
+        nobody else's answer, and many answers come in parts of `MAX_PART_BYTES`.
 
         Args:
             task: as in `ask`.
@@ -171,7 +177,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             config: as in `ask`.
 
         Returns:
-            The answers by client index, which are not kept, and the clients that may yet answer.
+            The answers by client index, which are not kept, and the clients that may yet answer,
+            or whose answers have no room in this part.
         """
         now = time.monotonic()
         request = GatewayRequest(task, config, now, now + seconds)
@@ -183,14 +190,16 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             self._requests.append(request)
             self._in_parts.append(request)
         self._put(request, request.add_clients(sorted(clients), shares or {}))
-        while pending := request.pending(clients, self._is_expected):
-            tasks, first = pending.values(), asyncio.FIRST_COMPLETED
+        while not request.answered(clients):
+            if not (tasks := request.pending(clients, self._is_expected).values()):
+                break
+            first = asyncio.FIRST_COMPLETED
             done, _ = await asyncio.wait(tasks, timeout=_POLL_SECONDS, return_when=first)
             if done:
                 await asyncio.wait(tasks, timeout=LINGER_SECONDS)
-                break
-        answers = request.take_answers(clients)
-        return answers, sorted(request.pending(clients, self._is_expected))
+        answers = request.take_answers(clients, MAX_PART_BYTES)
+        no_room = request.answered(clients)
+        return answers, sorted([*no_room, *request.pending(clients, self._is_expected)])
 
     def _close_old_requests(self, now: float) -> None:
         """Forget requests in parts that are answered, or whose time is over."""

@@ -1,6 +1,7 @@
 """The requests of a gateway to its phones and boards, and their answers."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from shared.proto.trainer_pb2 import Task
 
 RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone or board to attach again."""
+MAX_PART_BYTES = 2**19
+"""Most bytes of the answers in a reply, but for one that is longer itself; a server takes 2²⁰."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class SignedAnswer:
     public_key: bytes
     frame: bytes
     signature: bytes
+
+    def __len__(self) -> int:
+        """Return its length in bytes."""
+        return len(self.public_key) + len(self.frame) + len(self.signature)
 
 
 @dataclass(eq=False)
@@ -63,10 +70,26 @@ class GatewayRequest:
         self.shares |= shares
         return new
 
-    def take_answers(self, clients: Collection[int]) -> dict[int, SignedAnswer]:
-        """Return the answers of some clients that there are, which are not kept."""
-        done = [c for c in clients if c in self.answers and self.answers[c].done()]
-        return {client: self.answers.pop(client).result() for client in done}
+    def answered(self, clients: Iterable[int]) -> list[int]:
+        """Return those of the clients whose answers are there, and were not taken."""
+        return [c for c in clients if c in self.answers and self.answers[c].done()]
+
+    def take_answers(
+        self, clients: Iterable[int], most_bytes: float = math.inf
+    ) -> dict[int, SignedAnswer]:
+        """Return the answers of some clients that there are, which are not kept.
+
+        Args:
+            clients: the clients.
+            most_bytes: bytes after which no further answer is taken; the first one always is.
+        """
+        taken: dict[int, SignedAnswer] = {}
+        for client in self.answered(clients):
+            most_bytes -= len(self.answers[client].result())
+            if taken and most_bytes < 0:
+                break
+            taken[client] = self.answers.pop(client).result()
+        return taken
 
     def pending(
         self, clients: Collection[int], is_expected: Callable[[int, float], bool]

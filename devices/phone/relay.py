@@ -125,12 +125,17 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         config = RunConfig.of(context.run_config, "run config")
         task = make_task(TaskKind.HELLO, message, config)
         attached = gateway.clients_of(takes_phones(config))
-        known = message.content.config_records[RECORD].get(KNOWN)
-        staying = gateway.introduced(_numbers(known))
-        chosen = sorted(set(attached) - set(staying))
-        answers = wait(gateway.ask(task, HELLO_SECONDS, chosen, None, run_config))
+        record = message.content.config_records[RECORD]
+        staying = gateway.introduced(_numbers(record.get(KNOWN)))
+        chosen, pending = sorted(set(attached) - set(staying)), list[int]()
+        if record.get(IN_PARTS):
+            part = gateway.ask_for_part(task, HELLO_SECONDS, chosen, None, run_config)
+            answers, pending = wait(part)
+        else:
+            answers = wait(gateway.ask(task, HELLO_SECONDS, chosen, None, run_config))
         staying = gateway.introduced(staying)
-        return _reply(message, answers, {ATTACHED: staying, SESSION: gateway.session})
+        told = {ATTACHED: staying, SESSION: gateway.session, PENDING: pending}
+        return _reply(message, answers, told)
 
     @app.query(BLOB_ACTION)
     def receive_blob(message: Message, context: Context) -> Message:

@@ -8,10 +8,11 @@ RUN/keys/NAME.key    the private key, until the operator moves it to the client;
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from server.live.key_pairs import encode_key, new_key, read_public_key
 from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
@@ -60,6 +61,27 @@ class ClientKey:
         return fingerprint_of(self.public_key.encode())
 
 
+class _Lookup(NamedTuple):
+    """What keys are found by, other than their text.
+
+    Attributes:
+        names: name of a client's key by the client's index.
+        fingerprints: those of the keys of clients that may take part.
+    """
+
+    names: dict[int, str]
+    fingerprints: frozenset[str]
+
+    @classmethod
+    def of(cls, keys: Sequence[ClientKey]) -> Self:
+        """Return that of some keys; of two with one index the first counts."""
+        valid = (key for key in keys if not key.revoked and not key.gateway)
+        return cls(
+            {key.client: key.name for key in reversed(keys)},
+            frozenset(key.fingerprint for key in valid),
+        )
+
+
 class ClientKeys:
     """The client keys of a run.
 
@@ -76,6 +98,7 @@ class ClientKeys:
         self._folder = folder
         self._files = WatchedFolder(folder, ".json", _read)
         self._by_public_key: dict[str, ClientKey] = {}
+        self._lookup: _Lookup | None = None  # None when files have changed since
 
     def create(self, name: str, gateway: bool = False) -> Path:
         """Make a key pair for a client or a gateway and register its public key.
@@ -209,12 +232,11 @@ class ClientKeys:
 
     def name_of(self, client: int) -> str:
         """Return the name of the key of a client; empty if there is none."""
-        return next((key.name for key in self.read_all() if key.client == client), "")
+        return self._look_up().names.get(client, "")
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """Return whether a client that may take part has the key with this fingerprint."""
-        valid = (key for key in self.read_all() if not key.revoked and not key.gateway)
-        return any(key.fingerprint == fingerprint for key in valid)
+        return fingerprint in self._look_up().fingerprints
 
     def is_gateway(self, public_key: bytes) -> bool:
         """Return whether a key is that of a gateway, and valid."""
@@ -285,11 +307,17 @@ class ClientKeys:
     def _read_changes(self) -> Collection[ClientKey | SamaraError]:
         """Read the files that were added or have changed; return the contents of all."""
         read = self._files.search().values()
-        self._by_public_key = {}
+        self._by_public_key, self._lookup = {}, None
         for key in read:
             if isinstance(key, ClientKey):
                 self._by_public_key.setdefault(key.public_key, key)
         return read
+
+    def _look_up(self) -> "_Lookup":
+        """Return what all keys are found by, made anew when a file was added or replaced."""
+        if self._lookup is None or self._files.may_have_changed():
+            self._lookup = _Lookup.of(self.read_all())
+        return self._lookup
 
     def check_name(self, name: str) -> None:
         """Check that a client can be given this name.

@@ -19,6 +19,7 @@ from shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
+_CLIENTS_SHOWN = 50
 _WARNING_STYLE = "yellow"
 
 
@@ -123,8 +124,11 @@ class RunDisplay:
                 f"{event['bytes_down']:,}",
                 event["digest"][:16],
             )
-        reports = "  ".join(f"{c}: {r}" for c, r in sorted(self._last_reports.items()))
-        clients = Text(f"last report of each client, by round: {reports or 'none yet'}", "dim")
+        longest_ago = sorted(self._last_reports.items(), key=lambda report: report[1])
+        shown = sorted(longest_ago[:_CLIENTS_SHOWN])
+        reports = "  ".join(f"{client}: {round_}" for client, round_ in shown)
+        each = "each client" if len(shown) == len(longest_ago) else f"the {len(shown)} longest ago"
+        clients = Text(f"last report of {each}, by round: {reports or 'none yet'}", "dim")
         return Group(rounds, clients, *self._lines)
 
 
@@ -132,7 +136,10 @@ def _round_line(event: dict[str, Any]) -> str:
     """Return the event of a round as a line of text."""
     loss = event.get("loss")
     loss_text = f"loss {loss:.4f}, " if loss is not None else ""
-    clients = ",".join(sorted(event["clients"], key=int))
+    reporting = sorted(event["clients"], key=int)
+    clients = ",".join(reporting[:_CLIENTS_SHOWN])
+    if len(reporting) > _CLIENTS_SHOWN:
+        clients += f" and {len(reporting) - _CLIENTS_SHOWN} more"
     return (
         f"round {event['round']}: {loss_text}{event['reports']} reports from "
         f"{clients or 'no client'}, {len(event['refused'])} refused, "

@@ -303,10 +303,11 @@ class EventSums:
 
 def _add_round(clients: dict[int, ClientStatus], event: Mapping[str, Any]) -> None:
     """Add the event of a round to the status of its clients, in place."""
+    by_stream, resting = set(event.get("by_stream", [])), set(event.get("resting", []))
     for index, counts in event["clients"].items():
         client = clients.setdefault(int(index), ClientStatus())
         client.reports += 1
-        client.wire = STREAM if int(index) in event.get("by_stream", []) else "SuperNode"
+        client.wire = STREAM if int(index) in by_stream else "SuperNode"
         client.last_round, client.last_report_time = event["round"], event.get("time", "")
         client.round = event.get("late", {}).get(index, event["round"]) - 1
         client.bytes_up += counts["bytes_up"]
@@ -320,6 +321,5 @@ def _add_round(clients: dict[int, ClientStatus], event: Mapping[str, Any]) -> No
         client = clients.setdefault(int(index), ClientStatus())
         client.failures += 1
         client.last_failure = f"round {event['round']}: {reason}"
-    resting = event.get("resting", [])
     for number, client in clients.items():
         client.state = "resting" if number in resting else ""

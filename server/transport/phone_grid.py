@@ -1,11 +1,12 @@
 """A grid in which every phone and board behind a gateway is a node of its own.
 
 A gateway is one Flower node that many phones attach to; it answers a hello with the hellos of those
-that have attached since, and the numbers of those that still are. Here every phone becomes a node
-with an id and a public key of its own, so that roster, cohorts and strategy need not know of
-gateways; `PhoneRelay` has the messages to them. A phone's frame counts only with a valid signature
-under the phone's key over the instruction that it answers. Where a hello is requested, that is a
-nonce, so that a gateway cannot send an old hello of a phone that has not attached.
+that have attached since, in parts if they are many, and the numbers of those that still are. Here
+every phone becomes a node with an id and a public key of its own, so that roster, cohorts and
+strategy need not know of gateways; `PhoneRelay` has the messages to them. A phone's frame counts
+only with a valid signature under the phone's key over the instruction that it answers. Where a
+hello is requested, that is a nonce, so that a gateway cannot send an old hello of a phone that has
+not attached.
 """
 
 import logging
@@ -35,7 +36,17 @@ from shared.client_index import client_index_of_key
 from shared.errors import SamaraError
 from shared.flower_compat import set_message_id
 from shared.ledger.catch_up import CatchUp
-from shared.wire import ATTACHED, FRAMES, KNOWN, RECORD, SESSION, Kind, kind_of
+from shared.wire import (
+    ATTACHED,
+    FRAMES,
+    IN_PARTS,
+    KNOWN,
+    PENDING,
+    RECORD,
+    SESSION,
+    Kind,
+    kind_of,
+)
 
 log = logging.getLogger("samara.server")
 
@@ -83,6 +94,7 @@ class PhoneGrid(DelegatingGrid):
         self._hellos: dict[int, Message | None] = {}
         # When the phones of each gateway are requested again, monotonic seconds.
         self._gateways: dict[int, float] = {}
+        self._nonces: dict[int, bytes] = {}  # of gateways with further hellos to the last request
         self._sessions: dict[int, bytes] = {}  # of each gateway's process
         self._phones: dict[int, PhonePlace] = {}
         self._refreshed = -REFRESH_SECONDS
@@ -109,7 +121,7 @@ class PhoneGrid(DelegatingGrid):
         self._request_hellos(public_keys)
         self._relay.advance(self._phones)
         direct = [node for node in sorted(public_keys) if node in self._hellos]
-        phones = {phone.node: phone.public_key for phone in self._phones.values()}
+        phones = {node: phone.public_key for node, phone in self._phones.items()}
         return {node: public_keys[node] for node in direct} | phones
 
     def is_attached(self, node: int) -> bool:
@@ -180,6 +192,7 @@ class PhoneGrid(DelegatingGrid):
         now = time.monotonic()
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
+        self._nonces = {n: nonce for n, nonce in self._nonces.items() if n in connected}
         self._sessions = {n: session for n, session in self._sessions.items() if n in connected}
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
         self._waiting_hellos = {n: m for n, m in self._waiting_hellos.items() if n in self._phones}
@@ -203,7 +216,10 @@ class PhoneGrid(DelegatingGrid):
             return
         requests = [
             _HelloRequest(
-                node, secrets.token_bytes(NONCE_BYTES), self._known_at(node), now + HELLO_SECONDS
+                node,
+                self._nonces.pop(node, b"") or secrets.token_bytes(NONCE_BYTES),
+                self._known_at(node),
+                now + HELLO_SECONDS,
             )
             for node in nodes
         ]
@@ -212,6 +228,7 @@ class PhoneGrid(DelegatingGrid):
             for r in requests
         ]
         for request, message in zip(requests, messages, strict=True):
+            message.content.config_records[RECORD][IN_PARTS] = True
             if request.known:
                 message.content.config_records[RECORD][KNOWN] = sorted(request.known)
         ids = self._grid.push_messages(messages)
@@ -265,6 +282,7 @@ class PhoneGrid(DelegatingGrid):
                 self._relay.lose(gateway)
             self._sessions[gateway] = session
         answers = read_answers(reply, request.nonce, self._keys)
+        has_more = False
         for public_key, frame in answers.signed.items():
             try:
                 self._check_client(public_key, decode_foreign(client_of_hello, frame))
@@ -274,9 +292,12 @@ class PhoneGrid(DelegatingGrid):
                 continue
             phone = PhonePlace(gateway, public_key, frame, time.monotonic())
             self._phones[phone.node] = phone
+            has_more |= kind_of(frame) is Kind.HELLO and phone.number not in request.known
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
                 reply_of_phone = make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
+        if has_more and read_numbers(reply, PENDING):  # nobody who has answered is asked again
+            self._gateways[gateway], self._nonces[gateway] = 0.0, request.nonce
         self._notices.send(self._grid, gateway, answers.refused)
         self._warn(gateway, answers.describe_dropped())
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,7 @@ log = logging.getLogger("samara.server")
 
 _POLL_SECONDS = 0.5
 _HELLO_SECONDS = _REFUSED_SECONDS = 300.0
-_MAX_FACTS = 16_384
-_MAX_LAYOUT = 2**20
+_MAX_FACTS, _MAX_LAYOUT = 2**14, 2**20
 
 
 @dataclass
@@ -249,9 +248,12 @@ class Roster:
                     hellos.append((decode_foreign(Hello.decode, frame), node))
             except SamaraError as error:
                 self._refuse(node, error)
+        taken = {entry.client for entry, _ in self._introduced.values()}
+        taken |= {entry.client for entry in self.entries.values()}
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
             try:
-                self._introduced[node] = self._introduction(hello, node, nodes[node])
+                self._introduced[node] = self._introduction(hello, node, nodes[node], taken)
+                taken.add(hello.client)
             except SamaraError as error:
                 self._refuse(node, error, hello.client)
 
@@ -270,7 +272,7 @@ class Roster:
             self._refuse(node, BlobError(reason))
 
     def _introduction(
-        self, hello: Hello, node: int, public_key: bytes
+        self, hello: Hello, node: int, public_key: bytes, taken: Set[int]
     ) -> tuple[RosterEntry, RunIdentity]:
         """Return the entry that the sender of a hello would get, and what it says of the run.
 
@@ -286,8 +288,7 @@ class Roster:
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")
-        others = [entry for entry, _ in self._introduced.values()] + list(self.entries.values())
-        if any(entry.client == hello.client for entry in others):
+        if hello.client in taken:
             raise TakenIndexError("another node is already this client; give each its own index")
         identity = RunIdentity(layout, hello.model_id, client_count)
         if self._quorum and self.layout is None:

@@ -50,6 +50,8 @@ from shared.round_delta import RoundDelta
 SEGMENT_BYTES = 16 * 2**20
 """The size from which a segment gets no more records."""
 _CHUNK_BYTES = 2**20
+LONG_CATCH_UP = 2**16
+"""Bytes up to which a client gets the records that it has missed, even if the state is shorter."""
 
 
 class _Span(NamedTuple):
@@ -129,6 +131,8 @@ class Ledger:
             self._layout,
         )
         self.digest = digest(self._layout.hash, self.state)
+        begun = self._snapshot(since).link if since and not last else None
+        self._last = last.link if last else begun
         for path in recovery.unusable_snapshots:
             path.unlink()
         self._snapshots = list(snapshot_paths(self.folder))
@@ -182,6 +186,7 @@ class Ledger:
                 f"{self.folder}: {reason}; make room there, and the same command goes on"
             ) from error
         self.state, self.digest, self.position = state, record.end_digest, record.position
+        self._last = record.link
         self._keep_snapshot(record.link)
         return record.size
 
@@ -282,14 +287,23 @@ class Ledger:
     def catch_up(self, since: int) -> CatchUp:
         """Return the shorter catch-up, by records or snapshot, for a client at round `since`.
 
+        Where both are longer than the state, and longer than `LONG_CATCH_UP`, it is the state.
+
         Raises:
             LedgerError: if the ledger has no such round, or a file is damaged.
         """
         newest = self._snapshots[-1] if self._snapshots else 0
-        if since >= newest or (self._reaches_back_to(since) and self._is_short(since, newest)):
-            return CatchUp(tail=b"".join(self.tail(since)))
-        snapshot = b"".join(self._snapshot(newest).parts())
-        return CatchUp(snapshot, b"".join(self.tail(newest)))
+        by_records = since >= newest or (
+            self._reaches_back_to(since) and self._is_short(since, newest)
+        )
+        begin, whole = since if by_records else newest, snapshot_bytes(self._layout.size)
+        length = self._size_after(begin) + (0 if by_records else whole)
+        if self._last and length > max(whole, LONG_CATCH_UP):
+            return CatchUp(b"".join(Snapshot(self.header, self._last, self.state).parts()))
+        tail = b"".join(self.tail(begin))
+        if by_records:
+            return CatchUp(tail=tail)
+        return CatchUp(b"".join(self._snapshot(newest).parts()), tail)
 
     def tail(self, since: int) -> Iterator[bytes]:
         """Yield the bytes of the records after round `since`, in pieces of at most 1 MiB.
@@ -311,9 +325,12 @@ class Ledger:
 
     def _is_short(self, since: int, newest: int) -> bool:
         """Return whether the records from a round to the newest snapshot are no longer than it."""
-        before, after = self._spans(since), self._spans(newest)
-        size = sum(s.end - s.begin for s in before) - sum(s.end - s.begin for s in after)
+        size = self._size_after(since) - self._size_after(newest)
         return size <= snapshot_bytes(self._layout.size)
+
+    def _size_after(self, since: int) -> int:
+        """Return the bytes of the records after a round."""
+        return sum(span.end - span.begin for span in self._spans(since))
 
     def _spans(self, since: int) -> list[_Span]:
         """Return the parts of the segment files that hold the records after a round."""

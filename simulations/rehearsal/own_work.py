@@ -8,6 +8,7 @@ started as a trainer is.
 import json
 import sys
 import time
+from statistics import median
 
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
@@ -18,7 +19,7 @@ from shared.machine import cores
 from shared.replay import digest, zero_state
 from simulations.rehearsal.measuring import measure
 
-_ROUNDS, _TRIALS = 3, 2
+_ROUNDS = 6
 
 
 def own_seconds(config: RunConfig) -> float:
@@ -39,8 +40,8 @@ def own_seconds(config: RunConfig) -> float:
 def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) -> float:
     """Measure the processor seconds of a round's steps in one thread.
 
-    It is the mean of several rounds, whose texts are not of the same length, and of each of them
-    the lesser of two trials, which other work on this machine has disturbed least.
+    It is the median of a run's first rounds, each taken once: their texts are not of the same
+    length, and the layers below the adapters run for examples that no round before had.
 
     Args:
         config: settings of the run.
@@ -72,11 +73,8 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
         take_local_steps(runtime, data, instruction, state)
         return time.process_time() - begun
 
-    rounds = range(1, _ROUNDS + 1)
-    for number in rounds:  # fills the caches
-        seconds_of(number)
-    seconds = [min(seconds_of(number) for _ in range(_TRIALS)) for number in rounds]
-    return sum(seconds) / _ROUNDS
+    seconds_of(_ROUNDS + 1)  # compiles, and has the libraries prepare
+    return median(seconds_of(number) for number in range(1, _ROUNDS + 1))
 
 
 def main() -> None:

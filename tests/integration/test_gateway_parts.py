@@ -17,6 +17,7 @@ from devices.live.gateway_stream import attach
 from devices.live.keys import read_client_index
 from devices.live.settings import ClientSettings
 from devices.live.stream_wire import StreamWire
+from devices.phone import gateway as gateways
 from devices.phone import relay
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
@@ -150,6 +151,26 @@ def test_who_is_known_and_still_attached_need_not_introduce_itself_again(
         served.until(lambda gateway: not gateway.introduced([board.device]))
         served.until(lambda gateway: gateway.attached_phones == [board.device])
         stream.cancel()
+
+
+def test_answers_that_have_no_room_in_a_reply_come_in_the_next(
+    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "MAX_PART_BYTES", 1)
+    told = [Told(client_of(key)) for key in keys[:2]]
+    config, both = RunConfig.of({}, "test"), sorted(one.device for one in told)
+    with attached_phones(served, keys[0], told[0]), attached_phones(served, keys[1], told[1]):
+        first = send(served, "query", config, **{IN_PARTS: True})
+        assert (len(first[FRAMES]), len(first[PENDING])) == (1, 1)  # type: ignore[arg-type]
+        known = sorted(set(both) - set(first[PENDING]))  # type: ignore[arg-type]
+        second = send(served, "query", config, **{IN_PARTS: True, KNOWN: known})
+        assert (len(second[FRAMES]), second[PENDING], second[ATTACHED]) == (1, [], known)  # type: ignore[arg-type]
+        parts = [send(served, "evaluate", config, **{CLIENTS: both, IN_PARTS: True})]
+        parts.append(
+            send(served, "evaluate", config, **{CLIENTS: parts[0][PENDING], IN_PARTS: True})
+        )
+    assert [len(part[FRAMES]) for part in parts] == [1, 1]  # type: ignore[arg-type]
+    assert [len(one.settings) for one in told] == [2, 2]  # nobody is asked twice
 
 
 def test_a_run_that_phones_cannot_take_part_in_goes_on_with_boards(

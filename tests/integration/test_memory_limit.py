@@ -67,6 +67,12 @@ class TestEveryWay:
         assert (ending.status, ending.step) == (5, 3)
         assert lines[1] == "no json"
 
+    def test_a_command_knows_what_the_limit_leaves_it(self, way: type[MemoryLimit]) -> None:
+        lines: list[str] = []
+        asking = "from shared.free_memory import free_memory; print(free_memory())"
+        assert run_with_memory_limit(_python(asking), LIMIT, lines.append).status == 0
+        assert (0 < int(lines[0]) < LIMIT) == (way is not PollingLimit)
+
     def test_the_next_one_runs(self, way: type[MemoryLimit]) -> None:
         assert run_with_memory_limit(_python(SLOW_HOG), LIMIT).killed
         assert run_with_memory_limit(_python(""), LIMIT).status == 0

@@ -76,7 +76,9 @@ def test_the_files_of_cgroup_v2(unified: CgroupV2Limit) -> None:
     limit = CgroupV2Cpu(unified, 0.5)
     assert (unified.folder / "memory.max").read_text() == "100"
     assert (unified.folder / "memory.swap.max").read_text() == "0"
-    assert (limit.folder / "cpu.max").read_text() == f"{PERIOD_MICROSECONDS // 2} 50000"
+    assert (
+        limit.folder / "cpu.max"
+    ).read_text() == f"{PERIOD_MICROSECONDS // 2} {PERIOD_MICROSECONDS}"
     assert limit.folder.parent == unified.folder == unified.entrance.parent
     assert unified.command(["true"])[3] == str(unified.entrance / "cgroup.procs")
     (limit.folder / "cgroup.procs").write_text("17")

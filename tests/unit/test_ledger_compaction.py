@@ -137,6 +137,22 @@ def test_who_is_behind_gets_the_shorter_of_tail_and_snapshot(tmp_path: Path) -> 
         assert_everybody_catches_up(ledger, LARGE)
 
 
+@pytest.mark.parametrize("every", [0, 2, 7])
+def test_no_long_catch_up_is_longer_than_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setattr(ledgers, "LONG_CATCH_UP", 0)
+    whole = len(SMALL.snapshot(1))
+    with opened(tmp_path, SMALL, every) as ledger:
+        for delta in DELTAS:
+            ledger.append(delta)
+            assert_everybody_catches_up(ledger, SMALL)
+            assert all(len(ledger.catch_up(since)) <= whole for since in range(delta.round + 1))
+    with opened(tmp_path, SMALL, every) as ledger:
+        assert ledger.catch_up(0).snapshot == SMALL.snapshot(ROUNDS)
+        assert_everybody_catches_up(ledger, SMALL)
+
+
 def test_nothing_is_deleted_on_the_word_of_a_damaged_snapshot(tmp_path: Path) -> None:
     files = LARGE.files(7, 2)
     older, newest = names(4, 6)

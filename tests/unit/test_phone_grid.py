@@ -30,7 +30,19 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import SigningKey, answer_bytes
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SHARES, SIGNATURES, Kind, kind_of
+from shared.wire import (
+    ATTACHED,
+    CLIENTS,
+    FRAMES,
+    KNOWN,
+    PENDING,
+    PUBLIC_KEYS,
+    RECORD,
+    SHARES,
+    SIGNATURES,
+    Kind,
+    kind_of,
+)
 from simulations.engine import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
@@ -54,6 +66,9 @@ class Gateway:
         self.forge = False
         self.hellos: dict[str, list[bytes]] = {}
         self.replays = False
+        self.part = 0  # most hellos in a reply; 0 for all
+        self.repeats = False  # whether the same phones say hello again and again
+        self.nonces: list[bytes] = []
         self.clients: dict[int, int] = {}  # index by number of the key, where it is another
 
     def __call__(self, message: Message, context: Any) -> Message:
@@ -66,6 +81,12 @@ class Gateway:
         if not asks_hello:
             self.calls.append(record)
         clients = list(self.keys) if asks_hello else record[CLIENTS]
+        known, pending = list(record.get(KNOWN, [])), list[int]()  # type: ignore[call-overload]
+        if asks_hello:
+            self.nonces.append(instruction)
+        if asks_hello and self.part:
+            left = [client for client in self.keys if self.repeats or client not in known]
+            clients, pending = left[: self.part], left[self.part :]
         frames, keys, signatures = [], [], []
         for client in clients:  # type: ignore[union-attr]
             if client not in self.silent:
@@ -77,6 +98,8 @@ class Gateway:
         if asks_hello:
             parts = self.hellos if self.replays else parts
             self.hellos = parts
+        if asks_hello and self.part:
+            parts = parts | {ATTACHED: known, PENDING: pending}
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
 
     def answer(self, instruction: bytes, number: int, asks_hello: bool) -> bytes:
@@ -216,6 +239,26 @@ def test_phones_come_and_go(
     gateway.silent = set()
     grid.connected_nodes()
     assert len(grid.connected_nodes()) == 3
+
+
+def test_hellos_that_come_in_parts_are_asked_for_at_once_and_answer_one_nonce(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    gateway.part = 1
+    assert len(phones_of(grid)) == 1
+    assert set(phones_of(grid).values()) == gateway.keys.keys()
+    phones_of(grid)
+    assert len(gateway.nonces) == 2  # nothing is due again before the phones are to be refreshed
+    assert gateway.nonces[0] == gateway.nonces[1]
+
+
+def test_a_gateway_that_has_more_hellos_without_end_is_not_asked_without_end(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    gateway.part, gateway.repeats = 1, True
+    for _ in range(5):
+        assert len(phones_of(grid)) == 1
+    assert len(gateway.nonces) == 2
 
 
 def test_messages_that_are_not_answered_in_time_are_discarded(

@@ -18,7 +18,7 @@ from devices.hardware.profile import load_device, shipped_devices
 from devices.live import join, preflight
 from devices.live.client_folder import check_name
 from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.memory_check import default_profile, expected_footprint, free_memory
+from devices.live.memory_check import default_profile, expected_footprint, free_on
 from devices.live.preflight import (
     check_bitsandbytes,
     check_clock,
@@ -211,7 +211,7 @@ def test_a_quantization_kernel_is_launched() -> None:
 
 def test_memory_is_weighed_against_model_and_profile(model_folder: Callable[[str], Path]) -> None:
     board = load_device(next(d.name for d in shipped_devices() if d.compute.processor == "gpu"))
-    assert free_memory("cpu") > 0
+    assert free_on("cpu") > 0
     device_settings = {
         "model.path": str(model_folder("causal")),
         "data.path": "d.jsonl",

@@ -33,9 +33,12 @@ class Stopwatch:
         return self._fixed + self._row * schedule.micro_batch * per_pass[schedule.grouping]
 
 
-def decide(machine: Stopwatch | None = None, **settings: Any) -> Schedule:
+def decide(
+    machine: Stopwatch | None = None, is_streamed: bool = False, **settings: Any
+) -> Schedule:
     config = RunConfig.of({"queries": 4, "batch": 8} | settings, "test")
-    return choose_schedule(config, machine or Stopwatch(4, 8))  # type: ignore[arg-type]
+    measured: Any = machine or Stopwatch(4, 8)
+    return choose_schedule(config, measured, is_streamed)
 
 
 def test_explicit_settings_are_taken_as_they_are() -> None:
@@ -72,7 +75,9 @@ def test_without_a_budget_passes_on_a_cpu_stay_small() -> None:
     assert decide(Stopwatch(4, 8, mib // 4, fixed=64 * mib)) == Schedule("both", 8)
     assert decide(Stopwatch(4, 8, 4 * mib), grouping="inner") == Schedule("inner", 4)
     assert decide(Stopwatch(4, 8, mib), **{"model.torch-device": "cuda"}) == Schedule("both", 8)
-    assert decide(Stopwatch(4, 8, mib), **{"model.stream": "disk"}) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, mib), is_streamed=True) == Schedule("both", 8)
+    # a model that is kept, since it fits
+    assert decide(Stopwatch(4, 8, mib), **{"model.stream": "auto"}) == Schedule("both", 4)
     assert decide(Stopwatch(4, 8, mib), **{"memory-budget": 2**40}) == Schedule("both", 8)
 
 
