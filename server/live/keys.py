@@ -62,7 +62,7 @@ class ClientKey:
 
 
 class _Lookup(NamedTuple):
-    """What keys are found by, other than their text.
+    """The things that keys are found by, other than their text.
 
     Attributes:
         names: name of a client's key by the client's index.
