@@ -2,14 +2,23 @@
 // function's name and its arguments; the result of an error that the core throws is its class.
 
 import * as answers from "./src/answers.ts";
-import { bytesOf, fromHex, sha256, toHex, type Bytes } from "./src/bytes.ts";
-import { FrameError, LedgerError, ReplayError } from "./src/errors.ts";
+import { bytesOf, fromHex, sha256, toHex, toUtf8, type Bytes } from "./src/bytes.ts";
+import { PhoneError } from "./src/errors.ts";
+import { epsilonOf } from "./src/accountant.ts";
 import * as instructions from "./src/instructions.ts";
 import { readLayout } from "./src/layout.ts";
 import { begin, catchUp, type Session } from "./src/ledger.ts";
+import * as frames from "./src/masking-frames.ts";
+import * as keys from "./src/masking-keys.ts";
+import { bucketOf, neighbourhoodOf } from "./src/neighbours.ts";
+import { discreteGaussian, randomBelow, type Below } from "./src/noise.ts";
 import * as philox from "./src/philox.ts";
+import { PRIVACY_DEFAULTS, readPrivacy } from "./src/privacy-terms.ts";
 import * as replay from "./src/replay.ts";
 import * as roundDelta from "./src/round-delta.ts";
+import { splitSecret } from "./src/secret-shares.ts";
+import { SettingValues } from "./src/setting-values.ts";
+import * as vectors from "./src/vector.ts";
 import { KIND, kindOf, tokenOf } from "./src/wire.ts";
 
 type Distribution = philox.Distribution;
@@ -30,6 +39,7 @@ function plain(value: unknown, key = ""): unknown {
   }
   if (ArrayBuffer.isView(value)) return Array.from(value as never, (one) => plain(one));
   if (Array.isArray(value)) return value.map((one) => plain(one));
+  if (value instanceof Map) return plain(Object.fromEntries(value));
   if (value === null || typeof value !== "object") return value;
   const entries = Object.entries(value).map(([name, one]) => {
     const snake = name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
@@ -56,6 +66,18 @@ const CODECS: Record<number, [(frame: Bytes) => unknown, (fields: never) => Byte
   [KIND.blobReceipt]: [answers.decodeBlobReceipt, answers.encodeBlobReceipt],
   [KIND.roundCost]: [answers.decodeRoundCost, answers.encodeRoundCost],
   [KIND.roundDelta]: [roundDelta.decodeRoundDelta, roundDelta.encodeRoundDelta],
+  [KIND.vectorReport]: [vectors.decodeVectorReport, vectors.encodeVectorReport],
+  [KIND.noisedVectorReport]: [vectors.decodeVectorReport, vectors.encodeVectorReport],
+  [KIND.maskedReport]: [vectors.decodeVectorReport, vectors.encodeVectorReport],
+  [KIND.keyRequest]: [frames.decodeKeyRequest, frames.encodeKeyRequest],
+  [KIND.maskingKeys]: [frames.decodeMaskingKeys, frames.encodeMaskingKeys],
+  [KIND.keyList]: [frames.decodeKeyList, frames.encodeKeyList],
+  [KIND.bucketKeyList]: [frames.decodeBucketKeyList, frames.encodeBucketKeyList],
+  [KIND.sealedShares]: [frames.decodeSealedShares, frames.encodeSealedShares],
+  [KIND.survivorList]: [frames.decodeSurvivorList, frames.encodeSurvivorList],
+  [KIND.survivorSignature]: [frames.decodeSurvivorSignature, frames.encodeSurvivorSignature],
+  [KIND.signatureList]: [frames.decodeSignatureList, frames.encodeSignatureList],
+  [KIND.revealedShares]: [frames.decodeRevealedShares, frames.encodeRevealedShares],
 };
 
 /** The fields as Python's dataclasses have them. */
@@ -93,6 +115,36 @@ const sessionOf = async (session: Session): Promise<unknown> => ({
   head: toHex(session.head),
   weights: toHex(bytesOf(replay.toFloat32(session.state))),
 });
+
+interface GivenMasks {
+  readonly token: string;
+  readonly nonce: string;
+  readonly client: number;
+  readonly clients: Record<string, string>[];
+  readonly pairs: { readonly neighbour: number; readonly content: string }[];
+  readonly vector: string[];
+  readonly coefficients: string[];
+  readonly points: number[];
+}
+
+/** A private key of a secret, little-endian, of which JWK wants the other order and the point. */
+async function keyOf(secret: string, point: string): Promise<CryptoKey> {
+  const [d, x, y] = [fromHex(secret).reverse(), fromHex(point).slice(1, 33), fromHex(point).slice(33)]
+    .map((bytes) => btoa(String.fromCharCode(...bytes)))
+    .map((text) => text.replace(/\+/g, "-").replace(/\//g, "_").replace(/=/g, ""));
+  const jwk = { kty: "EC", crv: "P-256", d: d!, x: x!, y: y! };
+  const curve = { name: "ECDH", namedCurve: "P-256" };
+  return crypto.subtle.importKey("jwk", jwk, curve, false, ["deriveBits"]);
+}
+
+/** Numbers that a test draws alike in Python. */
+function knownBelow(): Below {
+  let state = 1n;
+  return (limit) => {
+    state = (state * 6364136223846793005n + 1442695040888963407n) % 2n ** 512n;
+    return (state >> 64n) % limit;
+  };
+}
 
 const functions = {
   async direction(seed: string, count: number, distribution: Distribution) {
@@ -152,15 +204,87 @@ const functions = {
     }
     return sessionOf(session);
   },
+  /** What follows from the secrets of the golden file of masks. */
+  async masks(given: GivenMasks) {
+    const token = fromHex(given.token);
+    const own = new Map(given.clients.map((one) => [Number(one["client"]), one]));
+    const me = own.get(given.client)!;
+    const digest = await keys.digestOfClients(token, [...own.keys()]);
+    const sealing = await keyOf(me["sealing_secret"]!, me["sealing_key"]!);
+    const masking = await keyOf(me["mask_secret"]!, me["mask_key"]!);
+    const [pairs, pairKeys] = [[] as unknown[], new Map<number, Bytes>()];
+    for (const { neighbour, content } of given.pairs) {
+      const other = own.get(neighbour)!;
+      const pair = keys.pairOf(digest, given.client, neighbour);
+      const forShares = await keys.agree(sealing, fromHex(other["sealing_key"]!), "shares", pair);
+      const forMasks = await keys.agree(masking, fromHex(other["mask_key"]!), "mask", pair);
+      const ends = [given.client, neighbour, token] as const;
+      const sealed = await keys.seal(forShares, fromHex(content), ...ends, fromHex(given.nonce));
+      const opened = await keys.unseal(forShares, sealed, ...ends);
+      const forged = await keys.unseal(forShares, sealed, neighbour, given.client, token);
+      pairKeys.set(neighbour, forMasks);
+      pairs.push({
+        neighbour,
+        key_for_shares: toHex(forShares),
+        key_for_masks: toHex(forMasks),
+        mask: Array.from(await keys.maskStream(forMasks, given.vector.length), String),
+        content: forged ?? toHex(opened!),
+        sealed: toHex(sealed),
+      });
+    }
+    const seed = fromHex(me["mask_seed"]!);
+    const vector = stateOf(given.vector);
+    const masked = await keys.maskVector(vector, given.client, seed, pairKeys);
+    const drawn = given.coefficients.map(BigInt);
+    const seeds = given.clients.map((one) => fromHex(one["mask_seed"]!));
+    const fresh = await keys.makeRoundKey();
+    const again = await keyOf(toHex(fresh.secret), toHex(fresh.point));
+    const other = fromHex(me["mask_key"]!);
+    const agreed = [again, fresh.key].map((key) => keys.agree(key, other, "mask", token));
+    const [one, same] = (await Promise.all(agreed)).map(toHex);
+    return {
+      clients_digest: toHex(digest),
+      commitments: (await Promise.all(seeds.map(keys.commitTo))).map(toHex),
+      pairs,
+      masked: Array.from(masked, String),
+      shares: splitSecret(seed, given.points, 3, () => drawn.shift()!).map(toHex),
+      isSame: one === same,
+    };
+  },
+  neighbourhood: (client: number, token: string, clients: number[]) =>
+    neighbourhoodOf(client, fromHex(token), clients),
+  bucket: (client: number, token: string, clients: number[], digests: string[], size: number) =>
+    bucketOf(client, fromHex(token), clients, digests.map(fromHex), size),
+  noise: (count: number, sigma: number) =>
+    discreteGaussian(count, sigma, knownBelow()).map(String),
+  /** Mean and variance of the operating system's noise, and what of its source is out of range. */
+  randomNoise(count: number, sigma: number) {
+    const samples = discreteGaussian(count, sigma).map(Number);
+    const mean = samples.reduce((sum, one) => sum + one, 0) / count;
+    const variance = samples.reduce((sum, one) => sum + one * one, 0) / count;
+    const limits = [1n, 2n, 255n, 256n, 257n, 2n ** 64n + 1n];
+    const drawn = limits.map((limit) => Array.from({ length: 400 }, () => randomBelow(limit)));
+    const outside = drawn.flat().filter((one, at) => one < 0n || one >= limits[Math.floor(at / 400)]!);
+    return { mean, variance, outside: outside.length, seen: new Set(drawn[2]).size };
+  },
+  vector(gradients: number[], meanLoss: number, curvature: number | null, clip: number, has: boolean) {
+    const report = { gradients: Float32Array.from(gradients), meanLoss, curvature };
+    return Array.from(vectors.encodeVector(report, clip, has));
+  },
+  noised: (vector: number[], sigma: number) =>
+    Array.from(vectors.addNoise(Int32Array.from(vector), sigma, knownBelow()), String),
+  privacy(settings: Record<string, unknown>, rounds: number, scalars: number) {
+    const values = new SettingValues(toUtf8(JSON.stringify(settings)), PRIVACY_DEFAULTS);
+    return readPrivacy(values, rounds, scalars);
+  },
+  epsilon: (rho: number) => epsilonOf(rho, 1e-5),
 };
 
 async function run([name, ...given]: Case): Promise<unknown> {
   try {
     return await (functions[name] as (...given: unknown[]) => unknown)(...given);
   } catch (error) {
-    if (error instanceof FrameError) return "FrameError";
-    if (error instanceof LedgerError) return "LedgerError";
-    if (error instanceof ReplayError) return "ReplayError";
+    if (error instanceof PhoneError) return error.constructor.name;
     throw error;
   }
 }

@@ -5,14 +5,24 @@ import { readCode } from "./src/join.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
 import { ExampleBook, type NewExample } from "./src/own-examples.ts";
-import { Phone, type OwnExamples } from "./src/phone.ts";
+import { Phone, type OwnExamples, type PhoneParts } from "./src/phone.ts";
 import { readProgram } from "./src/program.ts";
 import type { Represented } from "./src/readout.ts";
 import { pastedRows, readRows } from "./src/rows.ts";
-import { answerBytes, clientIndex, makeKey, proofBytes, sign, toDer } from "./src/signing.ts";
+import {
+  answerBytes,
+  clientIndex,
+  makeKey,
+  proofBytes,
+  readPublicKey,
+  sign,
+  toDer,
+  type OwnKey,
+} from "./src/signing.ts";
 import { readScenario } from "./src/signed-run.ts";
 import { StepSize, type Observation } from "./src/step-size.ts";
 import { memoryStore } from "./src/store.ts";
+import { Stream } from "./src/stream.ts";
 import { textOf, type Row, type Task as RunTask } from "./src/task.ts";
 
 interface GivenSplit {
@@ -30,33 +40,65 @@ interface GivenTask {
   readonly personal?: boolean;
 }
 
-interface PhoneCase {
+interface GivenPhone {
   readonly manifest: string;
-  readonly client: number;
   readonly splits: GivenSplit[];
-  readonly tasks: (GivenTask | "private rounds" | "restart")[];
   readonly scenario?: string;
+}
+
+interface PhoneCase extends GivenPhone {
+  readonly client: number;
+  readonly tasks: (GivenTask | "private rounds" | "restart")[];
+}
+
+/** What a phone is made of. */
+async function partsOf(given: GivenPhone, key: OwnKey, client: number): Promise<PhoneParts> {
+  const program = await readProgram(given.manifest);
+  const splits = given.splits.map((one) => ({
+    scores: Float32Array.from(one.scores),
+    features: Float32Array.from(one.features),
+    labels: Int32Array.from(one.labels),
+  }));
+  const examples: OwnExamples = {
+    represented: async (split): Promise<Represented> => splits[split]!,
+    hash: async (split) => given.splits[split]!.hash,
+    count: async (split) => splits[split]!.labels.length,
+  };
+  const hashes = [program.layout.hash, program.modelId] as const;
+  const signed = given.scenario ? await readScenario(given.scenario, ...hashes) : null;
+  const facts = { browser: "none" };
+  return { program, client, key, store: memoryStore(), examples, signed, facts };
+}
+
+interface GivenStream extends GivenPhone {
+  readonly address: string;
+  readonly origin: string;
+  readonly publicPem: string;
+  readonly privateKey: string;
+  readonly curve: string;
+}
+
+/** Attaches a phone to a gateway's page server, as a page of its origin does. */
+export async function attach(given: GivenStream): Promise<void> {
+  const way = { name: "ECDSA", namedCurve: given.curve };
+  const key = await crypto.subtle.importKey("pkcs8", fromHex(given.privateKey), way, false, ["sign"]);
+  const own = { pair: { privateKey: key } as CryptoKeyPair, publicPem: toUtf8(given.publicPem) };
+  const phone = new Phone(await partsOf(given, own, await clientIndex(own.publicPem)));
+  const OfNode = WebSocket as unknown as new (address: string, options: object) => WebSocket;
+  globalThis.WebSocket = class extends OfNode {
+    constructor(address: string, protocol: string) {
+      super(address, { protocols: [protocol], headers: { origin: given.origin } });
+    }
+  } as unknown as typeof WebSocket;
+  const changed = (connection: string): void => console.log(connection);
+  new Stream(given.address, own, { answer: (task) => phone.answer(task), changed }).open();
 }
 
 const functions = {
   /** The answers to tasks, the records of the private ledger, and the models in the end. */
   async phone(given: PhoneCase) {
-    const program = await readProgram(given.manifest);
-    const splits = given.splits.map((one) => ({
-      scores: Float32Array.from(one.scores),
-      features: Float32Array.from(one.features),
-      labels: Int32Array.from(one.labels),
-    }));
-    const examples: OwnExamples = {
-      represented: async (split): Promise<Represented> => splits[split]!,
-      hash: async (split) => given.splits[split]!.hash,
-      count: async (split) => splits[split]!.labels.length,
-    };
-    const store = memoryStore();
-    const { client } = given;
-    const hashes = [program.layout.hash, program.modelId] as const;
-    const signed = given.scenario ? await readScenario(given.scenario, ...hashes) : null;
-    const parts = { program, client, store, examples, signed, facts: { browser: "none" } };
+    const parts = await partsOf(given, await makeKey(), given.client);
+    const { store } = parts;
     let phone = new Phone(parts);
     const answers: string[] = [];
     for (const task of given.tasks) {
@@ -95,6 +137,12 @@ const functions = {
       answer: toHex(await sign(key, answer)),
       extractable: key.pair.privateKey.extractable,
     };
+  },
+  /** Whether signatures are those of some bytes by a public key, PEM, and its one form. */
+  async signatures(pem: string, signatures: string[], data: string) {
+    const key = await readPublicKey(pem);
+    const are = signatures.map((one) => key?.isOf(fromHex(one), fromHex(data)));
+    return { spki: key?.spki ?? "", are: await Promise.all(are) };
   },
   der: (signature: string) => toHex(toDer(fromHex(signature))),
   rows: (text: string, task: RunTask) => readRows(text, task),

@@ -99,6 +99,17 @@ def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
     return phone._calls
 
 
+def splits_of(phone: PhoneTrainer) -> list[dict[str, Any]]:
+    """The examples of a phone with a readout, by split, as the page's phone is given them."""
+    splits = []
+    for split in Split:
+        labels = phone.score(None, split).labels
+        scores, features = calls_of(phone).numbers(split, np.arange(len(labels)))
+        numbers = {"scores": scores.ravel().tolist(), "features": features.ravel().tolist()}
+        splits.append(numbers | {"labels": labels.tolist(), "hash": phone.data_hash(split)})
+    return splits
+
+
 def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have programs be graphs of `torch.export`, which torch runs where ExecuTorch is missing."""
     monkeypatch.setattr(export, "lower_to_executorch", _lowered)

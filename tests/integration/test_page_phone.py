@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from federations import Settings, config_of
 from helpers import History, delta_of, history_of, instruction_with
-from phones import assert_same_report, exported, use_torch_as_runtime
+from phones import assert_same_report, exported, splits_of, use_torch_as_runtime
 from typescript import PHONE, RunCore, node_runner
 
 from client.personal.private_rounds import personal_ledger
@@ -39,11 +40,13 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
+from shared.frames.vector_report import NoisedVectorReport, VectorReport
 from shared.invitation import InvitationCode
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader, read_records
 from shared.ledger.verification import verify_ledger
+from shared.privacy.vector import SENSITIVITY
 from shared.proto.trainer_pb2 import (
     Challenge,
     FromPhone,
@@ -56,10 +59,25 @@ from shared.proto.trainer_pb2 import (
 from shared.replay import to_float32
 from shared.runs import identity_bytes, run_id_of
 from shared.signed_scenario import SignedScenario
-from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
+from shared.signing import (
+    SigningKey,
+    answer_bytes,
+    is_signed_by,
+    proof_bytes,
+    public_pem,
+    sign,
+)
 from shared.step_size import Observation, StepSize
 
 CLIENT = 0
+PRIVATE = {
+    "method": "global",
+    "personal__rounds": 0,
+    "seed_policy": "shared",
+    "aggregation__rule": "mean",
+    "privacy__clip": 2.0,
+    "privacy__noise_multiplier": 0.5,
+}
 
 
 class Made(NamedTuple):
@@ -90,18 +108,7 @@ class Made(NamedTuple):
 
     def case(self, tasks: list[Any], **more: Any) -> list[Any]:
         """A case of the page's phone."""
-        splits = []
-        for split in Split:
-            rows = np.arange(len(self.trainer.score(None, split).labels))
-            scores, features = self.trainer._calls.numbers(split, rows)  # type: ignore[union-attr]
-            splits.append(
-                {
-                    "scores": scores.ravel().tolist(),
-                    "features": features.ravel().tolist(),
-                    "labels": self.trainer.score(None, split).labels.tolist(),
-                    "hash": self.trainer.data_hash(split),
-                }
-            )
+        splits = splits_of(self.trainer)
         given = {"manifest": self.manifest, "client": CLIENT, "splits": splits, "tasks": tasks}
         return ["phone", given | more]
 
@@ -250,14 +257,12 @@ def test_what_cannot_be_done_is_refused_with_its_code(
 ) -> None:
     run = made()
     other = made(seed=1).settings.decode()
-    private = json.dumps(json.loads(run.settings) | {"privacy.mode": "local"}, sort_keys=True)
     train, tail = run.train(3), run.history.tail(0, 2)
     damaged = train[:-1] + bytes([train[-1] ^ 1])
     tasks = [
         (run.task(TaskKind.TRAIN, train), RefusalCode.CATCH_UP),
         (run.task(TaskKind.TRAIN, damaged, tail), RefusalCode.FRAME),
         (run.task(TaskKind.TRAIN, train, tail, settings=other), RefusalCode.SETTINGS),
-        (run.task(TaskKind.TRAIN, train, tail, settings=private), RefusalCode.SETTINGS),
         (run.task(TaskKind.TRAIN, run.train(3, batch=1), tail), RefusalCode.BATCH),
         (run.task(TaskKind.TRAIN, run.train(3, layout_hash=bytes(32)), tail), RefusalCode.LAYOUT),
         (run.task(TaskKind.EVALUATE, run.evaluate(2, Split.TRAIN), tail), RefusalCode.EVALUATION),
@@ -268,7 +273,73 @@ def test_what_cannot_be_done_is_refused_with_its_code(
     found = [Refusal.decode(bytes.fromhex(answer)) for answer in result["answers"]]
     assert [refusal.code for refusal in found] == [code for _, code in tasks]
     assert found[0].numbers == (2, 0)
-    assert (found[4].numbers, found[4].round) == ((1, LIVE_LEAST_BATCH), 2)
+    assert (found[3].numbers, found[3].round) == ((1, LIVE_LEAST_BATCH), 2)
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_private_reports_are_clipped_and_noised_and_made_once(
+    made: Callable[..., Made], run_page: RunCore, tmp_path: Path, mode: str
+) -> None:
+    run = made(**PRIVATE, privacy__mode=mode)
+    frame, tail = run.train(3, curvature_every=2), run.history.tail(0, 2)
+    task = run.task(TaskKind.TRAIN, frame, tail)
+    hello = run.task(TaskKind.HELLO, bytes(32))
+    (result,) = run_page([run.case([hello, task, "restart", task])])
+    said, first, again = map(bytes.fromhex, result["answers"])
+    assert first == again
+    expected = run.reference(tmp_path / "home").train(frame, CatchUp(tail=tail), run.settings)
+    scale = 2e-3 * SENSITIVITY
+    if mode == "central":
+        own, theirs = VectorReport.decode(first), VectorReport.decode(expected)
+        assert own.token == theirs.token
+    else:
+        own, theirs = NoisedVectorReport.decode(first), NoisedVectorReport.decode(expected)
+        scale = 20 * 0.5 * SENSITIVITY
+    np.testing.assert_allclose(own.vector, theirs.vector, rtol=0, atol=scale)
+    hidden = Hello.decode(said)
+    assert (hidden.examples, SPLIT_EXAMPLES in json.loads(hidden.facts)) == (0, False)
+
+
+def test_with_privacy_no_refusal_tells_of_examples_and_no_round_is_reported_twice(
+    made: Callable[..., Made], run_page: RunCore
+) -> None:
+    run = made(**PRIVATE, privacy__mode="local", rounds=3)
+    tail, train = run.history.tail(0, 2), run.train(3)
+    others = [run.train(3, root=root) for root in (1, 2, 3)]
+    tasks = [
+        (run.task(TaskKind.TRAIN, run.train(3, batch=1), tail), RefusalCode.HIDDEN),
+        (run.task(TaskKind.EVALUATE, run.evaluate(2, Split.TEST), tail), RefusalCode.HIDDEN),
+        (run.task(TaskKind.TRAIN, run.train(3, joint_clip=1.5), tail), RefusalCode.FRAME),
+        (run.task(TaskKind.MASK, b"frame"), RefusalCode.MASKING),
+        (run.task(TaskKind.TRAIN, train, tail), None),
+        (run.task(TaskKind.TRAIN, others[0], tail), None),
+        (run.task(TaskKind.TRAIN, train, tail), RefusalCode.BUDGET),  # no longer kept
+        (run.task(TaskKind.TRAIN, others[1], tail), None),
+        (run.task(TaskKind.TRAIN, others[2], tail), RefusalCode.BUDGET),  # one more than rounds
+    ]
+    (result,) = run_page([run.case([task for task, _ in tasks])])
+    for answer, (_, code) in zip(map(bytes.fromhex, result["answers"]), tasks, strict=True):
+        if code is None:
+            NoisedVectorReport.decode(answer)
+        else:
+            refusal = Refusal.decode(answer)
+            assert (refusal.code, refusal.numbers) == (code, (0, 0))
+
+
+def test_signatures_of_every_curve_are_checked(run_page: RunCore) -> None:
+    asked = []
+    for curve in (ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1(), ec.SECP256K1()):
+        key = ec.generate_private_key(curve)
+        pem, data = public_pem(key), b"frame"
+        signatures = [sign(key, data), sign(key, b"other"), b"", sign(key, data)[:-1]]
+        hexadecimal = [signature.hex() for signature in signatures]
+        asked.append(["signatures", pem.decode(), hexadecimal, data.hex()])
+    asked.append(["signatures", "  " + asked[0][1].replace("\n", "\n\n"), [], ""])
+    asked.append(["signatures", "-----BEGIN PUBLIC KEY-----\nAAAA\n", [""], ""])
+    *known, unknown, spaced, none = run_page(asked)
+    assert [found["are"] for found in known] == [[True, False, False, False]] * 3
+    assert spaced["spki"] == known[0]["spki"]
+    assert unknown["spki"] == none["spki"] == ""
 
 
 def test_with_a_signed_scenario_nothing_else_is_answered(

@@ -28,6 +28,11 @@ export function areEqual(one: Bytes, other: Bytes): boolean {
 
 /** Returns pieces of bytes as one. */
 export function concat(...pieces: readonly Bytes[]): Bytes {
+  return joined(pieces);
+}
+
+/** Returns pieces of bytes as one; there may be more of them than a call can have arguments. */
+function joined(pieces: readonly Bytes[]): Bytes {
   const whole = new Uint8Array(pieces.reduce((length, piece) => length + piece.length, 0));
   let at = 0;
   for (const piece of pieces) {
@@ -111,7 +116,7 @@ export class Writer {
 
   /** Returns all that was appended. */
   end(): Bytes {
-    return concat(...this.#pieces);
+    return joined(this.#pieces);
   }
 }
 

@@ -11,6 +11,7 @@ import { added } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
 import { ExampleBook, type NewExample, type OwnExample } from "./own-examples.ts";
 import { Phone, type Models } from "./phone.ts";
+import { epsilonSpent } from "./private-reports.ts";
 import { readProgram, selfCheck, type Program } from "./program.ts";
 import { scoresUnder, type Represented } from "./readout.ts";
 import { toFloat32, zeroState } from "./replay.ts";
@@ -188,6 +189,7 @@ export class Client {
       sent: {
         answers: sent.length,
         bytes: sent.reduce((sum, one) => sum + one.bytes, 0),
+        epsilon: await epsilonSpent(this.#store),
       },
       problem: this.#problem,
     };
@@ -335,6 +337,7 @@ export class Client {
     const phone = new Phone({
       program,
       client: await clientIndex(joined.key.publicPem),
+      key: joined.key,
       store: this.#store,
       examples: book,
       signed: scenario ? await readScenario(scenario, layout.hash, modelId) : null,

@@ -71,7 +71,6 @@ export class TrainingError extends PhoneError {
   }
 }
 
-
 /** The operator's signed scenario does not lead to an instruction. */
 export class ScenarioError extends PhoneError {
   override readonly code = 17;
@@ -93,7 +92,17 @@ export class EvaluationLimitError extends PhoneError {
   override readonly code = 19;
 }
 
-/** Masks are asked for, in which a browser takes no part. */
+/** A refusal whose reason may tell of the owner's examples, in a run with differential privacy. */
+export class HiddenRefusal extends PhoneError {
+  override readonly code = 23;
+}
+
+/** A report would cost more privacy than the run's ε is for, or the one given is no longer kept. */
+export class BudgetError extends PhoneError {
+  override readonly code = 24;
+}
+
+/** Secure aggregation is not asked for as it is done. */
 export class MaskingError extends PhoneError {
   override readonly code = 25;
 }

@@ -110,6 +110,8 @@ function showStatus(status: Status): void {
   show("few", status.task !== null && train < 2);
   at("counts").textContent = fill(TEXTS.counts, train, validation + test);
   at("sent").textContent = fill(TEXTS.sent, status.sent.answers, size(status.sent.bytes));
+  const { epsilon } = status.sent;
+  at("noised").textContent = epsilon ? fill(TEXTS.noised, epsilon.toPrecision(3)) : "";
   const digest = status.digest.slice(0, SHOWN_DIGITS);
   at("digest").textContent = digest && fill(TEXTS.digest, digest);
   showAccuracies(status.accuracies);

@@ -16,7 +16,6 @@ import {
   FrameError,
   LayoutError,
   LedgerError,
-  MaskingError,
   PhoneError,
   ScenarioError,
   SettingsError,
@@ -32,12 +31,16 @@ import { begin, catchUp, type Session } from "./ledger.ts";
 import { added, CLUSTERING_TRACK, smallestBatch, takeSteps } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
 import { Personalizer, readPrivateState } from "./personalizer.ts";
+import type { PrivacyTerms } from "./privacy-terms.ts";
+import { chargeOf, checkBudget, PrivateReports, withoutExamples } from "./private-reports.ts";
 import { interceptForTraining, type Learner } from "./private-rounds.ts";
 import type { Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
 import type { State } from "./replay.ts";
+import { keysOf, readAnswered, readSession } from "./run-records.ts";
 import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
 import { checkEvaluate, checkTrain, type SignedRun } from "./signed-run.ts";
+import type { OwnKey } from "./signing.ts";
 import type { Store } from "./store.ts";
 import { KIND, kindOf, tokenOf } from "./wire.ts";
 
@@ -55,29 +58,16 @@ export interface OwnExamples {
   count(split: number): Promise<number>;
 }
 
-/** What a phone is: its program, client index, store and examples, and what its owner was promised. */
+/** What a phone is: its program, key, store and examples, and what its owner was promised. */
 export interface PhoneParts {
   readonly program: Program;
   readonly client: number;
+  readonly key: OwnKey;
   readonly store: Store;
   readonly examples: OwnExamples;
   readonly signed: SignedRun | null;
   /** What the hello says of the browser. */
   readonly facts: Readonly<Record<string, string>>;
-}
-
-interface StoredSession {
-  readonly session: Session;
-  readonly token: Bytes;
-  readonly report: Bytes;
-}
-
-/** What was answered in a run, so that a question that is asked again gets the stored answer. */
-interface Answered {
-  readonly round: number;
-  readonly token: Bytes;
-  readonly compared: Bytes;
-  readonly evaluations: Readonly<Record<string, { readonly token: Bytes; readonly frame: Bytes }>>;
 }
 
 /** The models of the latest run: the global state, the private one, and what is known of them. */
@@ -93,9 +83,13 @@ export interface Models {
 /** A phone; one task or one call at a time. */
 export class Phone {
   readonly #parts: PhoneParts;
+  readonly #reports: PrivateReports;
+  /** What hides the answers in the run of the latest task. */
+  #privacy: PrivacyTerms | null = null;
 
   constructor(parts: PhoneParts) {
     this.#parts = parts;
+    this.#reports = new PrivateReports(parts.client, parts.key);
   }
 
   /** Returns the answer to a task, a frame; one that cannot be carried out is refused. */
@@ -105,7 +99,7 @@ export class Phone {
     } catch (error) {
       if (!(error instanceof PhoneError)) console.error(error);
       else console.warn(`refused: ${error.message}`);
-      return this.#refusal(task.instruction, error);
+      return this.#refusal(task.instruction, this.#privacy ? withoutExamples(error) : error);
     }
   }
 
@@ -151,7 +145,7 @@ export class Phone {
       case TASK_KIND.refused:
         return task.instruction; // it is a refusal, which is sent back
       case TASK_KIND.mask:
-        throw new MaskingError("a browser takes no part in secure aggregation yet");
+        return this.#mask(task.instruction, task.settings);
       default:
         throw new FrameError("a browser needs no file of the run: its program has all");
     }
@@ -162,18 +156,24 @@ export class Phone {
     const token = await tokenOf(instruction);
     let round = 0;
     try {
-      round = (await this.#stored(decodeInstruction(instruction).runId))?.session.round ?? 0;
+      round = (await readSession(this.#parts.store, decodeInstruction(instruction).runId))?.session.round ?? 0;
     } catch {
       // The frame is no instruction, and so of no run.
     }
     return encodeRefusal({ token, client: this.#parts.client, round, code, numbers });
   }
 
-  /** The session's round is always 0: the server learns it from a refusal. */
+  /**
+   * The session's round is always 0: the server learns it from a refusal. With differential privacy
+   * nothing is said of examples, nor where nobody says whether there is any.
+   */
   async #hello(settings: Bytes): Promise<Bytes> {
-    const { program, client, examples, facts } = this.#parts;
-    if (settings.length) readTerms(settings);
-    const counts = await Promise.all([0, 1, 2].map((split) => examples.count(split)));
+    const { program, client, examples, facts, signed } = this.#parts;
+    this.#privacy = settings.length ? readTerms(settings).privacy : null;
+    const isHidden = !settings.length || this.#privacy !== null || !!signed?.terms.privacy;
+    const counts = await Promise.all(
+      [0, 1, 2].map((split) => (isHidden ? 0 : examples.count(split))),
+    );
     await this.#parts.store.write(new Map([["introduced", counts]]));
     const named = Object.fromEntries(SPLIT_NAMES.map((name, split) => [name, counts[split]!]));
     const said = {
@@ -181,7 +181,7 @@ export class Phone {
       ...facts,
       quantization: program.manifest.quantization,
       replay: "typescript",
-      split_examples: named,
+      ...(isHidden ? {} : { split_examples: named }),
     };
     return encodeHello({
       client,
@@ -197,15 +197,18 @@ export class Phone {
     const { client, program, store, signed } = this.#parts;
     const instruction = decodeTrain(task.instruction);
     const token = await tokenOf(task.instruction);
-    const terms = await this.#enter(instruction.runId, instruction.track, task.settings);
+    const [terms, settings] = await this.#enter(instruction.runId, instruction.track, task.settings);
+    const { privacy } = terms;
     if (signed) await checkTrain(signed, instruction);
-    const stored = await this.#stored(instruction.runId);
+    if (task.shares.length) await this.#mask(task.shares, settings);
+    const stored = await readSession(store, instruction.runId);
     if (stored && areEqual(stored.token, token)) return stored.report;
     const session = await this.#sessionAt(instruction, task, terms);
-    const answered = await this.#answered(instruction.runId);
+    const answered = await readAnswered(store, instruction.runId);
     const isAnother = instruction.round <= answered.round && !areEqual(answered.token, token);
     if (signed && isAnother)
       throw new ScenarioError(`another report about round ${instruction.round} was sent`);
+    if (privacy) await checkBudget(store, instruction, token, privacy);
     const { training } = await this.learner();
     const answers = training.examples.labels;
     const smallest = smallestBatch(instruction, answers, training.readout.labels);
@@ -214,17 +217,26 @@ export class Phone {
       terms.method === "readout"
         ? added(session.state, interceptForTraining(training, program.layout, session.state))
         : session.state;
-    const report = encodeReport(takeSteps(instruction, token, state, training));
+    const taken = takeSteps(instruction, token, state, training);
+    const report = privacy
+      ? await this.#reports.encode(taken, instruction, settings, privacy)
+      : encodeReport(taken);
     const round = Math.max(answered.round, instruction.round);
-    const run = `run/${toHex(instruction.runId)}`;
+    const keys = keysOf(instruction.runId);
     await store.write(
       new Map<string, unknown>([
-        [`${run}/session`, { session, token, report }],
-        [`${run}/answered`, { ...answered, round, token }],
+        [keys.session, { session, token, report }],
+        [keys.answered, { ...answered, round, token }],
         [`sent/${Date.now()}/${client}`, { kind: "report", round, bytes: report.length }],
+        ...(privacy ? [chargeOf(instruction, token, privacy)] : []),
       ]),
     );
     return report;
+  }
+
+  #mask(frame: Bytes, settings: Bytes): Promise<Bytes> {
+    this.#privacy = settings.length ? readTerms(settings).privacy : null;
+    return this.#reports.mask(frame, settings, this.#privacy);
   }
 
   async #evaluate(task: Task): Promise<Bytes> {
@@ -232,11 +244,12 @@ export class Phone {
     const instruction = decodeEvaluate(task.instruction);
     const { runId, split } = instruction;
     const token = await tokenOf(task.instruction);
-    const terms = await this.#enter(runId, instruction.track, task.settings);
+    const [terms] = await this.#enter(runId, instruction.track, task.settings);
+    if (terms.privacy) throw new EvaluationLimitError("no noise covers an evaluation");
     if (signed) await checkEvaluate(signed, instruction, task.personal);
     if (split === SPLIT.train)
       throw new EvaluationLimitError("no client evaluates its training examples");
-    const answered = await this.#answered(runId);
+    const answered = await readAnswered(store, runId);
     const question = `${split} ${task.personal}`;
     const stored = answered.evaluations[question];
     if (stored && areEqual(stored.token, token)) return stored.frame;
@@ -251,7 +264,7 @@ export class Phone {
     const now = task.personal ? instruction.digest : compared;
     await store.write(
       new Map<string, unknown>([
-        [`run/${toHex(runId)}/answered`, { ...answered, compared: now, evaluations }],
+        [keysOf(runId).answered, { ...answered, compared: now, evaluations }],
         [
           `sent/${Date.now()}/${client}`,
           { kind: "evaluation", round: instruction.round, bytes: frame.length },
@@ -277,10 +290,15 @@ export class Phone {
     return personalColumns(learner, terms, session.state, p, split, evaluated);
   }
 
-  /** Returns the terms of a run, whose settings are kept from now on. */
-  async #enter(runId: Bytes, track: number, settings: Bytes): Promise<RunTerms> {
+  /** Returns the terms of a run and its settings, which are kept from now on. */
+  async #enter(
+    runId: Bytes,
+    track: number,
+    settings: Bytes,
+  ): Promise<readonly [RunTerms, Bytes]> {
+    this.#privacy = null;
     const { program, store, signed } = this.#parts;
-    const key = `run/${toHex(runId)}/settings`;
+    const key = keysOf(runId).settings;
     const kept = (await store.read(key)) as Bytes | undefined;
     const given = settings.length ? settings : (signed?.settings ?? kept);
     if (!given) throw new SettingsError("the instruction came without the run's settings");
@@ -290,7 +308,8 @@ export class Phone {
     if (!isOfRun && !(await isFederation(runId, named, terms)))
       throw new SettingsError("the settings that came are not those of the run");
     if (!kept || !areEqual(kept, given)) await store.write(new Map([[key, given]]));
-    return terms;
+    this.#privacy = terms.privacy;
+    return [terms, given];
   }
 
   /** Returns the session at an instruction's start, after keeping it on the disk. */
@@ -304,7 +323,7 @@ export class Phone {
     if (!areEqual(layout.hash, layoutHash))
       throw new LayoutError(firstWord(layout.hash), firstWord(layoutHash));
     const header = { track, runId, layoutHash };
-    const stored = await this.#stored(runId);
+    const stored = await readSession(this.#parts.store, runId);
     const before = stored?.session ?? (await begin(header, layout));
     const goal =
       "startDigest" in instruction
@@ -318,10 +337,9 @@ export class Phone {
       throw new CatchUpError(error.message, goal.round, before.round);
     }
     const { token, report } = stored ?? { token: new Uint8Array(), report: new Uint8Array() };
-    const run = `run/${toHex(runId)}`;
     await this.#parts.store.write(
       new Map<string, unknown>([
-        [`${run}/session`, { session, token, report }],
+        [keysOf(runId).session, { session, token, report }],
         [LATEST, runId],
       ]),
     );
@@ -341,21 +359,10 @@ export class Phone {
   } | null> {
     const { store } = this.#parts;
     const runId = (await store.read(LATEST)) as Bytes | undefined;
-    const settings = runId && ((await store.read(`run/${toHex(runId)}/settings`)) as Bytes);
-    const stored = runId && (await this.#stored(runId));
+    const settings = runId && ((await store.read(keysOf(runId).settings)) as Bytes);
+    const stored = runId && (await readSession(store, runId));
     if (!settings || !stored) return null;
     return { runId, terms: readTerms(settings), session: stored.session };
-  }
-
-  async #stored(runId: Bytes): Promise<StoredSession | undefined> {
-    const stored = await this.#parts.store.read(`run/${toHex(runId)}/session`);
-    return stored as StoredSession | undefined;
-  }
-
-  async #answered(runId: Bytes): Promise<Answered> {
-    const answered = await this.#parts.store.read(`run/${toHex(runId)}/answered`);
-    const none = { round: 0, token: new Uint8Array(), compared: new Uint8Array(), evaluations: {} };
-    return (answered as Answered | undefined) ?? none;
   }
 }
 

@@ -3,11 +3,11 @@
 import { areEqual, sha256, Writer, type Bytes } from "./bytes.ts";
 import { SettingsError } from "./errors.ts";
 import { SEED_POLICY, SPLIT } from "./instructions.ts";
+import { PRIVACY_DEFAULTS, readPrivacy, type PrivacyTerms } from "./privacy-terms.ts";
+import { SettingValues } from "./setting-values.ts";
 
 const METHODS = ["finetune", "ditto", "mixture", "readout", "local", "global", "cluster"] as const;
 const MOMENTS = /^(end|every [1-9]\d{0,6} rounds?|on-data|always)$/;
-const MAX_SETTINGS_BYTES = 2 ** 16;
-const MAX_SEED = 2n ** 63n;
 
 type Method = (typeof METHODS)[number];
 
@@ -36,6 +36,8 @@ export interface RunTerms {
   readonly validationEvery: number;
   readonly hasTest: boolean;
   readonly returnsToBest: boolean;
+  /** What hides a client's reports; null without differential privacy. */
+  readonly privacy: PrivacyTerms | null;
 }
 
 /** Settings of private rounds that a signed scenario may lack. */
@@ -52,10 +54,7 @@ const PRIVATE_DEFAULTS = {
  * @throws SettingsError if one is missing or out of range, or asks for what a browser cannot do.
  */
 export function readTerms(settings: Bytes): RunTerms {
-  const text = new TextDecoder().decode(settings);
-  const read = new Reading(text, settings.length);
-  if (read.text("privacy.mode", "none") !== "none")
-    throw new SettingsError("privacy.mode: a browser adds no noise to its reports yet");
+  const read = new SettingValues(settings, { ...PRIVATE_DEFAULTS, ...PRIVACY_DEFAULTS });
   const method = METHODS.find((name) => name === read.text("method"));
   if (!method) throw new SettingsError(`method ${read.text("method")}: a browser cannot do it`);
   const [rounds, personal] = [read.whole("rounds", 1), read.whole("personal.rounds")];
@@ -70,6 +69,10 @@ export function readTerms(settings: Bytes): RunTerms {
   const seedPolicy = policies[read.text("seed-policy")];
   if (seedPolicy === undefined) throw new SettingsError("seed-policy is unknown here");
   const hasClusters = method === "cluster";
+  const [steps, queries] = [
+    read.whole("steps", 1, 2 ** 16 - 1),
+    read.whole("queries", 1, 2 ** 16 - 1),
+  ];
   return {
     method,
     seed: read.seed(),
@@ -79,8 +82,8 @@ export function readTerms(settings: Bytes): RunTerms {
     retrains: read.flag("personal.retrain"),
     privateLearningRate: read.rate("personal.learning-rate"),
     pull: read.number("personal.pull"),
-    steps: read.whole("steps", 1, 2 ** 16 - 1),
-    queries: read.whole("queries", 1, 2 ** 16 - 1),
+    steps,
+    queries,
     batch: read.whole("batch", 1),
     epsilon: read.number("epsilon"),
     differences,
@@ -94,69 +97,8 @@ export function readTerms(settings: Bytes): RunTerms {
     validationEvery: read.whole("evaluate.every"),
     hasTest: read.flag("evaluate.test"),
     returnsToBest: read.value("evaluate.best") === "loss" || read.flag("evaluate.best"),
+    privacy: readPrivacy(read, federated, steps * queries),
   };
-}
-
-class Reading {
-  readonly #text: string;
-  readonly #settings: Readonly<Record<string, unknown>>;
-
-  constructor(text: string, length: number) {
-    if (length > MAX_SETTINGS_BYTES)
-      throw new SettingsError(`the run's settings have over ${MAX_SETTINGS_BYTES} bytes`);
-    let settings: unknown;
-    try {
-      settings = JSON.parse(text);
-    } catch {
-      settings = null;
-    }
-    if (settings === null || typeof settings !== "object")
-      throw new SettingsError("the run's settings are not a JSON object");
-    this.#text = text;
-    this.#settings = { ...PRIVATE_DEFAULTS, ...settings };
-  }
-
-  value(key: string): unknown {
-    return this.#settings[key];
-  }
-
-  text(key: string, missing?: string): string {
-    const value = this.#settings[key] ?? missing;
-    if (typeof value !== "string") throw new SettingsError(`${key} is no text`);
-    return value;
-  }
-
-  flag(key: string): boolean {
-    const value = this.#settings[key];
-    if (typeof value !== "boolean") throw new SettingsError(`${key} is neither true nor false`);
-    return value;
-  }
-
-  whole(key: string, least = 0, most = 2 ** 32 - 1): number {
-    const value = this.#settings[key];
-    if (!Number.isInteger(value) || !((value as number) >= least && (value as number) <= most))
-      throw new SettingsError(`${key} is no whole number from ${least} to ${most}`);
-    return value as number;
-  }
-
-  number(key: string): number {
-    const value = this.#settings[key];
-    if (typeof value !== "number" || !(value >= 0 && Number.isFinite(value)))
-      throw new SettingsError(`${key} is no number from 0 on`);
-    return value;
-  }
-
-  rate(key: string): number | null {
-    return this.#settings[key] === "auto" ? null : this.number(key);
-  }
-
-  /** The seed has up to 63 bits, of which `JSON.parse` keeps 53. */
-  seed(): bigint {
-    const digits = /[{,] ?"seed": ?(\d{1,19})[,}]/.exec(this.#text)?.[1];
-    const seed = digits === undefined ? MAX_SEED : BigInt(digits);
-    if (seed >= MAX_SEED) throw new SettingsError("seed is no whole number below 2^63");
-    return seed;
-  }
 }
 
 /** Returns the 8 bytes that name the run of some settings. */

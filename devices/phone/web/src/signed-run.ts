@@ -22,6 +22,7 @@ import {
   runIdOf,
   type RunTerms,
 } from "./run-terms.ts";
+import { readPublicKey } from "./signing.ts";
 import { curvatureInterval } from "./step-size.ts";
 
 const GLOBAL_TRACK = 0;
@@ -54,36 +55,15 @@ export async function readScenario(
 }
 
 async function isSigned(header: string, signed: string): Promise<boolean> {
+  let given: Record<string, unknown>;
   try {
-    const { operator, signature } = JSON.parse(header) as Record<string, string>;
-    const base64 = operator!.split("\n").slice(1, -2).join("");
-    const spki = Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
-    for (const namedCurve of ["P-256", "P-384"]) {
-      const key = await crypto.subtle
-        .importKey("spki", spki, { name: "ECDSA", namedCurve }, false, ["verify"])
-        .catch(() => null);
-      if (!key) continue;
-      const raw = fromDer(fromHex(signature!), namedCurve === "P-256" ? 32 : 48);
-      const way = { name: "ECDSA", hash: "SHA-256" };
-      return await crypto.subtle.verify(way, key, raw, toUtf8(`samara scenario 1\0${signed}`));
-    }
+    given = JSON.parse(header) as Record<string, unknown>;
   } catch {
     return false;
   }
-  return false;
-}
-
-/** Returns r‖s, each as long as the curve's field, of a signature in DER. */
-export function fromDer(signature: Bytes, size: number): Bytes {
-  const raw = new Uint8Array(2 * size);
-  let at = 2;
-  for (const end of [size, 2 * size]) {
-    const length = signature[at + 1]!;
-    const digits = signature.slice(at + 2, at + 2 + length).slice(-size);
-    raw.set(digits, end - digits.length);
-    at += 2 + length;
-  }
-  return raw;
+  const operator = await readPublicKey(String(given["operator"]));
+  const signature = fromHex(String(given["signature"]));
+  return (await operator?.isOf(signature, toUtf8(`samara scenario 1\0${signed}`))) ?? false;
 }
 
 /** Throws `ScenarioError` unless a train instruction is one to which the scenario leads. */
@@ -111,7 +91,7 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
     poolSize: isPooled ? terms.poolSize : 0,
     curvatureEvery: isMeasured ? asked.curvatureEvery : isEstimated ? interval : 0,
     differences: terms.differences,
-    jointClip: 0,
+    jointClip: terms.privacy?.isAdaptive ? asked.jointClip : 0, // no privacy depends on it
   };
   const isSame = areEqual(encodeTrain(signed), encodeTrain(asked));
   if (!isSame || asked.round > roundsOfFederation(terms))

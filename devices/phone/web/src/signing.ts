@@ -1,9 +1,12 @@
 /** A phone's key, which never leaves the browser, and its signatures: ECDSA with SHA-256, DER. */
 
-import { concat, sha256, toUtf8, type Bytes } from "./bytes.ts";
+import { concat, sha256, toHex, toUtf8, type Bytes } from "./bytes.ts";
 
 const CURVE = { name: "ECDSA", namedCurve: "P-256" } as const;
 const SIGNING = { name: "ECDSA", hash: "SHA-256" } as const;
+/** The curves of devices' and operators' keys, with the bytes of a number on them. */
+const CURVES = { "P-256": 32, "P-384": 48, "P-521": 66 } as const;
+const PEM = /-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----/;
 const CLIENTS = 2 ** 32 - 1;
 
 /** A key pair whose private half cannot be read, with its public half as PEM. */
@@ -40,6 +43,45 @@ export async function answerBytes(instruction: Bytes, frame: Bytes): Promise<Byt
 /** Returns the index of the client that holds a public key, PEM with its last newline. */
 export async function clientIndex(publicPem: Bytes): Promise<number> {
   return new DataView((await sha256(publicPem)).buffer).getUint32(0, true) % CLIENTS;
+}
+
+/** Somebody's public key. */
+export interface PublicKey {
+  /** The key in the one form by which two of them are compared, in hexadecimal. */
+  readonly spki: string;
+  /** Returns whether a signature, DER, is that of some bytes by this key's private half. */
+  isOf(signature: Bytes, data: Bytes): Promise<boolean>;
+}
+
+/** Reads a public key on an elliptic curve, PEM; null if it is none. */
+export async function readPublicKey(pem: string): Promise<PublicKey | null> {
+  const base64 = PEM.exec(pem)?.[1] ?? "";
+  for (const [namedCurve, size] of Object.entries(CURVES))
+    try {
+      const given = Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+      const curve = { name: "ECDSA", namedCurve };
+      const key = await crypto.subtle.importKey("spki", given, curve, true, ["verify"]);
+      const spki = toHex(new Uint8Array(await crypto.subtle.exportKey("spki", key)));
+      const isOf = (signature: Bytes, data: Bytes): Promise<boolean> =>
+        crypto.subtle.verify(SIGNING, key, fromDer(signature, size), data);
+      return { spki, isOf };
+    } catch {
+      continue; // it is on another curve, or no key
+    }
+  return null;
+}
+
+/** Returns r‖s, each as long as the curve's field, of a signature in DER. */
+function fromDer(signature: Bytes, size: number): Bytes {
+  const raw = new Uint8Array(2 * size);
+  let at = signature[1]! > 0x7f ? 3 : 2;
+  for (const end of [size, 2 * size]) {
+    const length = signature[at + 1] ?? 0;
+    const digits = signature.slice(at + 2, at + 2 + length).slice(-size);
+    raw.set(digits, end - digits.length);
+    at += 2 + length;
+  }
+  return raw;
 }
 
 /** Returns a signature r‖s as DER: a sequence of two integers without needless leading zeros. */

@@ -34,7 +34,8 @@ export interface Status {
   readonly digest: string;
   readonly counts: readonly [number, number, number];
   readonly accuracies: Accuracies | null;
-  readonly sent: { readonly answers: number; readonly bytes: number };
+  /** What has left; ε at δ = 10⁻⁵ of the reports with noise together, 0 without any. */
+  readonly sent: { readonly answers: number; readonly bytes: number; readonly epsilon: number };
   readonly problem: string;
 }
 

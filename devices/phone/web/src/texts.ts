@@ -14,7 +14,7 @@ export const TEXTS = {
     "Numbers: for each change that was tried, by how much the error on your texts rose or fell, the mean error, counts of right and wrong answers on texts kept for evaluation, how many texts you have, and what browser this is.",
   leavesNo: "Your texts, your labels, and your private model never leave it.",
   leavesCare:
-    "Such numbers can still tell something about your texts to who runs the server. Take part only if you trust them with that.",
+    "Such numbers can still tell something about your texts to who runs the server. Take part only if you trust them with that. In some runs this page adds noise, or masks that let the server see sums over many people only.",
   costsHeading: "What it costs",
   costs:
     "The model is downloaded once, and each of your texts goes through it once. On a phone it works only while this page is open and visible.",
@@ -60,6 +60,8 @@ export const TEXTS = {
   },
   fewTexts: "Add at least 2 texts to learn from; with fewer nothing is trained.",
   sent: "Sent so far: {0} answers, {1} in all.",
+  noised:
+    "Noise hides your texts in them: all of them together have cost ε = {0} of your privacy (δ = 0.00001).",
   digest: "State of the common model: {0}",
 
   accuracyHeading: "Right answers on your texts",

@@ -24,6 +24,18 @@ export const KIND = {
   blobPart: 11,
   blobReceipt: 12,
   roundCost: 13,
+  vectorReport: 14,
+  noisedVectorReport: 15,
+  keyRequest: 16,
+  maskingKeys: 17,
+  keyList: 18,
+  sealedShares: 19,
+  maskedReport: 20,
+  survivorList: 21,
+  survivorSignature: 22,
+  signatureList: 23,
+  revealedShares: 24,
+  bucketKeyList: 25,
 } as const;
 
 /** Returns a frame of some kind with a body. */

@@ -1,0 +1,94 @@
+/** The differential privacy of a run: who adds which noise, and what it costs (shared/privacy/terms.py). */
+
+import { noiseMultiplierFor, rhoOf, rhoOfSummedNoise } from "./accountant.ts";
+import { SettingsError } from "./errors.ts";
+import { LEAST_CLIENTS, leastNumber } from "./neighbours.ts";
+import type { SettingValues } from "./setting-values.ts";
+import { OTHERS, SENSITIVITY } from "./vector.ts";
+
+const MODES = ["central", "local", "distributed"] as const;
+
+/** Settings that are left out of a run's where they have these values. */
+export const PRIVACY_DEFAULTS = {
+  "privacy.mode": "none",
+  "privacy.clip": 1,
+  "privacy.noise-multiplier": 0,
+  "privacy.epsilon": 0,
+  "privacy.delta": 1e-5,
+  "privacy.honest-share": 0,
+  "privacy.adaptive-clip": false,
+  "privacy.secure-aggregation": false,
+  "privacy.bucket": 0,
+};
+
+/** The noise that hides a client's reports in a run, and what they cost it. */
+export interface PrivacyTerms {
+  readonly mode: (typeof MODES)[number];
+  /** The largest norm of a client's projected gradients of a round together. */
+  readonly clip: number;
+  /** Whether every round has a clip of its own in its instruction. */
+  readonly isAdaptive: boolean;
+  readonly rounds: number;
+  /** σ of the noise that a client adds to every number; 0 if the server adds it. */
+  readonly sigma: number;
+  /** The ρ that a round costs, in what the mode protects. */
+  readonly rho: number;
+  readonly isMasked: boolean;
+  /** The fewest clients of a bucket when it is drawn; 0 if a round has one sum. */
+  readonly bucket: number;
+  /** The fewest clients of a round, where their number counts; otherwise 1. */
+  readonly minimum: number;
+}
+
+/**
+ * Reads the differential privacy of a run; null without.
+ *
+ * @param rounds rounds of the federation.
+ * @param scalars projected gradients of a client in a round.
+ * @throws SettingsError if a setting is of another type or out of range.
+ */
+export function readPrivacy(
+  read: SettingValues,
+  rounds: number,
+  scalars: number,
+): PrivacyTerms | null {
+  const named = read.text("privacy.mode");
+  if (named === "none" || !rounds) return null;
+  const mode = MODES.find((one) => one === named);
+  if (!mode) throw new SettingsError(`privacy.mode: ${named} is unknown here`);
+  const given = read.number("privacy.noise-multiplier");
+  const [epsilon, delta] = [read.number("privacy.epsilon"), read.number("privacy.delta")];
+  if (!(given || epsilon) || !(delta > 0 && delta < 1))
+    throw new SettingsError("privacy: without a noise multiplier or an ε there is no noise");
+  const share = read.number("privacy.honest-share");
+  if (share > 1 || (mode === "distributed" && !share))
+    throw new SettingsError("privacy.honest-share is no share of a sum's clients");
+  const isAdaptive = read.flag("privacy.adaptive-clip");
+  const isMasked = read.flag("privacy.secure-aggregation");
+  const bucket = read.whole("privacy.bucket");
+  const counts = isMasked || mode === "distributed";
+  const minimum = counts ? read.whole("cohort.minimum", 1) : 1;
+  if (bucket && (bucket < LEAST_CLIENTS || (counts && bucket > minimum)))
+    throw new SettingsError(`privacy.bucket: ${bucket} is out of range`);
+  const doubled = mode === "local" ? 2 : 1; // any two reports of a client differ by two vectors
+  const multiplier = given || doubled * noiseMultiplierFor(epsilon, delta, rounds);
+  const summed = bucket ? leastNumber(bucket) : minimum;
+  const honest =
+    mode === "distributed" ? Math.max(1, Math.floor(roundTo9(summed * share))) : 1;
+  const sigma =
+    mode === "central" ? 0 : Math.ceil((multiplier * SENSITIVITY) / Math.sqrt(honest));
+  if (!Number.isSafeInteger(sigma))
+    throw new SettingsError("privacy.noise-multiplier is out of range");
+  const numbers = scalars + OTHERS + (isAdaptive ? 1 : 0);
+  const rho = {
+    central: () => rhoOf(multiplier),
+    local: () => rhoOf(sigma / (2 * SENSITIVITY)),
+    distributed: () => rhoOfSummedNoise(SENSITIVITY, sigma, honest, numbers),
+  }[mode]();
+  const clip = read.number("privacy.clip");
+  return { mode, clip, isAdaptive, rounds, sigma, rho, isMasked, bucket, minimum };
+}
+
+function roundTo9(value: number): number {
+  return Math.round(value * 1e9) / 1e9;
+}
