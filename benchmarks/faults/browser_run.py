@@ -44,7 +44,7 @@ SETTINGS: dict[str, Scalar] = {
 }
 SECONDS = 900.0
 CUT_SECONDS = 20.0
-"""How long a browser's network is cut."""
+"""The time for which a browser's network is cut."""
 TRUSTING = "--ignore-certificate-errors"
 """Chromium's option for the gateway's own certificate, which no public authority has signed."""
 
