@@ -7,14 +7,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client.tuning.settings import TuneSettings
 from server.watch.metrics import metrics_table
 from shared.choices import AUTO, OPEN
 from shared.config import RunConfig
-from shared.features import tables
+from shared.features import (
+    DIMENSIONS,
+    EXCLUSIONS,
+    FURTHER_EXCLUSIONS,
+    TUNING_EXCLUSIONS,
+    Exclusion,
+    is_supported,
+)
 from shared.fleet_settings import DeviceGroup
 from shared.rehearsal_settings import Fault
 from shared.settings import Section, Setting, describe
@@ -90,7 +97,41 @@ def blocks() -> dict[str, str]:
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
     found["metrics"] = metrics_table()
-    return found | {f"features: {name}": table for name, table in tables().items()}
+    return found | {f"features: {name}": table for name, table in feature_tables().items()}
+
+
+def feature_tables() -> dict[str, str]:
+    """Return Markdown tables of what goes with each method, engine and kind of client."""
+    made = {name: _table(name) for name in ("method", "engine", "clients")}
+    refused = (*EXCLUSIONS, *FURTHER_EXCLUSIONS)
+    return made | {"refused": _refusals(refused), "tune": _refusals(TUNING_EXCLUSIONS)}
+
+
+def _refusals(exclusions: Sequence[Exclusion]) -> str:
+    lines = ["| refused | reason |", "|---|---|"]
+    for exclusion in exclusions:
+        sides = [f"{name} {', '.join(map(_code, own))}" for name, own in exclusion.values.items()]
+        lines.append(f"| {' with '.join(sides)} | {exclusion.reason} |")
+    return "\n".join(lines)
+
+
+def _table(columns: str) -> str:
+    values = DIMENSIONS[columns]
+    lines = [
+        f"| | {' | '.join(map(_code, values))} |",
+        "|---" * (len(values) + 1) + "|",
+    ]
+    for name, rows in DIMENSIONS.items():
+        for row in rows if name != columns else ():
+            cells = [
+                "yes" if is_supported({columns: value, name: row}) else "no" for value in values
+            ]
+            lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _code(value: str) -> str:
+    return f"`{value}`"
 
 
 def _defaults(section: type[Section]) -> dict[str, object]:

@@ -5,6 +5,8 @@ from shared.run_terms import RunTerms
 
 BASE_RATE, ZERO_SHOT, LABEL_BIAS = "base rate", "zero-shot", "label bias"
 """The columns of what needs no federation: see `client.personal.columns`."""
+IN_CONTEXT = "icl-personal"
+"""The column of the base model with a client's own examples before each prompt."""
 LOCAL, INTERCEPT = "local-only", "intercept"
 """The columns of a client's own training without others, and of the global model with a client's
 own label bias."""
@@ -23,7 +25,9 @@ def requested_columns(terms: RunTerms, split: Split, personal: bool) -> tuple[st
     if personal and split is Split.TEST:
         local = (LOCAL,) if terms.method == "finetune" else ()
         intercept = (INTERCEPT,) if terms.method == "readout" else ()
-        return (BASE_RATE, ZERO_SHOT, LABEL_BIAS, *local, GLOBAL, *intercept, PERSONALIZED)
+        in_context = (IN_CONTEXT,) if terms.retrieves else ()
+        untrained = (BASE_RATE, ZERO_SHOT, LABEL_BIAS, *in_context)
+        return (*untrained, *local, GLOBAL, *intercept, PERSONALIZED)
     if personal:
         return (PERSONALIZED,)
     chooses_by_fits = terms.method == "readout" and terms.returns_to_best

@@ -47,7 +47,7 @@ from shared.settings import (
     setting,
 )
 from shared.tasks.catalog import TaskName
-from shared.tasks.objectives import CROSS_ENTROPY
+from shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
 
 METHODS = ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout")
 Method = Annotated[str, choice("personalization", METHODS)]
@@ -149,9 +149,10 @@ class RunConfig(Settings):
         owner="device",
         page="concepts/steps.md#exact-derivatives",
     )
-    objective: Annotated[str, choice("objective", (CROSS_ENTROPY,))] = setting(
+    objective: Annotated[str, choice("objective", OBJECTIVES)] = setting(
         CROSS_ENTROPY,
-        "loss of the steps: `cross-entropy`, or a registered function of scores and labels",
+        "loss of the steps: `cross-entropy`, of texts the mean over an answer's tokens; "
+        "`summed-cross-entropy`, their sum; minus the task's `metric`; or a registered function",
         before=CROSS_ENTROPY,
         page="reference/python.md#own-code",
     )
@@ -266,29 +267,26 @@ class RunConfig(Settings):
     @property
     def features(self) -> dict[str, str]:
         """The values in the feature matrix that the settings decide (`shared.features`)."""
-        emulated = {"clients": "emulated"} if self.fleet.devices else {}
-        own = {"estimator": self.gradients, "objective": self.objective}
-        registered = {name: "registered" for name, value in own.items() if is_extension(value)}
-        return (
-            emulated
-            | registered
-            | {
-                "method": _built_in_method(self.method),
-                "seed-policy": self.seed_policy,
-                "late reports": "counted" if self.cohort.late_rounds else "refused",
-                "aggregation": aggregation_kind(self.aggregation.rule),
-                "label bias": "trained" if self.adapter.label_bias else "none",
-                "adapter": adapter_kind(self.adapter.layers),
-                "gradients": "exact" if self.gradients == "exact" else "differences",
-                "basis": "informed" if self.adapter.basis else "none",
-                "scalar limit": "set" if self.data.has_answer_limits else "none",
-                "start": "given" if self.adapter.start else "none",
-                "privacy": self.privacy.feature,
-                "joint clip": "adaptive" if self.privacy.adaptive_clip else "fixed",
-                "buckets": "drawn" if self.privacy.bucket else "none",
-                "private rounds": "at the end" if self.personal.when == "end" else "earlier",
-            }
-        )
+        code = {"estimator": self.gradients, "objective": self.objective}
+        known = {name: "registered" if is_extension(own) else own for name, own in code.items()}
+        if self.fleet.devices:
+            known["clients"] = "emulated"
+        return known | {
+            "method": _built_in_method(self.method),
+            "seed-policy": self.seed_policy,
+            "late reports": "counted" if self.cohort.late_rounds else "refused",
+            "aggregation": aggregation_kind(self.aggregation.rule),
+            "label bias": "trained" if self.adapter.label_bias else "none",
+            "adapter": adapter_kind(self.adapter.layers),
+            "gradients": "exact" if self.gradients == "exact" else "differences",
+            "basis": "informed" if self.adapter.basis else "none",
+            "scalar limit": "set" if self.data.has_answer_limits else "none",
+            "start": "given" if self.adapter.start else "none",
+            "privacy": self.privacy.feature,
+            "joint clip": "adaptive" if self.privacy.adaptive_clip else "fixed",
+            "buckets": "drawn" if self.privacy.bucket else "none",
+            "private rounds": "at the end" if self.personal.when == "end" else "earlier",
+        }
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:

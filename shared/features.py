@@ -77,10 +77,6 @@ EXCLUSIONS = (
         "choose a classification, or a choice whose candidates the task lists",
     ),
     Exclusion(
-        {"task": ("generation",), "clients": ("emulated",)},
-        "the time model of emulated devices knows rows of labels; leave fleet.devices out",
-    ),
-    Exclusion(
         {"task": ("generation",), "clients": ("phone",)},
         "a phone's program has no answers of several tokens to train; let boards take part",
     ),
@@ -267,27 +263,41 @@ EXCLUSIONS = (
 )
 
 
-REGISTERED_EXCLUSIONS = (
+_OTHER_OBJECTIVES = ("registered", "summed-cross-entropy", "metric")
+
+FURTHER_EXCLUSIONS = (
     Exclusion(
         {"estimator": ("registered",), "clients": ("phone", "emulated")},
         "a phone's program, and the time model of emulated devices, have the built-in estimators "
         "only; set gradients to differences",
     ),
     Exclusion(
-        {"objective": ("registered",), "clients": ("phone",)},
+        {"objective": _OTHER_OBJECTIVES, "clients": ("phone",)},
         "a phone's program trains the cross-entropy; set objective to cross-entropy",
     ),
     Exclusion(
-        {"objective": ("registered",), "gradients": ("exact",)},
+        {"objective": _OTHER_OBJECTIVES, "gradients": ("exact",)},
         "the backward pass is that of the cross-entropy; set gradients to differences",
     ),
     Exclusion(
         {"objective": ("registered",), "task": ("generation",)},
         "texts are trained by the cross-entropy of their tokens; set objective to cross-entropy",
     ),
+    Exclusion(
+        {
+            "objective": ("summed-cross-entropy",),
+            "task": ("classification", "listed choice", "open choice"),
+        },
+        "labels are compared by their means per token; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": ("metric",), "task": ("generation",), "clients": ("emulated",)},
+        "the time model of emulated devices decodes no answers; set objective to cross-entropy",
+    ),
 )
-"""Combinations that do not exist with registered code (`shared.extensions`); a personalization has
-the rules of the method ``readout``, and an aggregation those of rules that weigh whole reports."""
+"""Combinations that do not exist with other objectives, or with registered code
+(`shared.extensions`); a personalization has the rules of the method ``readout``, and an aggregation
+those of rules that weigh whole reports."""
 
 TUNING_EXCLUSIONS = (
     Exclusion(
@@ -317,7 +327,7 @@ def refusals(combination: Combination, exclusions: Sequence[Exclusion] = EXCLUSI
     return [
         " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
         + f": {exclusion.reason}"
-        for exclusion in (*exclusions, *REGISTERED_EXCLUSIONS)
+        for exclusion in (*exclusions, *FURTHER_EXCLUSIONS)
         if exclusion.excludes(combination)
     ]
 
@@ -351,7 +361,7 @@ def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
     partial: list[dict[str, str]] = [{}]
     for name, values in DIMENSIONS.items():  # what is excluded already is not extended
-        exclusions = [one for one in (*EXCLUSIONS, *REGISTERED_EXCLUSIONS) if name in one.values]
+        exclusions = [one for one in (*EXCLUSIONS, *FURTHER_EXCLUSIONS) if name in one.values]
         partial = [
             longer
             for combination in partial
@@ -364,37 +374,3 @@ def supported_combinations() -> tuple[Combination, ...]:
 def is_supported(combination: Combination) -> bool:
     """Return whether some combination that exists has these values."""
     return any(combination.items() <= other.items() for other in supported_combinations())
-
-
-def tables() -> dict[str, str]:
-    """Return Markdown tables of what goes with each method, engine and kind of client."""
-    made = {name: _table(name) for name in ("method", "engine", "clients")}
-    refused = (*EXCLUSIONS, *REGISTERED_EXCLUSIONS)
-    return made | {"refused": _refusals(refused), "tune": _refusals(TUNING_EXCLUSIONS)}
-
-
-def _refusals(exclusions: Sequence[Exclusion]) -> str:
-    lines = ["| refused | reason |", "|---|---|"]
-    for exclusion in exclusions:
-        sides = [f"{name} {', '.join(map(_code, own))}" for name, own in exclusion.values.items()]
-        lines.append(f"| {' with '.join(sides)} | {exclusion.reason} |")
-    return "\n".join(lines)
-
-
-def _table(columns: str) -> str:
-    values = DIMENSIONS[columns]
-    lines = [
-        f"| | {' | '.join(map(_code, values))} |",
-        "|---" * (len(values) + 1) + "|",
-    ]
-    for name, rows in DIMENSIONS.items():
-        for row in rows if name != columns else ():
-            cells = [
-                "yes" if is_supported({columns: value, name: row}) else "no" for value in values
-            ]
-            lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _code(value: str) -> str:
-    return f"`{value}`"

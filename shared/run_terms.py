@@ -106,6 +106,7 @@ class RunTerms:
         has_test: whether test examples are evaluated.
         returns_to_best: whether a last round may revert to the best one.
         privacy: what hides a client's reports; None without differential privacy.
+        retrieves: whether the base model is also evaluated with a client's examples in context.
     """
 
     method: str
@@ -133,6 +134,7 @@ class RunTerms:
     has_test: bool
     returns_to_best: bool
     privacy: PrivacyTerms | None = None
+    retrieves: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -183,6 +185,7 @@ class RunTerms:
                 settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
             privacy=PrivacyTerms.of(settings, federated, steps * queries),
+            retrieves=settings.get("evaluate.retrieved", 0) != 0,
         )
 
     @property

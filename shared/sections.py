@@ -316,6 +316,16 @@ class EvaluateSettings(Section):
         ge=0,
         page="guides/language.md#what-the-models-write",
     )
+    retrieved: int = setting(
+        0,
+        "with prompts and answers, most of a client's own training examples that the base model "
+        "reads before each test prompt, those most similar to it: the column `icl-personal`, "
+        "in-context learning beside training. 0 is none",
+        before=0,
+        ge=0,
+        le=64,
+        page="guides/language.md#own-examples-in-context",
+    )
     best: bool | Literal["auto", "loss"] = setting(
         "auto",
         "after the last round, return to the validated one that was best, by a round that reverts "

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime
 from client.training.text_generation import Sampling, generate
-from shared.columns import GLOBAL, PERSONALIZED, ZERO_SHOT
+from shared.columns import GLOBAL, IN_CONTEXT, PERSONALIZED, ZERO_SHOT
 from shared.frames.instructions import Split
 from shared.model.lora_fa import Perturbations
 from shared.tasks.kinds import GenerationTask
@@ -27,7 +29,21 @@ drawn from (Holtzman et al., 2020)."""
 
 Beginning = tuple[Example, tuple[str, ...]]
 """An example that ends where the model goes on, and what it may go on with."""
-Models = Mapping[str, Perturbations]
+
+
+class Writer(NamedTuple):
+    """A model that writes.
+
+    Attributes:
+        adapter: adapter that the base model runs with.
+        own: examples that precede a prompt; None for none.
+    """
+
+    adapter: Perturbations
+    own: OwnDemonstrations | None = None
+
+
+Models = Mapping[str, Writer]
 
 log = logging.getLogger("samara.simulation")
 
@@ -61,13 +77,17 @@ def write_missing_passages(folder: Path) -> None:
 
 
 def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData) -> Models:
-    """Return the adapters of the base, the global and the client's personal model."""
-    models: dict[str, Perturbations] = {ZERO_SHOT: runtime.perturbation(None)}
+    """Return the base model, also in context, the global and the client's personal model."""
+    base = runtime.perturbation(None)
+    models = {ZERO_SHOT: Writer(base)}
+    retrieved = run.config.evaluate.retrieved
+    if own := own_demonstrations(runtime.task, share, runtime.tokenize, retrieved):
+        models[IN_CONTEXT] = Writer(base, own)
     if run.config.federated_rounds:
         owner = share.client if run.result.groups else None
-        models[GLOBAL] = runtime.perturbation(run.model(owner))
+        models[GLOBAL] = Writer(runtime.perturbation(run.model(owner)))
     if run.config.makes_personal_models:
-        models[PERSONALIZED] = runtime.perturbation(run.model(share.client))
+        models[PERSONALIZED] = Writer(runtime.perturbation(run.model(share.client)))
     return models
 
 
@@ -81,6 +101,8 @@ def _passages_of(
             beginnings(task, share.in_split(split))[:count]
         ):
             is_test = split is Split.TEST
+            # A training example would be retrieved with its own answer.
+            asked = {name: one for name, one in models.items() if is_test or one.own is None}
             most = task.tokens if is_test and not task.is_plain_text else CONTINUED_TOKENS
             greedy = Sampling(min(most, task.tokens), stop=_stops(task))
             drawn = replace(greedy, temperature=TEMPERATURE, top_p=TOP_P, seed=number)
@@ -89,8 +111,8 @@ def _passages_of(
                 split.name.lower(),
                 example.text,
                 accepted,
-                _written(runtime, models, example, greedy),
-                _written(runtime, models, example, drawn) if is_test else {},
+                _written(runtime, asked, example, greedy),
+                _written(runtime, asked, example, drawn) if is_test else {},
             )
 
 
@@ -121,8 +143,9 @@ def _stops(task: GenerationTask) -> tuple[str, ...]:
 def _written(
     runtime: ModelRuntime, models: Models, example: Example, sampling: Sampling
 ) -> dict[str, str]:
-    tokens = runtime.tokenize(example).sequences[0]
-    return {
-        name: "".join(generate(runtime, adapter, tokens, sampling)).strip()
-        for name, adapter in models.items()
-    }
+    written = {}
+    for name, writer in models.items():
+        read = example if writer.own is None else writer.own.before(example)
+        tokens = runtime.tokenize(read).sequences[0]
+        written[name] = "".join(generate(runtime, writer.adapter, tokens, sampling)).strip()
+    return written

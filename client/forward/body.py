@@ -3,7 +3,7 @@
 Blocks below the lowest adapter (the trunk) give the same output under every perturbation, so they
 run once per example, alone, and their outputs are cached under a byte budget. The blocks above run
 over all rows, P perturbations × m sequences, at once. The last block runs only at the positions
-whose output is read.
+whose output is read. Short sequences may share a row (`client.forward.rows`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from client.forward.last_block import PositionSelector
+from client.forward.rows import Rows
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
 from client.forward.supervised import (
     find_position_wise_modules,
@@ -22,7 +23,6 @@ from client.forward.supervised import (
 )
 from client.forward.trunk_cache import Ids, TrunkCache
 from client.forward.turns import forward_pass
-from shared.errors import ModelError
 from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LoRAFALinear
@@ -30,6 +30,8 @@ from shared.model.lora_fa import LoRAFALinear
 _PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
 """Largest difference between two ways to compute a probe, relative to its largest number."""
+_UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What a model raises that does not take its inputs in another form."""
 
 
 class PerturbedBody:
@@ -39,9 +41,16 @@ class PerturbedBody:
         base: model, with or without adapters.
         first_block: lowest block that differs between perturbations.
         cache: cache of the trunk's outputs; without it the trunk runs inside each pass.
+        packs: whether passes may be packed, if the model gives the same output then.
     """
 
-    def __init__(self, base: BaseModel, first_block: int, cache: TrunkCache | None = None) -> None:
+    def __init__(
+        self,
+        base: BaseModel,
+        first_block: int,
+        cache: TrunkCache | None = None,
+        packs: bool = False,
+    ) -> None:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
@@ -51,6 +60,7 @@ class PerturbedBody:
             self._detect_block_output()
             self._position_wise = [] if is_encoder else self._find_position_wise()
             full_input_parts = None if is_encoder else self._find_full_input_parts()
+            self._can_pack = packs and self._packing_is_exact()
         self._can_select = full_input_parts is not None
         self._repeats_late = first_block == len(self._blocks) - 1 and not _has_adapters(
             full_input_parts
@@ -62,6 +72,7 @@ class PerturbedBody:
         perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
         use_cache: bool = True,
+        pack: bool = False,
     ) -> Tensor:
         """Return the hidden states of every sequence under every perturbation.
 
@@ -70,6 +81,7 @@ class PerturbedBody:
             perturbations: P, number of active perturbations.
             supervised: positions of each sequence that will be read; None for all.
             use_cache: whether to use the cache of the trunk's outputs, if there is one.
+            pack: whether sequences of which some positions are read may share rows.
 
         Returns:
             [P·m, S, hidden] in the compute type, ordered by perturbation and padded on the right;
@@ -78,23 +90,21 @@ class PerturbedBody:
         Raises:
             ModelError: if a sequence is longer than the model's context.
         """
-        ids, mask = self._padded(sequences)
+        rows = self._rows(sequences, supervised, pack)
         with ExitStack() as stack:
             trunk = None
             if self._cache is not None and use_cache:
-                trunk = nn.utils.rnn.pad_sequence(
-                    [self._trunk_output(sequence, self._cache) for sequence in sequences],
-                    batch_first=True,
-                )
+                cache = self._cache
+                trunk = rows.arrange(self._trunk_output(sequence, cache) for sequence in sequences)
                 stack.enter_context(self._skipping_blocks(0, self._first_block))
             early = self._perturbations_before_last(perturbations, supervised)
-            stack.enter_context(self._repeating_rows(ids.shape, early, trunk))
-            stack.enter_context(self._sharing_before_adapters(early, ids))
+            stack.enter_context(self._repeating_rows(rows.ids.shape, early, trunk))
+            stack.enter_context(self._sharing_before_adapters(early, rows.ids))
             if supervised is not None:
-                select = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
+                select = stack.enter_context(self._last_block_at(supervised, perturbations, rows))
                 stack.enter_context(_changed_input(self._blocks[-1], select))
-            hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-        return self._restore_positions(hidden, supervised, perturbations, ids)
+            hidden = self._hidden_states(rows)
+        return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def continue_text(self, tokens: Sequence[int], cache: Any = None) -> tuple[Tensor, Any]:
         """Return the last hidden state of a causal model's text, and its keys and values.
@@ -124,18 +134,16 @@ class PerturbedBody:
             hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
         return hidden
 
-    def _padded(self, sequences: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-        pad = self._base.tokenizer.pad_token_id or 0
-        longest = max(len(sequence) for sequence in sequences)
-        if longest > self._base.context:
-            raise ModelError(
-                f"{self._base.folder}: a sequence has {longest} tokens and the model reads at most "
-                f"{self._base.context}; lower model.max-length"
-            )
-        ids = torch.tensor([list(s) + [pad] * (longest - len(s)) for s in sequences])
-        mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences])
-        device = self._base.network.device
-        return ids.to(device), mask.to(device)
+    def _rows(
+        self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None, pack: bool
+    ) -> Rows:
+        """Return the rows of a pass, packed where that is asked for and exact."""
+        packed = pack and self._can_pack and supervised is not None
+        return Rows.of(self._base, sequences, packed)
+
+    def _hidden_states(self, rows: Rows) -> Tensor:
+        hidden: Tensor = self._base.body(input_ids=rows.ids, **rows.inputs).last_hidden_state
+        return hidden
 
     def _trunk_output(self, sequence: Ids, cache: TrunkCache) -> Tensor:
         """Return the input of the first adapted block for one sequence, [S, hidden].
@@ -146,7 +154,6 @@ class PerturbedBody:
         network = self._base.network
         if (cached := cache.get(sequence)) is not None:
             return cached.to(network.device, network.dtype)
-        ids, mask = self._padded([sequence])
         inputs: list[Tensor] = []
 
         def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -157,7 +164,7 @@ class PerturbedBody:
             handle = first.register_forward_pre_hook(record, with_kwargs=True)
             stack.callback(handle.remove)
             stack.enter_context(self._skipping_blocks(self._first_block, len(self._blocks)))
-            self._base.body(input_ids=ids, attention_mask=mask)
+            self._hidden_states(Rows.of(self._base, [sequence]))
         return cache.put(sequence, inputs[0][0].clone()).to(network.device, network.dtype)
 
     def _sharing_before_adapters(
@@ -182,7 +189,7 @@ class PerturbedBody:
 
     @contextmanager
     def _last_block_at(
-        self, supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
+        self, supervised: Sequence[Sequence[int]], perturbations: int, rows: Rows
     ) -> Iterator[Callable[[Tensor], Tensor]]:
         """Have the last block compute only supervised positions where the others are not needed.
 
@@ -190,13 +197,13 @@ class PerturbedBody:
             Function that selects these positions in the block's input.
         """
         early = self._perturbations_before_last(perturbations, supervised)
-        rows, positions = _supervised_indices(supervised, early, ids)
-        shape = early * len(ids), ids.shape[1]
-        with run_at_positions(self._position_wise, shape, rows, positions):
+        chosen = rows.indices(supervised, early)
+        shape = early * len(rows.ids), rows.ids.shape[1]
+        with run_at_positions(self._position_wise, shape, *chosen):
             if not self._can_select:
                 yield lambda hidden: hidden
                 return
-            selector = PositionSelector(shape, rows, positions, perturbations // early)
+            selector = PositionSelector(shape, *chosen, perturbations // early)
             with selector.applied_to(self._blocks[-1]):
                 yield selector.select
 
@@ -205,15 +212,18 @@ class PerturbedBody:
         hidden: Tensor,
         supervised: Sequence[Sequence[int]] | None,
         perturbations: int,
-        ids: Tensor,
+        rows: Rows,
     ) -> Tensor:
-        """Return selected hidden states at their positions, [P·m, S, hidden]."""
-        if supervised is None or not self._can_select:
+        """Return hidden states at the positions of their own sequences, [P·m, S, hidden]."""
+        if supervised is None or not (self._can_select or rows.are_packed):
             return hidden
-        if all(len(positions) == 1 for positions in supervised):  # the others may hold anything
-            return hidden.expand(-1, ids.shape[1], -1)
-        whole = hidden.new_zeros(perturbations * len(ids), ids.shape[1], hidden.shape[2])
-        whole[_supervised_indices(supervised, perturbations, ids)] = hidden[:, 0]
+        one_each = all(len(positions) == 1 for positions in supervised)
+        if one_each and not rows.are_packed:  # the others may hold anything
+            return hidden.expand(-1, rows.ids.shape[1], -1)
+        read = hidden[:, 0] if self._can_select else hidden[rows.indices(supervised, perturbations)]
+        shape = perturbations * len(supervised), rows.ids.shape[1], hidden.shape[2]
+        whole = hidden.new_zeros(shape)
+        whole[rows.own_indices(supervised, perturbations)] = read
         return whole
 
     def _find_position_wise(self) -> list[nn.Module]:
@@ -222,8 +232,7 @@ class PerturbedBody:
 
         def run() -> Tensor:
             with self._skipping_blocks(0, len(self._blocks) - 1):
-                hidden: Tensor = self._base.body(**probe).last_hidden_state
-            return hidden
+                return self._hidden_states(probe)
 
         return find_position_wise_modules(self._blocks[-1], is_linear, run)
 
@@ -237,24 +246,49 @@ class PerturbedBody:
             The parts, or None if selecting positions does not give the right output.
         """
         length = min(_PROBE_TOKENS, self._base.context)
-        ids, mask = self._padded([tuple(range(1, 1 + length)), tuple(range(length, 0, -1))])
-        rows, positions = _supervised_indices([(0, length // 2), (length - 1,)], 1, ids)
-        selector, block = PositionSelector((2, length), rows, positions), self._blocks[-1]
+        both = [tuple(range(1, 1 + length)), tuple(range(length, 0, -1))]
+        rows = Rows.of(self._base, both)
+        chosen = rows.indices([(0, length // 2), (length - 1,)], 1)
+        selector, block = PositionSelector((2, length), *chosen), self._blocks[-1]
         with self._skipping_blocks(0, len(self._blocks) - 1):
-            whole = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
+            whole = self._hidden_states(rows)
             try:
                 with selector.applied_to(block), _changed_input(block, selector.select):
-                    selected = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+                    selected = self._hidden_states(rows)
+            except _UNSUITABLE:
                 return None
-        expected = whole[rows, positions][:, None]
+        expected = whole[chosen][:, None]
         linear = [part for part in block.children() if any(map(is_linear, part.modules()))]
         covered = {id(part) for part in (*selector.full_input_parts, *self._position_wise)}
         if selected.shape != expected.shape or not covered.issuperset(map(id, linear)):
             return None
-        error = (selected - expected).abs().max() / expected.abs().max()
-        tolerance = _TOLERANCE if whole.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
-        return selector.full_input_parts if float(error) <= tolerance else None
+        return selector.full_input_parts if _are_equal(selected, expected) else None
+
+    def _packing_is_exact(self) -> bool:
+        """Return whether packed sequences have the hidden states that they have alone.
+
+        Blocks differ in some models, and one of each kind is tried.
+        """
+        length = min(_PROBE_TOKENS, self._base.context)
+        begins = 0, length // 2, length // 2 + 1  # the last two fit into one row
+        sequences = [tuple(range(begin, length)) for begin in begins]
+        rows = Rows.of(self._base, sequences, packed=True)
+        kinds = [[type(module) for module in block.modules()] for block in self._blocks]
+        with ExitStack() as stack:
+            for index, kind in enumerate(kinds):
+                if kind in kinds[:index]:
+                    stack.enter_context(self._skipping_blocks(index, index + 1))
+            try:
+                packed = self._hidden_states(rows)
+            except _UNSUITABLE:
+                return False
+            return all(
+                _are_equal(
+                    packed[row, first : first + len(sequence)],
+                    self._hidden_states(Rows.of(self._base, [sequence]))[0],
+                )
+                for sequence, (row, first) in zip(sequences, rows.places, strict=True)
+            )
 
     def _detect_block_output(self) -> None:
         """Detect whether blocks return a tensor, or a tuple that begins with it."""
@@ -264,12 +298,11 @@ class PerturbedBody:
 
         handle = self._blocks[0].register_forward_hook(record)
         with self._skipping_blocks(1, len(self._blocks)):
-            self._base.body(**self._probe())
+            self._hidden_states(self._probe())
         handle.remove()
 
-    def _probe(self) -> dict[str, Tensor]:
-        ids, mask = self._padded([tuple(range(1, 1 + min(_PROBE_TOKENS, self._base.context)))])
-        return {"input_ids": ids, "attention_mask": mask}
+    def _probe(self) -> Rows:
+        return Rows.of(self._base, [tuple(range(1, 1 + min(_PROBE_TOKENS, self._base.context)))])
 
     @contextmanager
     def _skipping_blocks(self, start: int, stop: int) -> Iterator[None]:
@@ -333,14 +366,11 @@ class PerturbedBody:
                 handle.remove()
 
 
-def _supervised_indices(
-    supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return rows and supervised positions, int64 [n] each, of sequences that are repeated."""
-    index = [(row, position) for row, positions in enumerate(supervised) for position in positions]
-    rows, positions = torch.tensor(index, device=ids.device).T
-    first_rows = torch.arange(perturbations, device=ids.device) * len(ids)
-    return (first_rows[:, None] + rows).flatten(), positions.repeat(perturbations)
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two ways to compute the same numbers differ by rounding alone."""
+    error = (one - other).abs().max() / other.abs().max()
+    tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
+    return float(error) <= tolerance
 
 
 def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:

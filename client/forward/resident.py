@@ -49,7 +49,7 @@ class ResidentForward:
 
     Attributes:
         passes: number of rows, examples times perturbations, that went through the model so far;
-            backward passes do not count.
+            backward passes do not count, and every token of a decoded answer is a row.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class ResidentForward:
         perturbation: PerturbedAdapters,
         sequences: Sequence[tuple[int, ...]],
     ) -> list[int]:
+        self.passes += len(sequences)
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         last = [(len(sequence) - 1,) for sequence in sequences]
         with forward_pass(), self._adapter.using(perturbation):
@@ -172,7 +173,11 @@ class ResidentForward:
         supervised = [positions for prompt in prompts for positions in prompt.supervised]
         with self._adapter.using(perturbations):
             hidden = self._body(
-                sequences, perturbations.count, supervised if all(supervised) else None, use_cache
+                sequences,
+                perturbations.count,
+                supervised if all(supervised) else None,
+                use_cache,
+                pack=perturbations.clients == 1,
             )
         return self._score_hidden(hidden, perturbations, prompts)
 

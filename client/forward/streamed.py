@@ -20,6 +20,7 @@ from torch import Tensor
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
+from client.forward.rows import Rows
 from client.forward.supervised import replace_forward
 from client.forward.trunk_cache import Ids, TrunkCache
 from client.forward.turns import forward_pass
@@ -27,7 +28,7 @@ from shared.errors import TaskError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
 from shared.model.readout import Readout
-from shared.model.scorers import Prompt, Scorer
+from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 BEFORE_BLOCKS = -1
 """Stage of the body's work before its blocks; block i is stage i, and the last stage follows."""
@@ -56,17 +57,17 @@ class StreamedBody(PerturbedBody):
         sequences: Sequence[Ids],
         perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
+        pack: bool = False,
     ) -> StagedPass[Tensor]:
         """Compute what a call of the body does, with the same arguments, in stages."""
         yield BEFORE_BLOCKS
-        ids, mask = self._padded(sequences)
+        rows = self._rows(sequences, supervised, pack)
         trunk, first = None, 0
-        if self._cache is not None:
-            outputs = [self._trunk_output(sequence, self._cache) for sequence in sequences]
-            trunk = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True)
+        if (cache := self._cache) is not None:
+            trunk = rows.arrange(self._trunk_output(sequence, cache) for sequence in sequences)
             first = self._first_block
         early = self._perturbations_before_last(perturbations, supervised)
-        calls = self._record_block_calls(ids, mask, early, trunk)
+        calls = self._record_block_calls(rows, early, trunk)
         hidden = calls[first][0]
         last = len(self._blocks) - 1
         for index in range(first, last + 1):
@@ -75,23 +76,22 @@ class StreamedBody(PerturbedBody):
                 hidden = hidden.repeat(early, 1, 1)
             with ExitStack() as stack:
                 if index == self._first_block:
-                    stack.enter_context(self._sharing_before_adapters(early, ids))
+                    stack.enter_context(self._sharing_before_adapters(early, rows.ids))
                 if supervised is not None and index == last:
                     select = stack.enter_context(
-                        self._last_block_at(supervised, perturbations, ids)
+                        self._last_block_at(supervised, perturbations, rows)
                     )
                     hidden = select(hidden)
                 hidden = self._run_block(hidden, calls[index][1])
         yield last + 1
-        hidden = self._run_after_blocks(ids, mask, hidden)
-        return self._restore_positions(hidden, supervised, perturbations, ids)
+        hidden = self._run_after_blocks(rows, hidden)
+        return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def fill_cache_in_stages(self, sequence: Ids) -> StagedPass[None]:
         """Compute the trunk's output of one sequence, alone, and put it into the cache."""
         assert self._cache is not None
         yield BEFORE_BLOCKS
-        ids, mask = self._padded([sequence])
-        calls = self._record_block_calls(ids, mask, 1, None)
+        calls = self._record_block_calls(Rows.of(self._base, [sequence]), 1, None)
         hidden = calls[0][0]
         for index in range(self._first_block):
             yield index
@@ -112,7 +112,7 @@ class StreamedBody(PerturbedBody):
         return [ids for ids in dict.fromkeys(sequences) if cache.get(ids) is None]
 
     def _record_block_calls(
-        self, ids: Tensor, mask: Tensor, perturbations: int, trunk: Tensor | None
+        self, rows: Rows, perturbations: int, trunk: Tensor | None
     ) -> list[tuple[Tensor, Callable[[Tensor], Any]]]:
         """Run the body with blocks that return their input, and record the call of each block.
 
@@ -140,8 +140,8 @@ class StreamedBody(PerturbedBody):
         with ExitStack() as stack:
             for index, block in enumerate(self._blocks):
                 stack.enter_context(replace_forward(block, recording(index)))
-            stack.enter_context(self._repeating_rows(ids.shape, perturbations, trunk))
-            self._base.body(input_ids=ids, attention_mask=mask)
+            stack.enter_context(self._repeating_rows(rows.ids.shape, perturbations, trunk))
+            self._hidden_states(rows)
         return calls
 
     @staticmethod
@@ -150,7 +150,7 @@ class StreamedBody(PerturbedBody):
         result: Tensor = output[0] if isinstance(output, tuple) else output
         return result
 
-    def _run_after_blocks(self, ids: Tensor, mask: Tensor, hidden: Tensor) -> Tensor:
+    def _run_after_blocks(self, rows: Rows, hidden: Tensor) -> Tensor:
         """Run the part of the body after its last block, whose output is given."""
 
         def give(*args: Any, **kwargs: Any) -> Any:
@@ -160,8 +160,7 @@ class StreamedBody(PerturbedBody):
             self._skipping_blocks(0, len(self._blocks) - 1),
             replace_forward(self._blocks[-1], give),
         ):
-            result: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-        return result
+            return self._hidden_states(rows)
 
 
 class StreamedForward(ResidentForward):
@@ -258,7 +257,10 @@ class StreamedForward(ResidentForward):
         sequences = [sequence for prompt in batch.prompts for sequence in prompt.sequences]
         supervised = [positions for prompt in batch.prompts for positions in prompt.supervised]
         hidden = yield from self._staged_body.forward_in_stages(
-            sequences, batch.perturbations.count, supervised if all(supervised) else None
+            sequences,
+            batch.perturbations.count,
+            supervised if all(supervised) else None,
+            pack=batch.perturbations.clients == 1,
         )
         return self._score_hidden(hidden, batch.perturbations, batch.prompts)
 
@@ -309,9 +311,11 @@ def make_forward_engine(
         readout: as for `ResidentForward`.
     """
     first = adapter.first_block
+    packs = isinstance(scorer, GenerationScorer)
     if not streamed:
-        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache), readout)
-    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), parameters, readout)
+        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache, packs), readout)
+    body = StreamedBody(base, first, cache, packs)
+    return StreamedForward(adapter, scorer, body, parameters, readout)
 
 
 def run_in_lockstep(

@@ -11,6 +11,7 @@ from client.personal.private_rounds import run_private_rounds
 from shared.columns import (
     BASE_RATE,
     GLOBAL,
+    IN_CONTEXT,
     INTERCEPT,
     LABEL_BIAS,
     LOCAL,
@@ -69,8 +70,10 @@ def evaluate_personal_model(
 
     Base rate always answers the client's most frequent training label, without reading the text.
     Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
-    training labels: it separates learning a client's base rate from learning the client. Global is
-    the federation's model, and personalized the one that the run's method makes for the client.
+    training labels: it separates learning a client's base rate from learning the client. With
+    ``evaluate.retrieved`` icl-personal is the base model with the client's most similar training
+    examples before each prompt. Global is the federation's model, and personalized the one that the
+    run's method makes for the client.
     Finetune has local-only beside it: its private rounds without a federation, from the base model
     or the run's start.
     Readout has intercept beside it: the federation's model and a label bias fitted to it.
@@ -101,6 +104,9 @@ def evaluate_personal_model(
             ZERO_SHOT: zero_shot,
             LABEL_BIAS: zero_shot + bias,
         }
+    in_context = learner.score_in_context(split)
+    if in_context is not None:
+        scores[IN_CONTEXT] = in_context
     if terms.method == "finetune":
         local = run_private_rounds(learner, terms, zero_state(len(state)))
         scores[LOCAL] = learner.score_evaluated(local, split).scores

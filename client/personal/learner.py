@@ -79,6 +79,13 @@ class Learner(Protocol):
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
         """Return the examples that an evaluation counts; the others may be left out."""
 
+    def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
+        """Return the scores of the evaluated examples under the base model in context.
+
+        The client's own training examples precede every prompt. None where the run asks for none,
+        or the task has no prompts.
+        """
+
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features of a readout.
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from client.personal.lbfgs import fit_softmax
 from client.personal.learner import ScoredExamples, State
+from client.personal.own_demonstrations import own_demonstrations
 from client.personal.personalizer import Personalizer
 from client.personal.softmax_fit import Examples, Solver
 from client.training.client_data import ClientData, LabelledPrompts
@@ -92,6 +93,16 @@ class RuntimeLearner:
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
         """Return the examples that an evaluation counts, with their scores under a state."""
         return self._scored(state, prepare_evaluated_examples(self._runtime, self._data, split))
+
+    def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
+        """Return the scores of the base model in context, float32 [n, 2]; None without it."""
+        runtime, data = self._runtime, self._data
+        count = runtime.config.evaluate.retrieved
+        own = own_demonstrations(runtime.task, data, runtime.tokenize, count)
+        if own is None:
+            return None
+        prompts = [runtime.tokenize(own.before(one)) for one in data.evaluated_texts(split)]
+        return runtime.base_scores(prompts) if prompts else np.zeros((0, 2), np.float32)
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""

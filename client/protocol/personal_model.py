@@ -5,8 +5,9 @@ The personal model is the global one of the run's latest round with the client's
 model. They differ in the adapter's weights alone, so that asking loads nothing.
 """
 
+import json
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,17 @@ from client.protocol.question_limits import BASE, GLOBAL, MAX_CONTEXT, MODELS, P
 from client.protocol.resident_trainer import ResidentTrainer
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
 from client.training.text_generation import Ending, Sampling, generate
-from shared.errors import QuestionError, TrainerError, UnknownModelError
+from shared.errors import (
+    DataError,
+    ModelError,
+    QuestionError,
+    TaskError,
+    TrainerError,
+    UnknownModelError,
+)
 from shared.model.lora_fa import Perturbations
-from shared.tasks.kinds import ClassificationTask
-from shared.tasks.rows import read_question
+from shared.tasks.kinds import ClassificationTask, GenerationTask
+from shared.tasks.rows import Example, read_prompt, read_question
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +204,7 @@ def continue_prompt(
         name: name of the model.
         prompt: text to continue.
         messages: messages of a conversation, each with ``role`` and ``content``; if there are any,
-            they are the prompt.
+            they are the prompt, as the run's task reads prompts if it has answers to them.
         sampling: choice of tokens, and the end; 0 for `max_tokens` is as many as fit.
 
     Raises:
@@ -210,9 +218,14 @@ def continue_prompt(
             f"{base.folder.name} is a {kind}, which continues no text; classify, or load a causal "
             "model"
         )
-    adapter = models.adapter(name)
-    with runtime.tokenize.lock:
-        tokens = _prompt_tokens(base.tokenizer, prompt, messages)
+    adapter, task = models.adapter(name), runtime.task
+    if messages and isinstance(task, GenerationTask) and not task.is_plain_text:
+        tokens = _tokens_of_task(models, task, messages)
+        ends = runtime.tokenize.stop.strip(" ")
+        sampling = replace(sampling, stop=(*sampling.stop, *filter(None, [ends])))
+    else:
+        with runtime.tokenize.lock:
+            tokens = _prompt_tokens(base.tokenizer, prompt, messages)
     limit = min(base.context, MAX_CONTEXT)
     room = limit - len(tokens)
     if room < max(1, sampling.max_tokens):
@@ -221,8 +234,7 @@ def continue_prompt(
             f"the prompt has {len(tokens)} tokens; with it{wanted} the text exceeds the model's "
             f"context of {limit}; shorten it"
         )
-    most = sampling.max_tokens or room
-    chosen = Sampling(most, sampling.temperature, sampling.top_p, sampling.seed, sampling.stop)
+    chosen = replace(sampling, max_tokens=sampling.max_tokens or room)
     note = ""
     if name != BASE and not runtime.layout.adapter_element_count:
         note = (
@@ -230,6 +242,36 @@ def continue_prompt(
             "base model's"
         )
     return Prompted(len(tokens), note, generate(runtime, adapter, tokens, chosen))
+
+
+def _tokens_of_task(
+    models: RunModels, task: GenerationTask, messages: Sequence[Mapping[str, str]]
+) -> list[int]:
+    """Return the tokens of a prompt as the task of a run has it, which its models have learned.
+
+    Raises:
+        QuestionError: if the task reads other fields, or the chat template refuses the messages.
+    """
+    try:
+        if task.chat:
+            example = Example(json.dumps([dict(message) for message in messages]), 0, "", "")
+        else:
+            text = "\n".join(message["content"] for message in messages)
+            example = read_prompt(_row(models, _fields_of(task, text), 1), task)
+        return list(models.runtime.tokenize(example).sequences[0])
+    except (DataError, ModelError, TaskError) as error:
+        raise QuestionError(str(error)) from error
+
+
+def _fields_of(task: GenerationTask, text: str) -> str | dict[str, str]:
+    """Return the fields of a JSON object where a task reads several; otherwise the text."""
+    if len(task.fields) == 1:
+        return text
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return row if isinstance(row, dict) else text
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, str]]) -> list[int]:

@@ -6,7 +6,7 @@ one client of a device.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,18 @@ class ExampleTokenizer:
         """Return an example as the model reads it."""
         with self.lock:
             return self._scorer.prompt(example.text, example.answers, example.cut)
+
+    @property
+    def stop(self) -> str:
+        """The text that ends an answer of a generation; empty in other tasks."""
+        return self._scorer.stop if isinstance(self._scorer, GenerationScorer) else ""
+
+    def fits(self, example: Example) -> bool:
+        """Return whether the model reads the whole text of a generation before its answer."""
+        scorer = self._scorer
+        assert isinstance(scorer, GenerationScorer)
+        (stem,) = self(replace(example, answers=())).sequences
+        return len(stem) < scorer.max_length - scorer.most_tokens - 1
 
     def windows(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return examples with long plain texts cut into windows."""
@@ -148,6 +160,10 @@ class ClientData:
     def evaluated(self, split: Split) -> LabelledPrompts:
         """Return the examples of a split that an evaluation of the run at hand counts."""
         return self.tokenized(split).first(self.most_evaluated.get(split))
+
+    def evaluated_texts(self, split: Split) -> list[Example]:
+        """Return the examples that `evaluated` returns, as text."""
+        return self.in_split(split)[: self.most_evaluated.get(split)]
 
     def replace_examples(self, examples: Sequence[Example]) -> None:
         """Take other examples in place of the present ones; those that stay keep their prompts."""

@@ -6,7 +6,7 @@ that step alone, but for the rounding of larger matrix products (docs/measuremen
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from client.estimators.exact import directional_derivatives
 from client.estimators.prge import LossRequest, run_estimators
+from client.forward.answer_losses import answer_losses
 from client.forward.grouping import Schedule, perturbations_per_pass
-from client.forward.resident import have_equal_row_counts
+from client.forward.resident import ResidentForward, have_equal_row_counts
 from client.training.client_data import ClientData, LabelledPrompts
 from client.training.interrupted_steps import InterruptedSteps
 from client.training.local_step_plan import LocalStepPlan
@@ -26,7 +27,9 @@ from shared.frames.report import Report
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
 from shared.replay import replay
-from shared.tasks.objectives import training_objective
+from shared.tasks.kinds import GenerationTask
+from shared.tasks.objectives import SUMMED_CROSS_ENTROPY, training_objective
+from shared.tasks.rows import Example
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,7 @@ class _Participant:
     Attributes:
         data: all examples of the client.
         examples: training examples.
+        texts: the same examples as text, where a step decodes their answers.
         plan: batches and directions of its steps, and its results so far.
         state: state after its steps so far, int64 [d].
         error: error that ended its steps.
@@ -64,6 +68,7 @@ class _Participant:
 
     data: ClientData
     examples: LabelledPrompts
+    texts: Sequence[Example]
     plan: LocalStepPlan
     state: NDArray[np.int64]
     error: SamaraError | None = None
@@ -127,7 +132,8 @@ def take_local_steps_together(
     for data in clients:
         examples = prepare_training_examples(runtime, data)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
-        participants.append(_Participant(data, examples, plan, state))
+        texts = data.in_split(Split.TRAIN) if runtime.decodes_answers else ()
+        participants.append(_Participant(data, examples, texts, plan, state))
     if interrupted:
         participants = [interrupted.resume(token, one.examples, one) for one in participants]
     part = _TrainedPart(state, mask)
@@ -208,7 +214,7 @@ def _losses(
         together = [same_size]
         if len(same_size) > 1:
             prompts = [p for i in same_size for p in _batch_prompts(participants[i], requests[i])]
-            if not have_equal_row_counts(prompts, len(same_size)):
+            if runtime.decodes_answers or not have_equal_row_counts(prompts, len(same_size)):
                 together = [[index] for index in same_size]
         for group in together:
             members, their_requests = [participants[i] for i in group], [requests[i] for i in group]
@@ -264,10 +270,33 @@ def _losses_in_one_pass(
         first.epsilon,
         first.signs,
     )
+    if runtime.decodes_answers:
+        (one,) = participants
+        return [_losses_of_answers(runtime, one, first, perturbations, schedule)]
     scores = runtime.forward.scores(perturbations, prompts, schedule)
+    if runtime.config.objective == SUMMED_CROSS_ENTROPY:
+        scores[..., 0] *= [len(prompt.targets[0]) for prompt in prompts]
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
     objective = training_objective(runtime.config.objective, runtime.task)
     return [objective(by_client[:, index], own) for index, own in enumerate(labels)]
+
+
+def _losses_of_answers(
+    runtime: ModelRuntime,
+    participant: _Participant,
+    request: LossRequest,
+    perturbations: Perturbations,
+    schedule: Schedule,
+) -> NDArray[np.float64]:
+    """Return the answer to a request for a metric of decoded answers."""
+    task, forward = runtime.task, runtime.forward
+    assert isinstance(task, GenerationTask)
+    assert isinstance(forward, ResidentForward)
+    examples = [participant.texts[row] for row in request.batch.tolist()]
+    prompts = [runtime.tokenize(replace(one, answers=())) for one in examples]
+    accepted = [one.answers for one in examples]
+    losses = answer_losses(forward, task, perturbations, prompts, accepted, schedule.micro_batch)
+    return losses.astype(np.float64)
 
 
 def _batch_prompts(participant: _Participant, request: LossRequest) -> list[Prompt]:

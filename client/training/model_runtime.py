@@ -19,15 +19,8 @@ from numpy.typing import NDArray
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
-from client.forward.readout import (
-    ReadoutForward,
-    make_base_engine,
-    make_readout,
-)
-from client.forward.representation_store import (
-    RepresentationStore,
-    make_representation_store,
-)
+from client.forward.readout import ReadoutForward, make_base_engine, make_readout
+from client.forward.representation_store import RepresentationStore, make_representation_store
 from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import TrunkCache, make_trunk_cache
@@ -60,6 +53,7 @@ from shared.replay import Backend
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import Task
+from shared.tasks.objectives import decodes_answers
 from shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
@@ -87,6 +81,7 @@ class ModelRuntime:
         first_block: index of the lowest block with an adapter.
         torch_device: torch device of the model.
         backend: replay backend, on the model's torch device where that is faster.
+        decodes_answers: whether the steps' objective is a metric of decoded answers.
         tokenize: function that turns an example into a prompt; twins share it.
     """
 
@@ -101,6 +96,7 @@ class ModelRuntime:
         predecessor: "ModelRuntime | None" = None,
     ) -> None:
         check_features({"task": kind_of(task)} | config.features, f"task {task.name!r}")
+        self.decodes_answers = decodes_answers(config.objective, task)
         self.config, self._model, self._task, self._examples = config, model, task, examples
         base = model.base.copy_sharing_weights()
         self.model_id = base.model_id

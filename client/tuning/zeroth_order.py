@@ -26,7 +26,8 @@ from client.estimators.mezo import (
     queries_at,
 )
 from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
-from client.forward.grouping import Schedule, split_by_grouping
+from client.forward.answer_losses import answer_losses
+from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
 from client.spaces.scaling import scaling_by
@@ -53,7 +54,6 @@ from shared.start import Start
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
 from shared.tasks.kinds import GenerationTask
-from shared.tasks.objectives import minus_answer_metric
 
 log = logging.getLogger("samara.tune")
 
@@ -345,11 +345,8 @@ class ZerothOrder:
         accepted = [train.examples[index].answers for index in request.batch]
 
         def minus_metric(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
-            losses = np.empty(perturbations.count, np.float32)
-            for indices, perturbation in split_by_grouping(perturbations, "sequential"):
-                answers = forward.decode_answers(perturbation, prompts, self._schedule.micro_batch)
-                losses[indices] = minus_answer_metric(task, [answers], accepted)
-            return losses
+            size = self._schedule.micro_batch
+            return answer_losses(forward, task, perturbations, prompts, accepted, size)
 
         losses = self._space.evaluate(minus_metric, request.seeds, request.epsilon, request.signs)
         return losses.astype(np.float64)

@@ -12,6 +12,7 @@ from client.protocol.question_limits import MAX_TEXTS, MODELS, PERSONAL
 from client.protocol.remote_model import RemoteModel
 from shared.errors import QuestionError
 from shared.proto.trainer_pb2 import (
+    ChatMessage,
     Classification,
     DescribeReply,
     GenerateRequest,
@@ -75,7 +76,8 @@ def ask(
         show: function that shows a reply.
         compare: whether all models are asked, not the personal one alone.
         run: first digits of a run id; empty for the run whose model is in use.
-        generate: whether to continue the texts where they could be classified, too.
+        generate: whether to continue the texts as they are where they could be classified, or
+            answered as the run's task asks, too.
         choice: choice of a generated text's tokens.
 
     Returns:
@@ -90,7 +92,8 @@ def ask(
         async with RemoteModel(socket) as model:
             what = await model.describe(run)
             if generate or what.kind == "generation":
-                replies = _generate(model, texts, names, run, choice or Choice())
+                answers = what.kind == "generation" and bool(what.fields) and not generate
+                replies = _generate(model, texts, names, run, choice or Choice(), answers)
             else:
                 replies = _classify(model, texts, names, run, what)
             async for reply in replies:
@@ -121,13 +124,21 @@ async def _classify(
 
 
 async def _generate(
-    model: RemoteModel, texts: Iterable[str], names: Sequence[str], run: str, choice: Choice
+    model: RemoteModel,
+    texts: Iterable[str],
+    names: Sequence[str],
+    run: str,
+    choice: Choice,
+    answers: bool,
 ) -> AsyncIterator[Reply]:
     for text in texts:
+        asked: dict[str, Any] = {"prompt": text}
+        if answers:  # the trainer writes the prompt as the run's task has it
+            asked = {"messages": [ChatMessage(role="user", content=text)]}
         by_model = {}
         for name in names:
             request = GenerateRequest(
-                prompt=text,
+                **asked,
                 model=name,
                 run=run,
                 max_tokens=choice.max_tokens,

@@ -17,6 +17,10 @@ from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import answer_metric, label_metric
 
 CROSS_ENTROPY = "cross-entropy"
+SUMMED_CROSS_ENTROPY = "summed-cross-entropy"
+METRIC = "metric"
+OBJECTIVES = (CROSS_ENTROPY, SUMMED_CROSS_ENTROPY, METRIC)
+"""The built-in objectives of a federation."""
 ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
@@ -88,17 +92,40 @@ def minus_answer_metric(
 
 
 def training_objective(name: str, task: Task) -> Objective:
-    """Return the objective of a federation's steps: cross-entropy, or a registered one.
+    """Return the objective of a federation's steps.
 
-    In a generation the cross-entropy is that of each token of the answer over the vocabulary.
+    Args:
+        name: one of `OBJECTIVES`, or a registered one. In a generation the cross-entropy is that of
+            each token of an answer over the vocabulary; scores that are sums give their sum.
+        task: task of the run; the metric of a generation is that of decoded answers, which
+            `minus_answer_metric` reduces.
 
     Raises:
+        TaskError: if the task has no such objective.
         ConfigError: if this machine does not have it.
     """
-    if name == CROSS_ENTROPY:
+    if name == METRIC:
+        return minus_label_metric(task)
+    if name in OBJECTIVES:
         return negative_log_likelihood if isinstance(task, GenerationTask) else cross_entropy
     objective: Objective = extension("objective", name)
     return objective
+
+
+def decodes_answers(name: str, task: Task) -> bool:
+    """Return whether the objective of a federation's steps is a metric of decoded answers.
+
+    Raises:
+        TaskError: if these are plain texts, which answer nothing.
+    """
+    if name != METRIC or not isinstance(task, GenerationTask):
+        return False
+    if task.is_plain_text:
+        raise TaskError(
+            f"task {task.name!r} has plain texts, which answer no prompt, so that there is no "
+            "metric to train; set objective to cross-entropy"
+        )
+    return True
 
 
 def objective_for(task: Task, goal: ObjectiveName) -> Objective:

@@ -156,6 +156,23 @@ def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tu
     return row.example, tuple(answer.strip() for answer in row.example.answers)
 
 
+def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
+    """Read a row without an answer, as a generation's example without accepted answers.
+
+    Args:
+        record: fields of the row that the task reads.
+        task: task of prompts and answers, not of chats.
+
+    Raises:
+        DataError: if the row is wrong; the message names all its mistakes.
+    """
+    reader = _ExampleReader(task, record, labelled=False)
+    row = reader.read(record)
+    if row is None:
+        raise DataError("; ".join(reader.mistakes))
+    return row.example
+
+
 def _split_record(
     record: Mapping[str, object], task: Task
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -220,7 +237,7 @@ class _ExampleReader:
         """Return text, label and answers of the example."""
         task = self._task
         if isinstance(task, GenerationTask):
-            accepted = self._texts(task.label_names)
+            accepted = self._texts(task.label_names) if self._labelled else []
             if not self.mistakes and not all(answer.strip() for answer in accepted):
                 self.mistakes.append(f"{task.label_names[0]!r} holds an empty answer")
             return task.render(fields), 0, tuple(accepted)

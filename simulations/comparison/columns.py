@@ -8,6 +8,7 @@ import numpy as np
 from shared.columns import (
     BASE_RATE,
     GLOBAL,
+    IN_CONTEXT,
     INTERCEPT,
     LABEL_BIAS,
     LOCAL,
@@ -26,7 +27,7 @@ Figures = Mapping[int, ClientMetrics]
 MAJORITY, START = "majority", "start"
 """The columns of one answer to every question, and of the weights that a run begins with, where
 these are not the base model."""
-COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, START, LOCAL, GLOBAL, INTERCEPT)
+COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, IN_CONTEXT, START, LOCAL, GLOBAL, INTERCEPT)
 """Columns beside the personal model, in the order of the tables."""
 TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
 """The common columns that depend on how a run trains, or on what it begins with."""
@@ -42,6 +43,7 @@ MEANINGS = {
     ZERO_SHOT: "the base model",
     LABEL_BIAS: "the base model and a private number per label",
     START: "the weights that the run began with",
+    IN_CONTEXT: "the base model after the client's own most similar examples",
     LOCAL: "private rounds alone",
     GLOBAL: "the federation's model",
     INTERCEPT: "global and a private number per label",

@@ -28,6 +28,7 @@ from shared.frames.instructions import EvaluateInstruction, TrainInstruction, to
 from shared.frames.report import Report
 from shared.label_scores import evaluation_column
 from shared.ledger.catch_up import CatchUp
+from shared.tasks.kinds import GenerationTask
 from simulations.fleet.device import Device
 
 _EVALUATED_TOGETHER = 16
@@ -164,6 +165,7 @@ class Clients:
     def _evaluate(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
         """Return evaluations of the global model, with all clients' examples in shared passes."""
         instruction, runtime = EvaluateInstruction.decode(frame), self._runtime(numbers[0])
+        is_text = isinstance(runtime.task, GenerationTask)
         session, token = self._session, token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
         state = composition(self._config.terms, runtime.layout).model(session.state)
@@ -178,7 +180,8 @@ class Clients:
             client_scores = (
                 runtime.scores(state, examples.prompts) if scores is None else scores[start:end]
             )
-            columns = (evaluation_column(GLOBAL, client_scores, examples.labels),)
+            tokens = examples.token_counts if is_text else None
+            columns = (evaluation_column(GLOBAL, client_scores, examples.labels, tokens),)
             frames.append(Evaluation(token, number, columns).encode())
             start = end
         return frames

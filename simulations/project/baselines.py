@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import sqrt
+from math import exp, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from client.training.model_runtime import ModelRuntime
 from shared.frames.instructions import Split
 from shared.label_scores import Confusion
 from shared.model.scorers import Prompt
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from shared.tasks.kinds import GenerationTask
 from shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
@@ -27,7 +27,8 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
         shares: data of the clients.
     """
     task = runtime.task
-    assert isinstance(task, ClassificationTask | ChoiceTask)
+    if isinstance(task, GenerationTask):
+        return [_describe_texts(runtime, shares)]
     whole = Counter(int(label) for share in shares for label in share.labels(Split.TRAIN))
     split = Split.VALIDATION
     answers = np.concatenate([share.labels(split) for share in shares])
@@ -60,6 +61,20 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
             "the task file, may suit the model better"
         )
     return lines
+
+
+def _describe_texts(runtime: ModelRuntime, shares: Sequence[ClientData]) -> str:
+    """Return a line with the base model's loss on validation texts."""
+    prompts, _ = _spread(shares)
+    if not prompts:
+        return "no baselines: there are no validation rows"
+    tokens = [len(prompt.targets[0]) for prompt in prompts]
+    nats = -float(runtime.base_scores(prompts)[:, 0] @ tokens)
+    bits = nats / log(2) / sum(prompt.target_bytes for prompt in prompts)
+    return (
+        f"zero-shot: {bits:.3f} bits per byte, perplexity {exp(nats / sum(tokens)):,.1f} on "
+        f"{len(prompts):,} validation rows"
+    )
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -51,24 +51,33 @@ def checked_files(
     with tempfile.TemporaryDirectory(prefix="samara-new-") as temporary:
         task, scenario = Path(temporary) / TASK_FILE, Path(temporary) / SCENARIO_FILE
         task.write_text(task_text, encoding="utf-8")
-        if not is_federated(load_task(str(task))):
+        size = _size_of(choices, task)
+        if not is_federated(load_task(str(task)), size.users):
             for line in check_tuning(choices, task):
                 say(line)
             options = ["--task", str(folder / TASK_FILE), "--data", choices.data]
             options += ["--model", choices.model, "--out", str(folder / "run")]
             return files, shlex.join(["samara", "tune", *options])
-        files[SCENARIO_FILE] = draft_scenario(choices, str(folder), _size_of(choices, task))
+        files[SCENARIO_FILE] = draft_scenario(choices, str(folder), size)
         scenario.write_text(files[SCENARIO_FILE], encoding="utf-8")
         for line in check_scenario(scenario, task, folder):
             say(line)
     return files, shlex.join(["samara", "simulate", str(folder / SCENARIO_FILE)])
 
 
-def is_federated(task: Task) -> bool:
-    """Return whether a federation can train a task: its labels are the same for all rows."""
-    return not isinstance(task, GenerationTask) and not (
-        isinstance(task, ChoiceTask) and task.list_names
-    )
+def is_federated(task: Task, users: int) -> bool:
+    """Return whether a project of a task is a federation, and not `samara tune`.
+
+    Labels must be the same for all rows. Texts are dealt to users only: what one of them writes
+    like is what there is to learn.
+
+    Args:
+        task: task of the project.
+        users: number of users who can be clients.
+    """
+    if isinstance(task, GenerationTask):
+        return users > 1
+    return not (isinstance(task, ChoiceTask) and task.list_names)
 
 
 def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
@@ -85,7 +94,8 @@ def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
     drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}"])
     loaded = load_simulation(drafted)
     yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
-    yield _tokens(loaded)
+    if not isinstance(loaded.runtime.task, GenerationTask):  # whose tokens the plan has counted
+        yield _tokens(loaded)
     yield from describe_baselines(loaded.runtime, loaded.shares)
 
 

@@ -133,6 +133,19 @@ def guess_roles(columns: dict[str, Column]) -> Roles:
     return Roles("classification", texts, label, user=user)
 
 
+def task_of_texts(columns: dict[str, Column]) -> str:
+    """Return the shipped task of texts whose columns these are; empty if they are none.
+
+    Plain texts are a column ``text`` with nothing beside it but user and time.
+    """
+    if "messages" in columns and columns["messages"].is_list:
+        return "chat"
+    if {"prompt", "response"} <= columns.keys():
+        return "responses"
+    alone = {"text"} <= columns.keys() <= {"text", USER_FIELD, "time"}
+    return "texts" if alone and columns["text"].words >= 3 else ""
+
+
 def _guess_label(columns: dict[str, Column], others: set[str]) -> str:
     named = [n for known in _LABEL_NAMES for n in columns if n.lower() == known]
     named = [name for name in named if name not in others]

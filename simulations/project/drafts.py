@@ -159,7 +159,14 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         "# as --out gives it.",
         f"out = {quoted(f'{folder}/run')}",
     ]
-    if by_user:
+    is_text = choices.roles.kind == "generation"
+    if by_user and is_text:
+        lines += [
+            "# A global model, and for each client private rounds on top of it; ditto, mixture,",
+            "# partial, local, global and cluster are other ways.",
+            'method = "finetune"',
+        ]
+    elif by_user:
         lines += [
             "# A global model, and for each client a private part that is fitted to its own rows;",
             "# finetune, ditto, mixture, partial, local, global and cluster are other ways.",
@@ -189,9 +196,11 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
             'partition = "dirichlet"',
             "alpha = 5.0",
         ]
+    lines += [f"clients = {clients}", ""]
+    if is_text:
+        lines += _last_sections_of_texts(choices, limit)
+        return "\n".join(lines) + "\n"
     lines += [
-        f"clients = {clients}",
-        "",
         "[adapter]",
         "# A readout on the last representation: the model runs once for each row. top:1 has",
         "# adapters in the last block instead, which cost more passes and may gain more.",
@@ -214,3 +223,28 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         "rounds = 0",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _last_sections_of_texts(choices: ProjectChoices, limit: int) -> list[str]:
+    """Return the last lines of a scenario whose clients learn how they write."""
+    lines = [
+        "[adapter]",
+        "# Adapters in the last block of the model; top:2 has more, and every step costs more.",
+        'layers = "top:1"',
+        "",
+        "[evaluate]",
+        "# most validation and most test rows of a client; 0 is all",
+        f"limit = {limit}",
+    ]
+    if choices.roles.texts != (choices.roles.label,):
+        lines += [
+            "# own examples that the base model reads before a prompt, as a baseline; 0 is none",
+            "retrieved = 4",
+        ]
+    return [
+        *lines,
+        "",
+        "[personal]",
+        "# rounds that each client takes alone at the end, for a personal model",
+        "rounds = 10",
+    ]

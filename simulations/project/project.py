@@ -25,6 +25,7 @@ from simulations.project.columns import (
     guess_roles,
     guess_texts,
     label_order,
+    task_of_texts,
 )
 from simulations.project.drafts import (
     ProjectChoices,
@@ -85,6 +86,10 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
         return ProjectChoices(data, EMBEDDED_MODEL, roles, task=EMBEDDED_DATA), text
     columns = describe_columns(raw.all)
     task = answers.given.get("task", "")
+    if not task and not answers.given.keys() & {"kind", "label", "text"}:
+        task = task_of_texts(columns)
+        if task:
+            say(f"task: {task}, by its columns; --kind and --label ask for another")
     if task:
         answers.used["task"] = task
         roles = _roles_of_shipped(answers, task, columns)
@@ -131,7 +136,7 @@ def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -
     present = {n: next((a for a in names if a in columns), n) for n, names in _fields(name).items()}
     label = next((n for n in task.label_names if n in columns), task.label_names[0])
     user = _user(answers, columns, guess_roles(columns).user, {label})
-    return Roles(task.kind, tuple(present.values()), label, user=user)
+    return Roles(task.kind, tuple(present.values()) or (label,), label, user=user)
 
 
 def _fields(name: str) -> dict[str, tuple[str, ...]]:

@@ -95,7 +95,8 @@ def _accuracy(
     return draw_figure(
         f"reached{letter}",
         "What the fleet reaches, and when",
-        "Accuracy of the global model on validation examples, %, mean over clients.",
+        "Accuracy of the global model on validation examples, %, mean over clients; of texts it is "
+        "that of tokens.",
         f"Validation accuracy over virtual time: from {before:.1%} to {after:.1%} in "
         f"{span_of(last - first)}.",
         draw,

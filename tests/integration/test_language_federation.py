@@ -197,7 +197,6 @@ def test_every_method_without_labels_trains_texts(texts: Settings, method: str) 
         ({"adapter__label_bias": True}, "a text has no labels"),
         ({"method": "readout", "adapter__label_bias": True}, "a text has no labels"),
         ({"gradients": "exact"}, "set gradients to differences"),
-        ({"fleet__devices": '[{"device": "laptop", "share": 1}]'}, "leave fleet.devices out"),
     ],
 )
 def test_what_texts_cannot_be_combined_with_is_refused(
@@ -292,6 +291,24 @@ def test_live_clients_train_texts_as_simulated_ones_do(
     assert again.final_digest == result.final_digest
     for name, figures in client_columns(again).items():
         assert [own.loss for own in figures.values()] == [own.loss for own in final[name].values()]
+
+
+def test_a_fleet_trains_texts_as_the_same_clients_do_without_one(
+    texts: Settings, tmp_path: Path
+) -> None:
+    """Each device alone in its passes; time and energy come from a profile."""
+    here = {"method": "finetune", "micro_batch": 4, "queries": 2}
+    fleet = {"fleet__devices": '[{"device": "laptop", "share": 1}]', "fleet__rows": 0}
+    plain, emulated = (
+        RunResult.read(simulate(config_of(texts, **here, **own, out=str(tmp_path / str(len(own))))))
+        for own in ({}, fleet)
+    )
+    assert emulated.final_digest == plain.final_digest
+    assert all(event.fleet is not None and event.fleet.ended > 0 for event in emulated.rounds)
+    for name, own in client_columns(emulated).items():
+        others = client_columns(plain)[name]
+        assert [one.loss for one in own.values()] == [one.loss for one in others.values()]
+    assert "of texts it is that of tokens" in page_of(compare_runs([tmp_path / "2"]))
 
 
 def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`samara new` from its questions to a run of what it wrote."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,38 @@ def test_simulate_alone_explains_itself(run: Run) -> None:
     assert status == 1
     assert "popquorn" in printed
     assert "samara new DIR writes one" in errors
+
+
+@pytest.mark.parametrize("task", ["responses", "texts"])
+def test_texts_of_users_make_a_federation(
+    task: str, run: Run, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    things = ("film", "day", "meal", "walk")
+    rows = [
+        {"user": f"u{i % 3}", "text": f"the {things[i % 4]} was {'very ' * (i // 4 % 5)}good"}
+        for i in range(48)
+    ]
+    if task == "responses":
+        rows = [{"user": r["user"], "prompt": "and?", "response": r["text"]} for r in rows]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = shutil.copytree(model_folder("causal"), tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    given = ("--data", file, "--model", model)
+    status, printed, errors = run("new", tmp_path / "mine", *given)
+    assert (status, errors) == (0, "")
+    assert f"task: {task}, by its columns" in printed
+    assert "rows have no text" not in printed
+    assert "bits per byte, perplexity" in printed
+    scenario = tmp_path / "mine" / "scenario.toml"
+    assert ("retrieved = 4" in scenario.read_text()) is (task == "responses")
+    quick = ("--set", "rounds=1", "--set", "personal.rounds=1", "--set", "queries=2")
+    status, _, errors = run("simulate", scenario, *quick)
+    assert (status, errors) == (0, "")
+    assert RunResult.read(tmp_path / "mine" / "run").final_round == 1
+    # Without users there is nobody to personalize for, and the project is one of samara tune.
+    file.write_text("".join(json.dumps({**row, "user": "u0"}) + "\n" for row in rows))
+    status, printed, _ = run("new", tmp_path / "alone", *given)
+    assert status == 0
+    assert "next: samara tune" in printed

@@ -1,6 +1,7 @@
 """Questions to a device's models: base, global and personal, while its trainer trains."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from shared.config import RunConfig
 from shared.errors import BusyError, QuestionError, SamaraError, TrainerError, UnknownModelError
 from shared.ledger.records import LedgerHeader
 from shared.proto.trainer_pb2 import ChatMessage, GeneratePart, GenerateRequest
-from shared.tasks.rows import read_question
+from shared.tasks.rows import read_prompt, read_question
 
 TEXTS = ["the film was good .", "the meal was cold !", "a rude day"]
 
@@ -406,3 +407,29 @@ def test_a_missing_trainer_is_named(short: Path) -> None:
     with pytest.raises(TrainerError, match="no trainer answers"):
         ask(short / "none.sock", lambda model: model.describe())
     assert issubclass(TrainerError, SamaraError)
+
+
+def test_a_prompt_is_read_and_ended_as_the_task_of_the_run_has_it(
+    settings: Settings, short: Path
+) -> None:
+    """Messages are prompts to answer; a prompt alone is continued as it is."""
+    rows = [{"prompt": f"the {w}", "response": "was good", "user": "a"} for w in "abcdefghij"]
+    file = short / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = short / "replies.toml"
+    task.write_text(
+        'kind = "generation"\nname = "replies"\ntext = "{prompt}\\n{answer}\\n"\n'
+        'label = "response"\ntokens = 8\n'
+    )
+    own = settings | {"data.path": str(file), "task": str(task)}
+    resident, socket = load_resident(own, short), short / "t.sock"
+    runtime = resident.runtime
+    with serve_trainer(lambda: resident, socket):
+        asked = [ChatMessage(role="user", content="the film was")]
+        text, parts = written(socket, messages=asked, model="base", max_tokens=4)
+        raw, raw_parts = written(socket, prompt="the film was\n", model="base", max_tokens=4)
+    example = read_prompt({"prompt": "the film was"}, runtime.task)  # type: ignore[arg-type]
+    tokens = runtime.tokenize(example).sequences[0]
+    assert parts[0].opening.prompt_tokens == len(tokens) == raw_parts[0].opening.prompt_tokens
+    assert text == raw  # no answer of a random model ends before its fourth token
+    assert example.text == "the film was\n"

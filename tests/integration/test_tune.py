@@ -17,7 +17,7 @@ from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
 from client.tuning import run as runs
 from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
-from client.tuning.baselines.icl import InContext, demonstration
+from client.tuning.baselines.icl import InContext
 from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.methods import BY_PEFT, SPACES
 from client.tuning.run import METRICS_FILE, read_result, tune
@@ -29,6 +29,7 @@ from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskE
 from shared.replay_numba import NumbaBackend
 from shared.step_size import StepSize
 from shared.tasks.catalog import load_task
+from shared.tasks.demonstrations import demonstration
 
 ModelFolder = Callable[[str], Path]
 BY_PEFT_TRAINED = [("mezo", "vera"), ("fo-adam", "vera")]

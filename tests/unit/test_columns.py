@@ -22,6 +22,12 @@ def test_personal_models_are_compared_on_test_examples_alone(method: str) -> Non
     assert (compared[0], compared[-1]) == ("base rate", PERSONALIZED)
 
 
+def test_own_examples_in_context_are_compared_where_they_are_asked_for() -> None:
+    terms = RunConfig.of({"evaluate.retrieved": 4}, "test").terms
+    assert "icl-personal" in requested_columns(terms, Split.TEST, personal=True)
+    assert "icl-personal" not in requested_columns(terms, Split.VALIDATION, personal=True)
+
+
 def test_fits_choose_the_best_round_where_they_are_asked_for() -> None:
     for split in Split:
         assert requested_columns(config_of("readout").terms, split, personal=False) == (GLOBAL,)

@@ -183,6 +183,14 @@ CASES = [
         '[{"role": "user", "content": "Who?"}]',
         "Ann.",
     ),
+    Case("rating", {"text": "Broken.", "label": 1}, "Broken. Stars: ", "one"),
+    Case("title", {"text": "It rained.", "title": "Rain"}, "Text: It rained.\nTitle: ", "Rain"),
+    Case(
+        "paraphrase",
+        {"plain": "I am late.", "own": "Sorry!"},
+        "Plain: I am late.\nIn my words: ",
+        "Sorry!",
+    ),
     Case("style", {"prompt": "the soup was", "response": "tasty"}, "the soup was ", "tasty"),
     Case(
         "drop",

@@ -12,11 +12,8 @@ from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.directions import batch_order
 from shared.errors import ModelError
 from shared.model.scorers import Ids, Prompt
-from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.rows import Example
-
-SEPARATOR = "\n\n"
-"""The text between a demonstration and what follows it."""
+from shared.tasks.demonstrations import demonstration
+from shared.tasks.kinds import GenerationTask
 
 
 class InContext:
@@ -85,14 +82,3 @@ class InContext:
         """Insert tokens at the start of a sequence, behind its first special token if any."""
         start = len(self._start) if sequence[: len(self._start)] == self._start else 0
         return (*sequence[:start], *tokens, *sequence[start:])
-
-
-def demonstration(task: Task, example: Example) -> str:
-    """Return the text of an example with its right answer, and the separator."""
-    if isinstance(task, ClassificationTask):
-        before, after = task.question_before_word, task.question_after_word
-        solved = example.text + before + task.words[example.label] + after
-    else:
-        answer = example.answers[example.label]
-        solved = example.text + answer + (task.stop if isinstance(task, GenerationTask) else "")
-    return solved + SEPARATOR

@@ -75,6 +75,9 @@ class PhoneLearner:
         """Return all examples of a split, since those of a phone do not change."""
         return self._trainer.score(state, split)
 
+    def score_in_context(self, split: Split) -> None:
+        """Return nothing: a phone's program has labels, and no prompts to put examples before."""
+
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""
         scores, labels, _ = self._trainer.score(state, Split.TRAIN)

@@ -1,0 +1,41 @@
+"""Losses of perturbations whose objective is a metric of decoded answers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.forward.grouping import split_by_grouping
+from client.forward.resident import ResidentForward
+from shared.model.lora_fa import PerturbedAdapters
+from shared.model.scorers import Prompt
+from shared.tasks.kinds import GenerationTask
+from shared.tasks.objectives import minus_answer_metric
+
+
+def answer_losses(
+    forward: ResidentForward,
+    task: GenerationTask,
+    perturbations: PerturbedAdapters,
+    prompts: Sequence[Prompt],
+    accepted: Sequence[Sequence[str]],
+    micro_batch: int = 0,
+) -> NDArray[np.float32]:
+    """Return minus the metric of the answers that are decoded under each perturbation.
+
+    Args:
+        forward: forward engine.
+        task: task that names the metric.
+        perturbations: P perturbations of one client; each decodes alone.
+        prompts: n prompts without their answers.
+        accepted: accepted answers of every prompt.
+        micro_batch: most examples in a pass; 0 puts all into one.
+
+    Returns:
+        float32 [P].
+    """
+    losses = np.empty(perturbations.count, np.float32)
+    for indices, perturbation in split_by_grouping(perturbations, "sequential"):
+        answers = forward.decode_answers(perturbation, prompts, micro_batch)
+        losses[indices] = minus_answer_metric(task, [answers], accepted)
+    return losses

@@ -1,0 +1,159 @@
+"""The rows of a forward pass: token sequences padded to one length, or packed.
+
+Packed, several short sequences share a row, so that less of a pass is padding. The positions of
+each begin at 0 and its tokens attend to those of the same sequence alone: `transformers` makes the
+block-diagonal mask from positions that begin again. So a sequence's hidden states are those that
+it has in a row of its own, but for rounding.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from client.forward.trunk_cache import Ids
+from shared.errors import ModelError
+from shared.model.loading import BaseModel
+
+
+class Place(NamedTuple):
+    """Where a sequence is.
+
+    Attributes:
+        row: row of the pass.
+        first: position of its first token in that row.
+    """
+
+    row: int
+    first: int
+
+
+def pack(lengths: Sequence[int]) -> list[Place]:
+    """Place sequences in rows that are no longer than the longest: first fit, the longest first.
+
+    Args:
+        lengths: number of tokens of each sequence, at least one.
+
+    Returns:
+        The place of each sequence.
+    """
+    places = [Place(0, 0)] * len(lengths)
+    used: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        free = (row for row, tokens in enumerate(used) if tokens + lengths[index] <= max(lengths))
+        row = next(free, len(used))
+        if row == len(used):
+            used.append(0)
+        places[index] = Place(row, used[row])
+        used[row] += lengths[index]
+    return places
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a pass and where each of m sequences is.
+
+    Attributes:
+        ids: token ids, int64 [R, S]; padded on the right, S being the length of the longest
+            sequence.
+        inputs: what a body is called with beside the ids, by name.
+        places: place of each sequence.
+    """
+
+    ids: Tensor
+    inputs: dict[str, Tensor]
+    places: Sequence[Place]
+
+    @classmethod
+    def of(cls, base: BaseModel, sequences: Sequence[Ids], packed: bool = False) -> "Rows":
+        """Put sequences into rows.
+
+        Args:
+            base: model that reads them.
+            sequences: m token sequences.
+            packed: whether several may share a row; only if that saves rows.
+
+        Raises:
+            ModelError: if a sequence is longer than the model's context.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        if max(lengths) > base.context:
+            raise ModelError(
+                f"{base.folder}: a sequence has {max(lengths)} tokens and the model reads at most "
+                f"{base.context}; lower model.max-length"
+            )
+        own = [Place(row, 0) for row in range(len(sequences))]
+        places = pack(lengths) if packed else own
+        count = 1 + max(place.row for place in places)
+        if count == len(sequences):
+            places = own
+        shape = count, max(lengths)
+        ids = torch.full(shape, base.tokenizer.pad_token_id or 0)
+        mask, positions = torch.zeros(2, *shape, dtype=torch.long)
+        for sequence, (row, first) in zip(sequences, places, strict=True):
+            end = first + len(sequence)
+            ids[row, first:end] = torch.tensor(sequence)
+            mask[row, first:end] = 1
+            positions[row, first:end] = torch.arange(len(sequence))
+        device = base.network.device
+        is_packed = count < len(sequences)
+        inputs = {"position_ids": positions} if is_packed else {"attention_mask": mask}
+        return cls(ids.to(device), {name: v.to(device) for name, v in inputs.items()}, places)
+
+    @property
+    def are_packed(self) -> bool:
+        """Return whether sequences share rows."""
+        return len(self.ids) < len(self.places)
+
+    def arrange(self, outputs: Iterable[Tensor]) -> Tensor:
+        """Return what was computed of each sequence alone in its place.
+
+        Args:
+            outputs: [length, hidden] of each sequence.
+
+        Returns:
+            [R, S, hidden], zeros where there is no sequence.
+        """
+        whole: Tensor | None = None
+        for output, (row, first) in zip(outputs, self.places, strict=True):
+            if whole is None:
+                whole = output.new_zeros(*self.ids.shape, output.shape[1])
+            whole[row, first : first + len(output)] = output
+        assert whole is not None
+        return whole
+
+    def indices(
+        self, supervised: Sequence[Sequence[int]], perturbations: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows and positions of what is read of the sequences, int64 [n] each.
+
+        Args:
+            supervised: positions that are read, for each sequence.
+            perturbations: P, how often all rows are repeated.
+        """
+        return self._indices(self.places, len(self.ids), supervised, perturbations)
+
+    def own_indices(
+        self, supervised: Sequence[Sequence[int]], perturbations: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `indices` does, for rows in which each sequence is alone."""
+        own = [Place(row, 0) for row in range(len(self.places))]
+        return self._indices(own, len(own), supervised, perturbations)
+
+    def _indices(
+        self,
+        places: Sequence[Place],
+        count: int,
+        supervised: Sequence[Sequence[int]],
+        perturbations: int,
+    ) -> tuple[Tensor, Tensor]:
+        index = [
+            (row, first + position)
+            for (row, first), positions in zip(places, supervised, strict=True)
+            for position in positions
+        ]
+        rows, positions = torch.tensor(index, device=self.ids.device).T
+        first_rows = torch.arange(perturbations, device=self.ids.device) * count
+        return (first_rows[:, None] + rows).flatten(), positions.repeat(perturbations)

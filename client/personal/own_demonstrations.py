@@ -1,0 +1,100 @@
+"""In-context learning from a client's own examples: the most similar ones precede each prompt.
+
+Nothing is trained: the base model reads what its user has answered before. Similar are texts with a
+large cosine of their TF-IDF vectors, one of the retrievers of Salemi et al., "LaMP: When large
+language models meet personalization" (2024).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from client.training.client_data import ClientData, ExampleTokenizer
+from shared.frames.instructions import Split
+from shared.tasks.chats import ANSWERING
+from shared.tasks.demonstrations import demonstration
+from shared.tasks.kinds import GenerationTask
+from shared.tasks.rows import Example
+
+
+class OwnDemonstrations:
+    """A client's training examples, of which those that are most similar precede a prompt.
+
+    Args:
+        task: task of prompts and answers.
+        data: examples of the client.
+        tokenize: tokenization of the model that reads them.
+        count: most demonstrations before a prompt.
+    """
+
+    def __init__(
+        self, task: GenerationTask, data: ClientData, tokenize: ExampleTokenizer, count: int
+    ) -> None:
+        self._task, self._tokenize, self._count = task, tokenize, count
+        self._examples = data.in_split(Split.TRAIN)
+
+    def before(self, example: Example) -> Example:
+        """Return an example with demonstrations before its text, as many as the model reads whole.
+
+        The most similar one is nearest to the text.
+        """
+        chosen = self._most_similar(example)
+        while chosen:
+            extended = replace(example, text=self._joined(chosen, example.text), cut=None)
+            if self._tokenize.fits(extended):
+                return extended
+            chosen = chosen[1:]
+        return example
+
+    def _most_similar(self, example: Example) -> list[Example]:
+        """Return the examples that are most similar to one, in ascending order."""
+        if not self._examples:
+            return []
+        vectorizer, vectors = self._index
+        similar = (vectors @ vectorizer.transform([example.text]).T).toarray()[:, 0]
+        order = np.argsort(similar, kind="stable")[-self._count :]
+        return [self._examples[index] for index in order]
+
+    @cached_property
+    def _index(self) -> tuple[Any, Any]:
+        """The vectorizer of the examples' texts, and their vectors, sparse [n, words]."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectorizer = TfidfVectorizer(token_pattern=r"\w+")
+        return vectorizer, vectorizer.fit_transform([one.text for one in self._examples])
+
+    def _joined(self, demonstrations: Sequence[Example], text: str) -> str:
+        """Return a text behind demonstrations; in a chat they are earlier turns of it."""
+        if not self._task.chat:
+            return "".join(demonstration(self._task, one) for one in demonstrations) + text
+        turns: list[dict[str, str]] = []
+        for one in demonstrations:
+            turns += [turn for turn in json.loads(one.text) if turn["role"] != "system"]
+            turns.append({"role": ANSWERING, "content": one.answers[0]})
+        chat = json.loads(text)
+        first = [turn for turn in chat[:1] if turn["role"] == "system"]
+        return json.dumps([*first, *turns, *chat[len(first) :]], ensure_ascii=False)
+
+
+def own_demonstrations(
+    task: object, data: ClientData, tokenize: ExampleTokenizer, count: int
+) -> OwnDemonstrations | None:
+    """Return the demonstrations of a client.
+
+    Args:
+        task: task of the run.
+        data: examples of the client.
+        tokenize: tokenization of the model that reads them.
+        count: most demonstrations before a prompt; 0 for none.
+
+    Returns:
+        None where none are asked for, and where no prompt is: a classification's labels are
+        compared, and plain texts answer nothing.
+    """
+    if not count or not isinstance(task, GenerationTask) or task.is_plain_text:
+        return None
+    return OwnDemonstrations(task, data, tokenize, count)

@@ -1,0 +1,18 @@
+"""Demonstrations: examples with their answers, for in-context learning."""
+
+from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from shared.tasks.rows import Example
+
+SEPARATOR = "\n\n"
+"""The text between a demonstration and what follows it."""
+
+
+def demonstration(task: Task, example: Example) -> str:
+    """Return the text of an example with its right answer, and the separator."""
+    if isinstance(task, ClassificationTask):
+        before, after = task.question_before_word, task.question_after_word
+        solved = example.text + before + task.words[example.label] + after
+    else:
+        answer = example.answers[example.label]
+        solved = example.text + answer + (task.stop if isinstance(task, GenerationTask) else "")
+    return solved + SEPARATOR
