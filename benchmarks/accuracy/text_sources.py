@@ -27,7 +27,7 @@ SOURCES = {
     "fiction": ("cb/train.jsonl", "premise"),
     "dictionary": ("wic/train.jsonl", "sentence1"),
 }
-"""By user, the file and the field of its texts."""
+"""The file and the field of each user's texts."""
 _FEWEST_WORDS = 4
 
 

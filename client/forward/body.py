@@ -31,7 +31,7 @@ _PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
 """Largest difference between two ways to compute a probe, relative to its largest number."""
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What a model raises that does not take its inputs in another form."""
+"""The errors of a model that does not take its inputs in another form."""
 
 
 class PerturbedBody:

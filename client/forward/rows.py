@@ -19,7 +19,7 @@ from shared.model.loading import BaseModel
 
 
 class Place(NamedTuple):
-    """Where a sequence is.
+    """The place of a sequence in a pass.
 
     Attributes:
         row: row of the pass.
