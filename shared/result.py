@@ -58,6 +58,8 @@ class Evaluation(_ResultPart):
     refused: dict[Count, str]
     bytes_up: Count
     bytes_down: Count
+    catch_up_bytes: Count = 0
+    """The part of ``bytes_down`` with rounds that clients had missed; 0 in older results."""
     seconds: Seconds
 
 
@@ -190,7 +192,7 @@ class ClientCost(NamedTuple):
         steps: local steps in rounds and clustering rounds.
         private_steps: steps of its private rounds.
         bytes_up: bytes of its reports.
-        bytes_down: bytes of its instructions and catch-ups.
+        bytes_down: bytes of its instructions and of the catch-ups in them.
     """
 
     steps: int

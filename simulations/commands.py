@@ -335,7 +335,7 @@ def tune(
     from shared.tasks.catalog import load_task
     from shared.tasks.embedded import check_data_is_given
     from simulations.progress import stoppable, watched_tuning
-    from simulations.report.terminal import print_tuning
+    from simulations.report.terminal import print_next, print_tuning
 
     options: dict[str, Any] = {
         "method": method,
@@ -368,4 +368,5 @@ def tune(
         from client.tuning.run import tune as run
 
         folder = run(wanted, on_step)
-    print_tuning(folder, read_result(folder))
+    print_tuning(folder, result := read_result(folder))
+    print_next(folder, result)

@@ -6,6 +6,7 @@ from typing import Any
 
 from client.tuning.run import RESULT_FILE, tune
 from client.tuning.settings import TuneSettings
+from client.tuning.tuning_setup import TuningSetup
 
 Settings = dict[str, Any]
 CIRCUMSTANCES = ("model_path", "seconds", "peak_memory_bytes", "versions", "emulated")
@@ -14,6 +15,10 @@ CIRCUMSTANCES = ("model_path", "seconds", "peak_memory_bytes", "versions", "emul
 def tuning_of(settings: Settings, **changes: Any) -> TuneSettings:
     dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return TuneSettings.of(settings | dotted, "test")
+
+
+def setup_of(settings: Settings, **changes: Any) -> TuningSetup:
+    return TuningSetup(tuning_of(settings, **changes).complete(1))
 
 
 def small(model: Path, data: Path, out: Path) -> Settings:

@@ -32,6 +32,7 @@ from devices.live.processes import (
     child_environment,
     exclusive_lock,
     module_command,
+    status_of_rejection,
 )
 from devices.live.server_contact import note_end, note_rejection
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
@@ -39,6 +40,7 @@ from devices.live.settings import ClientSettings
 from devices.live.stream_wire import StreamWire
 from shared.errors import DeviceError, RejectedError, TrainerError
 from shared.files import make_private_folder
+from shared.rejection import RejectionCode, describe_rejection
 
 log = logging.getLogger("samara.device")
 
@@ -76,14 +78,14 @@ def dry_run(settings: ClientSettings) -> None:
     with _locked_folder(settings):
         if status := _run_module("dry_run", settings.folder):
             raise DeviceError(f"the dry run failed with status {status}; its message is above")
-        _run_preflight(settings.folder)
+        _run_preflight(settings)
 
 
 def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
     """Run the preflight, then serve until the run is finished, or SIGINT or SIGTERM.
 
     Processes that end are restarted. A client whose owner wants private rounds when data change
-    goes on with them after the end of the run.
+    goes on with them after the end of the run. Another one loads no model if the run is finished.
 
     Args:
         settings: settings of the client.
@@ -92,15 +94,17 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
     Raises:
         DeviceError: if a check fails, another process serves this client, the power mode cannot be
             set, or the trainer cannot be loaded.
+        RejectedError: if the key was revoked.
     """
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
-        _run_preflight(settings.folder)
-        with (
-            dashboard(settings.folder) if with_dashboard else nullcontext(),
-            in_power_mode(settings.power_mode, settings.folder),
-        ):
-            is_finished = _ClientSupervisor(settings).serve()
+        is_finished = _run_preflight(settings)
+        if not is_finished or _works_after_the_run(settings):
+            with (
+                dashboard(settings.folder) if with_dashboard else nullcontext(),
+                in_power_mode(settings.power_mode, settings.folder),
+            ):
+                is_finished = _ClientSupervisor(settings).serve(is_finished)
         if is_finished:
             log.info("%s: %s", settings.name, describe_end(settings))
 
@@ -131,8 +135,26 @@ def _locked_folder(settings: ClientSettings) -> Iterator[None]:
         yield
 
 
-def _run_preflight(folder: Path) -> None:
-    status = _run_module("preflight", folder)
+def _works_after_the_run(settings: ClientSettings) -> bool:
+    """Return whether private rounds go on when the run is finished."""
+    return settings.device_settings.get("personal.when") in AFTER_THE_RUN
+
+
+def _run_preflight(settings: ClientSettings) -> bool:
+    """Run the preflight; return whether the server has said that the run is finished.
+
+    Raises:
+        DeviceError: if a check fails.
+        RejectedError: if the key was revoked.
+    """
+    status = _run_module("preflight", settings.folder)
+    if status == status_of_rejection(RejectionCode.REVOKED):
+        reason = describe_rejection(RejectionCode.REVOKED)
+        note_rejection(settings.folder, settings.server, reason)
+        raise RejectedError(reason)
+    if status == status_of_rejection(RejectionCode.FINISHED):
+        note_end(settings.folder, settings.server)
+        return True
     if status == -signal.SIGKILL:
         raise DeviceError(f"the preflight was killed after its last line, {OUT_OF_MEMORY}")
     if status < 0:
@@ -142,6 +164,7 @@ def _run_preflight(folder: Path) -> None:
         )
     if status:
         raise DeviceError("a check of the preflight failed; follow its remedy above")
+    return False
 
 
 class Wire(Protocol):
@@ -171,8 +194,12 @@ class _ClientSupervisor:
             child_environment(),
         )
 
-    def serve(self) -> bool:
+    def serve(self, is_finished: bool) -> bool:
         """Serve until the run is finished, or SIGINT or SIGTERM; return whether it is finished.
+
+        Args:
+            is_finished: whether the run is finished already, so that nothing is left but private
+                rounds.
 
         Raises:
             DeviceError: if the trainer cannot be loaded, or the server turns this client away.
@@ -181,11 +208,13 @@ class _ClientSupervisor:
             signal.signal(number, self._on_signal)
         by_stream = self._settings.wire == "stream"
         wire: Wire = (StreamWire if by_stream else FlowerWire)(self._settings)
-        is_finished = False
         try:
             self._await_trainer()
             if not self._stop.is_set():
-                wire.start()
+                if is_finished:
+                    self._say_that_private_rounds_go_on()
+                else:
+                    wire.start()
                 notify_service_manager(READY)
             while not self._stop.wait(_POLL_SECONDS):
                 if wire.is_alive or is_finished:
@@ -193,14 +222,11 @@ class _ClientSupervisor:
                 if not is_finished and wire.is_finished():
                     is_finished = True
                     note_end(self._settings.folder, self._settings.server)
-                    if self._settings.device_settings.get("personal.when") not in AFTER_THE_RUN:
+                    if not _works_after_the_run(self._settings):
                         break
-                    log.info(
-                        "%s: the run is finished; private rounds go on when the data change, "
-                        "until Ctrl-C",
-                        self._settings.name,
-                    )
-                for message in (self._trainer.restart_if_due(), wire.restart_if_due()):
+                    self._say_that_private_rounds_go_on()
+                of_wire = "" if is_finished else wire.restart_if_due()
+                for message in (self._trainer.restart_if_due(), of_wire):
                     if message:
                         log.warning("%s", message)
         except RejectedError as error:
@@ -209,6 +235,12 @@ class _ClientSupervisor:
         finally:
             self._stop_all(wire)
         return is_finished
+
+    def _say_that_private_rounds_go_on(self) -> None:
+        log.info(
+            "%s: the run is finished; private rounds go on when the data change, until Ctrl-C",
+            self._settings.name,
+        )
 
     def _await_trainer(self) -> None:
         """Wait until the trainer is ready or a signal arrives."""

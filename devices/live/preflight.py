@@ -21,10 +21,12 @@ from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.hardware.run_step import examples_in_pass
+from devices.live.admission_check import ask_admission
 from devices.live.board_checks import check_board, name_missing_kernels
 from devices.live.certificate_errors import explain_certificate_error
 from devices.live.gateway_check import GATEWAY, check_gateways
 from devices.live.memory_check import default_profile, expected_footprint, free_on
+from devices.live.processes import status_of_rejection
 from devices.live.server_contact import note_answer, note_silence
 from devices.live.settings import ClientSettings
 from devices.live.tls_contexts import unverified_context
@@ -32,6 +34,7 @@ from shared.addresses import parse_address
 from shared.check_result import OF_OTHERS, CheckResult, Outcome, check_disk, describe_size
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
+from shared.rejection import RejectionCode, describe_rejection
 from shared.sections import ModelSettings
 from shared.signed_scenario import describe_operator
 
@@ -300,7 +303,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Run the preflight of the client whose folder is the argument; exit with 1 on a failure."""
+    """Run the preflight of the client whose folder is the argument.
+
+    The exit status is 1 after a failure, and that of the rejection where another try is in vain:
+    the key was revoked, or the run is finished.
+    """
     try:
         settings = ClientSettings.read(Path(sys.argv[1]))
         failed = False
@@ -311,8 +318,13 @@ def main() -> None:
             elif check.subject in (_SUPERLINK, GATEWAY):
                 note_answer(settings.folder)
             failed = failed or check.outcome is Outcome.FAIL
+        code = None if failed or settings.wire == "stream" else ask_admission(settings)
     except SamaraError as error:
         sys.exit(f"samara: {error}")
+    if code in (RejectionCode.REVOKED, RejectionCode.FINISHED):
+        sys.exit(status_of_rejection(code))
+    if code is not None:
+        print(CheckResult(Outcome.WARN, "admission", describe_rejection(code)), flush=True)
     sys.exit(failed)
 
 

@@ -275,7 +275,7 @@ def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 (int(client), figures["loss"], Confusion(np.array(figures["confusion"])))
                 for client, figures in column["clients"].items()
             )
-    common = _merge_common(events, ("bytes_up", "bytes_down"))
+    common = _merge_common(events, ("bytes_up", "bytes_down", "catch_up_bytes"))
     is_trimmed = all(TRIMMED_ACCURACY in c for event in events for c in event["columns"].values())
     return common | {
         "columns": {
@@ -289,7 +289,7 @@ def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> d
     """Return the last event with some keys summed, all refusals, and the longest time."""
     return {
         **events[-1],
-        **{key: sum(event[key] for event in events) for key in sums},
+        **{key: sum(event.get(key, 0) for event in events) for key in sums},
         "refused": {c: reason for event in events for c, reason in event["refused"].items()},
         "seconds": max(event["seconds"] for event in events),
     }

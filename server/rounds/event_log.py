@@ -68,6 +68,7 @@ class EvaluationEvent:
         columns: by column, the figures of `summarize_evaluations`.
         refused: by client, the reason why its reply was not used.
         bytes_up, bytes_down: bytes of all replies and of all messages.
+        catch_up_bytes: those of the messages that bring clients up to the round.
     """
 
     round: int
@@ -76,6 +77,7 @@ class EvaluationEvent:
     refused: Mapping[str, str]
     bytes_up: int
     bytes_down: int
+    catch_up_bytes: int
 
 
 class EventLog:

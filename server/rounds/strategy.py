@@ -394,6 +394,7 @@ class ScalarStrategy(Strategy):
                 ),
                 refused=reasons_by_text(replies.refused),
                 bytes_up=sum(replies.bytes_up.values()),
-                bytes_down=sum(request.bytes_down.values()),
+                bytes_down=(sent := sum(request.bytes_down.values())),
+                catch_up_bytes=sent - len(request.messages) * len(instruction.encode()),
             )
         )

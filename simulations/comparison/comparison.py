@@ -1,5 +1,6 @@
 """A comparison of finished runs: summaries, tested differences, costs, and the answer in words."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -321,7 +322,9 @@ def _summary(condition: Condition) -> ConditionSummary:
 def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
     """Return a run's validations by round, where all of these clients took part."""
     result = run.result
-    spent = {entry.round: entry.bytes_up + entry.bytes_down for entry in result.rounds}
+    spent = Counter({entry.round: entry.bytes_up + entry.bytes_down for entry in result.rounds})
+    for event in result.evaluations:  # which may bring clients what the next instruction would
+        spent[event.round] += event.catch_up_bytes
     validations = {}
     for evaluation in result.evaluations:
         column = evaluation.columns.get(GLOBAL)

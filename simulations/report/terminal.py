@@ -1,5 +1,6 @@
 """The report of a finished run on the terminal."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -30,6 +31,8 @@ from simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
+_OF_LABELS = ("accuracy", "macro-f1", "f1")
+"""The metrics of tasks whose answers are labels or candidates, which `adapter apply` shows."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
 _FigureRow = tuple[str, Callable[[ClientMetrics], float], str]
 _LABEL_ROWS: tuple[_FigureRow, ...] = (
@@ -130,6 +133,19 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
         highlight=False,
     )
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
+
+
+def print_next(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the commands that use a tuned model; none if there is none, or it is not rebuilt."""
+    is_rounded = result["config"].get("stream-compression", "none") != "none"
+    if "best_step" not in result or is_rounded:
+        return
+    place = shlex.quote(str(folder))
+    commands = [f"samara adapter export {place} --out model"]
+    if result["metric"] in _OF_LABELS:
+        commands.insert(0, f'samara adapter apply {place} "a text"')
+    for command in commands:
+        (console or Console()).print(Text(f"next: {command}"), soft_wrap=True)
 
 
 def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:

@@ -3,16 +3,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_scenario import FILES_IN_IT, SETTINGS, fields_of
-from write import (
-    ELEMENTS,
-    FILES,
-    FOLDER,
-    LAYOUT,
-    NEXT_SEGMENT,
+from golden_frames import (
     SEEDS,
-    SEGMENT,
-    SNAPSHOT,
     frames,
     frames_of_adaptive_clip,
     frames_of_buckets,
@@ -20,8 +12,10 @@ from write import (
     frames_of_privacy,
     frames_of_secure_aggregation,
     later_frames,
-    plain,
 )
+from golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
+from golden_scenario import FILES_IN_IT, SETTINGS, fields_of
+from write import ELEMENTS, FILES, FOLDER, plain
 
 from client.protocol.session import Session
 from shared.basis import read_basis

@@ -15,16 +15,24 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from golden_frames import (
+    SEEDS,
+    frames,
+    frames_of_adaptive_clip,
+    frames_of_buckets,
+    frames_of_local_privacy,
+    frames_of_privacy,
+    frames_of_secure_aggregation,
+    later_frames,
+)
 from golden_ledger import (
     LAYOUT,
     NEXT_SEGMENT,
-    RUN_ID,
     SEGMENT,
     SNAPSHOT,
     ledger_file,
     made_ledger,
     made_private_fit,
-    private_fit,
 )
 from golden_masks import made_masks
 from golden_scenario import fields_of, golden_scenario, made_scenario
@@ -40,43 +48,15 @@ from shared.directions import (
     query_seeds,
     round_root,
 )
-from shared.errors import RefusalCode
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import (
-    EvaluateInstruction,
-    SeedPolicy,
-    Split,
-    TrainInstruction,
-    token_of,
-)
-from shared.frames.masking import (
-    KeyList,
-    KeyRequest,
-    MaskingKeys,
-    RevealedShares,
-    SealedShares,
-    SignatureList,
-    SurvivorList,
-    SurvivorSignature,
-)
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
 from shared.replay import (
     CoefficientBlock,
     Shrink,
     replay,
 )
 from shared.replay_numpy import NumpyBackend
-from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.start import Start
 
 FOLDER = Path(__file__).parent
-SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
 ELEMENTS: dict[Distribution, int] = {"gaussian": 5000, "rademacher": 9000}
 HEAD = 64
 
@@ -185,148 +165,6 @@ def made_seeds() -> dict[str, Any]:
             for seed in SEEDS
         ],
     }
-
-
-def frames() -> dict[str, Any]:
-    """At least one frame of each kind."""
-    train = TrainInstruction(
-        run_id=RUN_ID,
-        round=3,
-        track=0,
-        steps=2,
-        queries=3,
-        batch=16,
-        seed_policy=SeedPolicy.INDEPENDENT,
-        root=SEEDS[3],
-        epsilon=0.01,
-        learning_rate=0.3,
-        clip=2.5,
-        deadline=1.75e9,
-        layout_hash=LAYOUT.hash,
-        start_digest=bytes(range(32)),
-    )
-    token = token_of(train.encode())
-    gradients = np.array([[0.5, -1.25, 3e-5], [1e6, -0.0, 7]], np.float32)
-    groups = (
-        Group(
-            3,
-            DerivedSeeds(SEEDS[3], 5, 2, 3),
-            CoefficientBlock(2, np.arange(-3, 3, dtype=np.int32)),
-        ),
-        Group(
-            2,
-            np.array(SEEDS, np.uint64),
-            CoefficientBlock(10, np.array([2**31 - 1, 1, 0, -9], np.int32)),
-        ),
-    )
-    pool = replace(train, seed_policy=SeedPolicy.POOL, pool_root=SEEDS[3], pool_size=5)
-    sums = np.array([0.5, -1.25, 3e-5, 1e6, -0.0], np.float32)
-    from_the_pool = (
-        Group(
-            3,
-            PoolSeeds(SEEDS[3], np.array([0, 4, 2**32 - 1], np.uint32)),
-            CoefficientBlock(0, np.array([5, -(2**31) + 1, 0], np.int32)),
-        ),
-        Shrink(12),
-        groups[0],
-    )
-    part = BlobPart(hashlib.sha256(b"basis" * 100).digest(), 500, 200, b"basis" * 20)
-    return {
-        "hello": Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
-        "train": train,
-        "evaluate": EvaluateInstruction(RUN_ID, 3, 0, Split.TEST, LAYOUT.hash, bytes(range(32))),
-        "report": Report(token, 4, 120, 0.6875, gradients),
-        "evaluation": Evaluation(
-            token,
-            4,
-            (
-                EvaluationColumn("global", 0.625, np.array([[10, 2], [3, 2**32 - 1]])),
-                EvaluationColumn("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
-            ),
-        ),
-        "refusal": Refusal(token, 4, 2, RefusalCode.CATCH_UP, (7, 2)),
-        "refusal_of_a_small_batch": Refusal(token, 4, 2, RefusalCode.BATCH, (1, 2)),
-        "refusal_of_an_evaluation": Refusal(token, 4, 2, RefusalCode.EVALUATION),
-        "blob_part": part,
-        "blob_receipt": BlobReceipt(token_of(part.encode()), 4, part.blob, 300),
-        "round_delta": RoundDelta(
-            3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
-        ),
-        "train_with_a_pool": pool,
-        "report_of_sums": Report(token_of(pool.encode()), 4, 120, 0.6875, sums, summed_steps=2),
-        "train_that_measures_curvature": replace(train, curvature_every=2),
-        "train_by_forward_differences": replace(train, differences="forward"),
-        "report_with_curvature": Report(token, 4, 120, 0.6875, gradients, curvature=2.5),
-        "round_delta_with_a_shrink": RoundDelta(3, 0, token, (), from_the_pool),
-        "round_delta_with_dense_values": private_fit(),
-    }
-
-
-def later_frames() -> dict[str, Any]:
-    """Kinds that came after the file of the others."""
-    return {"round_cost": RoundCost(bytes(range(8)), 4, 61.5, 12.25, 430.5)}
-
-
-def frames_of_privacy() -> dict[str, Any]:
-    """The kind that came with differential privacy."""
-    gradients = np.array([[3.0, -4.0, 0.5], [0.25, 0.0, -1.0]], np.float32)
-    report = Report(bytes(range(8)), 4, 120, 0.6875, gradients, curvature=-2.5)
-    return {"vector_report": VectorReport.of(report, 2.0)}
-
-
-def frames_of_local_privacy() -> dict[str, Any]:
-    """The kind that came with noise on clients, with noise that is known here."""
-
-    def known(count: int, sigma: int) -> Any:
-        return np.array([sigma * (-1) ** n * 3**n for n in range(count)], object)
-
-    plain_report = frames_of_privacy()["vector_report"]
-    report = NoisedVectorReport.of(plain_report, 2**34, known)
-    return {"noised_vector_report": report}
-
-
-def frames_of_adaptive_clip() -> dict[str, Any]:
-    """The form of an instruction that came with the adaptive clip, and a report on it."""
-    plain_train = frames()["train"]
-    asked = replace(plain_train, joint_clip=1.75)
-    forward = replace(asked, differences="forward", curvature_every=3)
-    gradients = np.array([[3.0, -4.0, 0.5], [0.25, 0.0, -1.0]], np.float32)
-    report = Report(bytes(range(8)), 4, 120, 0.6875, gradients, curvature=-2.5)
-    return {
-        "train_with_joint_clip": asked,
-        "train_with_joint_clip_and_forward_differences": forward,
-        "vector_report_with_indicator": VectorReport.of(report, 2.0, has_indicator=True),
-    }
-
-
-def frames_of_secure_aggregation() -> dict[str, Any]:
-    """The kinds that came with secure aggregation; no point, seal or signature in them is sound."""
-    token, share = bytes(range(8)), bytes(range(33))
-
-    def keys(client: int) -> MaskingKeys:
-        points = (bytes([4, *range(start, start + 64)]) for start in (client, 100 + client))
-        seen = bytes(range(32)), f"a public key of {client}".encode(), b"a signature"
-        return MaskingKeys(token, client, *points, *seen)
-
-    sealed = {2: bytes(range(94)), 9: bytes(range(100, 194))}
-    vector = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
-    return {
-        "key_request": KeyRequest(token),
-        "masking_keys": keys(4),
-        "key_list": KeyList(token, (2, 4, 9, 2**32 - 2), (keys(2), keys(4), keys(9))),
-        "sealed_shares": SealedShares(token, 4, sealed),
-        "masked_report": MaskedReport(token, 4, vector),
-        "survivor_list": SurvivorList(token, (2, 4, 2**32 - 2)),
-        "survivor_signature": SurvivorSignature(token, 4, b"a signature"),
-        "signature_list": SignatureList(token, {2: b"one", 4: b"another"}),
-        "revealed_shares": RevealedShares(token, 4, {2: share, 4: share[::-1]}, {9: bytes(33)}),
-    }
-
-
-def frames_of_buckets() -> dict[str, Any]:
-    """The kind that came with buckets."""
-    listed = frames_of_secure_aggregation()["key_list"]
-    return {"bucket_key_list": BucketKeyList(listed, tuple(bytes([n] * 32) for n in range(4)))}
 
 
 def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:

@@ -253,6 +253,11 @@ def test_tune_prints_what_it_reached_and_where_the_result_is(
         assert line in printed
     assert str(out / "result.json") in printed.replace("\n", "")
     assert json.loads((out / "result.json").read_text())["config"]["steps"] == 4
+    *_, applying, exporting = printed.splitlines()
+    assert applying == f'next: samara adapter apply {out} "a text"'
+    assert exporting == f"next: samara adapter export {out} --out model"
+    baseline = ("--method", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
+    assert "next:" not in run("tune", *places, *counts[:6], *baseline)[1]
 
 
 def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(

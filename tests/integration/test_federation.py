@@ -111,6 +111,19 @@ def test_with_a_pool_who_was_away_catches_up(settings: Settings) -> None:
     assert final["refused"] == {}
 
 
+def test_a_validation_brings_what_the_next_instruction_would(
+    settings: Settings, tmp_path: Path
+) -> None:
+    sent = []
+    for every in (0, 1):
+        out = str(tmp_path / str(every))
+        result = read_result(simulate(config_of(settings, evaluate__every=every, out=out)))
+        by_rounds = sum(event["bytes_down"] for event in result["rounds"])
+        sent.append((by_rounds, sum(event["catch_up_bytes"] for event in result["evaluations"])))
+    assert sent[1][0] < sent[0][0]
+    assert sum(sent[0]) == sum(sent[1])
+
+
 @pytest.mark.parametrize("layers", ["top:2", "readout"])
 def test_the_backend_does_not_change_the_ledger(
     layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

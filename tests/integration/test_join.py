@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from golden.golden_scenario import golden_scenario
-from live import serve_app
+from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner
 
 from devices.live.client_folder import UP_LOCK
@@ -56,21 +55,13 @@ class Clock:
         return self.seconds
 
 
-def serve(app: Any, run: Path) -> AbstractContextManager[str]:
-    """Serve an app over TLS with the certificate of a run; yield the address."""
-    return serve_app(app, make_certificates(run / CERTIFICATES_FOLDER, []))
-
-
 async def no_flower(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("a request to join is none of Flower's")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    make_certificates(folder / CERTIFICATES_FOLDER, [])
-    return folder
+    return new_run(tmp_path / "run")
 
 
 @pytest.fixture
@@ -83,8 +74,7 @@ def address(run: Path) -> Iterator[str]:
 
 
 def invite(run: Path, name: str = "kitchen", scenario: Path | None = None) -> InvitationCode:
-    authority = run / CERTIFICATES_FOLDER / "ca.pem"
-    return invite_client(run, name, authority, scenario, datetime.now(UTC) + SOON)
+    return invite_client(run, name, authority_of(run), scenario, datetime.now(UTC) + SOON)
 
 
 def names(run: Path) -> list[str]:
@@ -137,7 +127,7 @@ def test_a_device_joins_by_one_line_and_its_key_stays_there(
     )
     assert f"client {key.client} of {address}" in joined.output
     assert read_client_index(home / OWN_KEY_FILE) == key.client
-    assert (home / AUTHORITY_FILE).read_text() == (run / CERTIFICATES_FOLDER / "ca.pem").read_text()
+    assert (home / AUTHORITY_FILE).read_text() == authority_of(run).read_text()
     assert list((home / "scenarios").glob("*.signed"))
     server = read_joined_server(home)
     assert server is not None
@@ -209,8 +199,8 @@ def test_a_recorded_request_lets_nobody_else_in(run: Path, address: str, tmp_pat
 def test_an_invitation_ends_and_a_later_one_takes_its_place(
     run: Path, address: str, tmp_path: Path
 ) -> None:
-    authority = run / CERTIFICATES_FOLDER / "ca.pem"
-    ended = invite_client(run, "kitchen", authority, None, datetime.now(UTC) - timedelta(seconds=1))
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    ended = invite_client(run, "kitchen", authority_of(run), None, before)
     with pytest.raises(InvitationError, match="has ended"):
         join_run(address, ended, tmp_path / "home")
     first, second = invite(run), invite(run)

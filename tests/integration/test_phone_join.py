@@ -13,7 +13,7 @@ import httpx
 import pytest
 from gateways import Echo, Served, attached_phones, keys_in
 from golden.golden_scenario import golden_scenario
-from live import serve_app
+from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner
 
 from devices.live import join as board
@@ -41,7 +41,6 @@ from server.live.invitations import (
 )
 from server.live.join_filter import MAX_DOWNLOADS, JoinFilter
 from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, InvitationError, SamaraError
 from shared.files import UNFINISHED
@@ -54,9 +53,7 @@ GATEWAY = "gateway.example:9100"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    make_certificates(folder / CERTIFICATES_FOLDER, [])
+    folder = new_run(tmp_path / "run")
     (tmp_path / "model.pte").write_bytes(PROGRAM)
     (tmp_path / "model.json").write_bytes(MANIFEST)
     return folder
@@ -69,12 +66,12 @@ def app(run: Path) -> JoinFilter:
 
 @pytest.fixture
 def address(run: Path, app: JoinFilter) -> Iterator[str]:
-    with serve_app(app, make_certificates(run / CERTIFICATES_FOLDER, [])) as served:
+    with serve(app, run) as served:
         yield served
 
 
 def invite(run: Path, name: str = "pocket", hours: float = 1.0) -> InvitationCode:
-    authority = run / CERTIFICATES_FOLDER / "ca.pem"
+    authority = authority_of(run)
     phone = phone_welcome(run, GATEWAY, authority, run.parent / "model.pte")
     end = datetime.now(UTC) + timedelta(hours=hours)
     return invite_client(run, name, authority, None, end, phone)
@@ -89,7 +86,7 @@ def test_a_phone_joins_by_one_line_and_has_all_that_it_needs(
 ) -> None:
     scenario = tmp_path / "field.signed"
     scenario.write_bytes(golden_scenario().encode())
-    authority = run / CERTIFICATES_FOLDER / "ca.pem"
+    authority = authority_of(run)
     of_phone = [f"--program={tmp_path / 'model.pte'}", f"--gateway={GATEWAY}"]
     asked = ["invite", "pocket", f"--run={run}", f"--address={address}", f"--scenario={scenario}"]
     with pytest.raises(SamaraError, match="all of --program, --gateway and --gateway-ca"):
@@ -150,7 +147,7 @@ def test_wrong_used_ended_and_foreign_codes(run: Path, address: str, tmp_path: P
     with pytest.raises(InvitationError, match="samara phone join"):
         board.join_run(address, code, tmp_path / "board")
     end = datetime.now(UTC) + timedelta(hours=1)
-    plain = invite_client(run, "kitchen", run / CERTIFICATES_FOLDER / "ca.pem", None, end)
+    plain = invite_client(run, "kitchen", authority_of(run), None, end)
     with pytest.raises(InvitationError, match="samara client join"):
         join_run(address, plain, tmp_path / "third")
     assert [key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()] == ["pocket"]
@@ -289,7 +286,7 @@ def test_a_gateway_admits_the_keys_of_the_servers_clients(
         (keys.find_by_name("gateway").public_key.encode(), 404),  # type: ignore[union-attr]
     ):
         assert get(address, f"{KEYS_PATH}/{fingerprint_of(public)}").status_code == status
-    folder, authority = tmp_path / "phones", run / CERTIFICATES_FOLDER / "ca.pem"
+    folder, authority = tmp_path / "phones", authority_of(run)
     admitted = AdmittedKeys(folder)
     served = Served(admitted, None, RegisteredKeys(admitted, ServerRequests(address, authority)))
     with closing(served):
@@ -333,7 +330,7 @@ def test_a_phone_comes_again_when_the_server_cannot_be_asked(
 
 def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path) -> None:
     (key, *_), admitted = keys_in(tmp_path), AdmittedKeys(tmp_path / "phones")
-    authority = run / CERTIFICATES_FOLDER / "ca.pem"
+    authority = authority_of(run)
     for place in ("127.0.0.1:9", "nowhere.invalid:1", f"{'x' * 64}.invalid:1"):
         with pytest.raises(DeviceError, match="cannot be asked"):
             RegisteredKeys(admitted, ServerRequests(place, authority))(key.public)
@@ -342,7 +339,6 @@ def test_a_server_that_answers_otherwise_admits_nobody(tmp_path: Path, run: Path
         await send({"type": "http.response.start", "status": 500, "headers": []})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
-    tls = make_certificates(run / CERTIFICATES_FOLDER, [])
-    with serve_app(broken, tls) as place, pytest.raises(DeviceError, match="status 500"):
+    with serve(broken, run) as place, pytest.raises(DeviceError, match="status 500"):
         RegisteredKeys(admitted, ServerRequests(place, authority))(key.public)
     assert not (tmp_path / "phones").exists()

@@ -1,6 +1,5 @@
 """Every method on tiny models: what it does, that it goes on, and what it refuses."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -10,26 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from tuning import Settings, lasting, small, tuned, tuning_of
+from tuning import Settings, lasting, setup_of, small, tuned, tuning_of
 
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
 from client.tuning import run as runs
 from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
-from client.tuning.baselines.icl import InContext
-from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.methods import BY_PEFT, SPACES
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import EvaluationResult, TuningSetup, draw_examples
+from client.tuning.tuning_setup import EvaluationResult, draw_examples
 from client.tuning.zeroth_order import TRAJECTORY_FILE
-from shared.directions import batch_order, directions
+from shared.directions import directions
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
 from shared.replay_numba import NumbaBackend
 from shared.step_size import StepSize
 from shared.tasks.catalog import load_task
-from shared.tasks.demonstrations import demonstration
 
 ModelFolder = Callable[[str], Path]
 BY_PEFT_TRAINED = [("mezo", "vera"), ("fo-adam", "vera")]
@@ -45,10 +41,6 @@ TRAINED = [
 @pytest.fixture
 def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
     return small(model_folder("causal"), data_file, tmp_path / "run")
-
-
-def setup_of(settings: Settings, **changes: Any) -> TuningSetup:
-    return TuningSetup(tuning_of(settings, **changes).complete(1))
 
 
 def stopping_after(steps: int) -> Callable[[int, int], None]:
@@ -256,116 +248,6 @@ def test_the_best_is_the_first_of_the_best_by_metric_then_loss() -> None:
     assert runs._best_step(curve) == 4
 
 
-@pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
-def test_baselines_without_training(
-    family: str, settings: Settings, tmp_path: Path, model_folder: ModelFolder
-) -> None:
-    changes = {"model__path": str(model_folder(family))}
-    found = {
-        method: tuned(tuning_of(settings, method=method, out=str(tmp_path / method), **changes))
-        for method in ("zero-shot", "linear-probe", *(["icl"] if family == "causal" else []))
-    }
-    for result in found.values():
-        assert result["validation"]["examples"] == result["test"]["examples"] == 12
-        assert "best_step" not in result
-    assert found["linear-probe"]["test"]["accuracy"] > 0.8
-    if family == "causal":
-        assert found["icl"]["fewest_demonstrations"] > 0
-        assert found["icl"]["test"]["loss"] != found["zero-shot"]["test"]["loss"]
-    trained = tuned(tuning_of(settings, method="fo-adam", steps=1, **changes))
-    for split in ("validation", "test"):
-        assert trained["zero_shot"][split] == found["zero-shot"][split]
-
-
-def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Settings) -> None:
-    setup = setup_of(settings, method="icl", model__max_length=64)
-    context = InContext(setup, 32)
-    train, test = setup.splits["train"].examples, setup.splits["test"]
-    order = batch_order(setup.root, 0, 0, len(train))
-    shown = [demonstration(setup.task, train[index]) for index in order]
-    tokenizer = setup.base.tokenizer
-
-    def read(count: int, text: str) -> list[int]:
-        whole = "".join(shown[:count]) + text + " It was"
-        return [tokenizer.bos_token_id, *tokenizer(whole, add_special_tokens=False).input_ids]
-
-    for example, prompt in zip(test.examples, test.prompts, strict=True):
-        found = context.extend(prompt)
-        (ids,) = found.sequences
-        count = next(n for n in range(len(shown)) if len(read(n, example.text)) == len(ids))
-        assert list(ids) == read(count, example.text)
-        assert found.supervised == ((len(ids) - 1,),)
-        assert len(ids) <= setup.base.context < len(read(count + 1, example.text))
-        assert context.count(prompt) == count > 0
-
-
-def test_few_demonstrations_are_all_there(settings: Settings) -> None:
-    setup = setup_of(settings, method="icl", model__max_length=64)
-    for count in (1, 2):
-        context = InContext(setup, count)
-        prompt = context.extend(setup.splits["test"].prompts[0])
-        alone = setup.splits["test"].prompts[0]
-        added = len(prompt.sequences[0]) - len(alone.sequences[0])
-        assert prompt.supervised == (tuple(place + added for place in alone.supervised[0]),)
-        assert context.count(alone) == count
-
-
-@pytest.fixture
-def answers(tmp_path: Path) -> Settings:
-    """A generation task and its rows."""
-    rows = [{"q": f"the {thing}", "a": ["very good"]} for thing in ("film", "day", "meal")] * 20
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "qa.toml").write_text(
-        'kind = "generation"\nname = "qa"\ntext = "{q} was {answer} ."\nlabel = "a"\ntokens = 3\n'
-    )
-    return {"task": str(tmp_path / "qa.toml"), "data__path": str(tmp_path / "rows.jsonl")}
-
-
-@pytest.mark.parametrize("method", ["prge", "mezo", "fo-adam", "icl", "zero-shot"])
-def test_a_generation_is_trained_by_likelihood_and_judged_by_its_answers(
-    method: str, settings: Settings, answers: Settings
-) -> None:
-    few = {"data__validation": 4, "data__test": 6, "steps": 2}
-    result = tuned(tuning_of(settings, method=method, **answers, **few))
-    assert result["metric"] == "token-f1"
-    assert 0 <= result["test"]["token-f1"] <= 1
-    if method == "fo-adam":
-        assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
-
-
-@pytest.mark.parametrize("method", ["prge", "mezo"])
-def test_the_metric_of_answers_can_be_trained(
-    method: str, settings: Settings, answers: Settings
-) -> None:
-    few = {"data__validation": 4, "data__test": 6, "steps": 4, "validate_every": 1}
-    near = {"epsilon": 0.5 if method == "prge" else 0.1, "learning_rate": 1.0, "space": "auto"}
-    settings_of_it = answers | few | near | {"objective": "metric"}
-    result = tuned(tuning_of(settings, method=method, **settings_of_it))
-    assert len({point["loss"] for point in result["curve"]}) > 1
-
-
-@pytest.mark.parametrize("method", ["prge", "fo-adam", "icl"])
-def test_a_choice_is_trained_and_judged_by_its_candidates(
-    method: str, settings: Settings, tmp_path: Path
-) -> None:
-    options = (["good", "bad"], ["cold", "good"], ["very cold", "bad", "good"])
-    rows = [{"s": "the film was _ .", "options": options[i % 3], "a": "good"} for i in range(60)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = 'kind = "choice"\nname = "gaps"\ntext = "{s}"\ngap = "_"\n'
-    task += 'candidates = "{options}"\nlabel = "a"\n'
-    (tmp_path / "gaps.toml").write_text(task)
-    places = {"task": str(tmp_path / "gaps.toml"), "data__path": str(tmp_path / "rows.jsonl")}
-    result = tuned(tuning_of(settings, method=method, **places, data__validation=6, data__test=6))
-    assert np.isfinite(result["test"]["loss"])
-    if method == "fo-adam":
-        assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
-
-
-def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
-    result = tuned(tuning_of(settings, objective="metric", epsilon=0.5, learning_rate=1.0))
-    assert len({point["loss"] for point in result["curve"]}) > 1
-
-
 @pytest.mark.parametrize(
     ("changes", "family", "error", "message"),
     [
@@ -385,13 +267,6 @@ def test_what_a_model_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         tune(tuning_of(settings, model__path=str(model_folder(family)), **changes))
-
-
-def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
-    with pytest.raises(TaskError, match="linear probing needs labels"):
-        LinearProbe(setup_of(settings, method="linear-probe", **answers))
-    with pytest.raises(DataError, match="all 1 training examples have one label"):
-        LinearProbe(setup_of(settings, method="linear-probe", data__train=1))
 
 
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from gateways import Served, serve_phones
 from golden.golden_scenario import golden_scenario
-from live import serve_app
+from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner, Result
 from web_phones import ServedPage, serve_page
 
@@ -21,7 +21,6 @@ from server.live.invitations import Invitations
 from server.live.join_filter import JoinFilter
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared import rate_limit
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import ConfigError, SamaraError
 from shared.invitation import (
     JOIN_PATH,
@@ -38,16 +37,12 @@ ORIGIN = "https://phones.example"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    make_certificates(folder / CERTIFICATES_FOLDER, [])
-    return folder
+    return new_run(tmp_path / "run")
 
 
 @pytest.fixture
 def address(run: Path) -> Iterator[str]:
-    app = JoinFilter(Invitations(run), lambda: 0.0)
-    with serve_app(app, make_certificates(run / CERTIFICATES_FOLDER, [])) as served:
+    with serve(JoinFilter(Invitations(run), lambda: 0.0), run) as served:
         yield served
 
 
@@ -59,7 +54,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def page(served: Served, run: Path, address: str, tmp_path: Path) -> Iterator[ServedPage]:
-    joining = JoinRelay(ServerRequests(address, run / CERTIFICATES_FOLDER / "ca.pem"))
+    joining = JoinRelay(ServerRequests(address, authority_of(run)))
     with serve_page(served, tmp_path / "page", None, joining) as page:
         yield page
 
@@ -71,7 +66,7 @@ def long_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def invite(run: Path, *options: str, name: str = "pocket") -> Result:
     asked = ["invite", name, f"--run={run}", "--address=server.example:8000", *options]
-    asked.append(f"--ca={run / CERTIFICATES_FOLDER / 'ca.pem'}")
+    asked.append(f"--ca={authority_of(run)}")
     return CliRunner().invoke(server_commands, asked, catch_exceptions=False)
 
 

@@ -280,6 +280,15 @@ def test_costs_are_per_client(compare: Compare) -> None:
     assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]
 
 
+def test_what_a_validation_brings_clients_counts_as_training(compare: Compare) -> None:
+    content = result_of(clients=10)
+    for event in content["evaluations"]:
+        event["catch_up_bytes"] = 1000 * (event["split"] == "validation" and event["round"] > 0)
+    comparison = compare(content)
+    curve = comparison.curve(comparison.runs.variants[0])
+    assert [moment.bytes for moment in curve] == [0, 17210 + 100, 34420 + 200]
+
+
 METHODS = {"global": 0.0, "local": -0.05, "finetune": 0.08, "ditto": 0.09}
 
 

@@ -1,0 +1,72 @@
+"""Before a client loads its model, the server says whether it would turn it away."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invitations import authority_of, new_run, serve
+from live import free_port
+
+from devices.live.admission_check import ask_admission
+from devices.live.keys import create_key
+from devices.live.settings import ClientSettings
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.superlink import AccessFilter
+from shared.rejection import RejectionCode
+from shared.signing import SigningKey
+
+
+async def flower(scope: Any, receive: Any, send: Any) -> None:
+    """Flower's app, which answers a sign of life."""
+    assert scope["path"] == "/v1/fleet/send-node-heartbeat"
+    assert (await receive())["body"] == b""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return new_run(tmp_path / "run")
+
+
+@pytest.fixture
+def settings_at(run: Path, tmp_path: Path) -> Callable[[str], ClientSettings]:
+    create_key(tmp_path / "own.key")
+
+    def at(address: str) -> ClientSettings:
+        return ClientSettings(
+            name="kitchen",
+            folder=tmp_path,
+            superlink=address,
+            client_index=1,
+            device_settings={},
+            key=tmp_path / "own.key",
+            certificates=authority_of(run),
+        )
+
+    return at
+
+
+def test_a_server_says_whom_it_turns_away(
+    run: Path, settings_at: Callable[[str], ClientSettings], tmp_path: Path
+) -> None:
+    keys, result = ClientKeys(run / KEYS_FOLDER), run / "result.json"
+    with serve(AccessFilter(flower, 10_000, keys, result=result), run) as address:
+        settings = settings_at(address)
+        assert ask_admission(settings) is RejectionCode.UNREGISTERED
+        keys.register("kitchen", SigningKey(tmp_path / "own.key").public, "a test")
+        assert ask_admission(settings) is None
+        assert ask_admission(settings.model_copy(update={"key": None})) is None
+        result.write_text("{}")
+        assert ask_admission(settings) is RejectionCode.FINISHED
+        keys.revoke("kitchen")
+        assert ask_admission(settings) is RejectionCode.REVOKED
+
+
+def test_who_does_not_answer_turns_nobody_away(
+    run: Path, settings_at: Callable[[str], ClientSettings], tmp_path: Path
+) -> None:
+    assert ask_admission(settings_at(f"127.0.0.1:{free_port()}")) is None
+    with serve(flower, new_run(tmp_path / "other")) as address:
+        assert ask_admission(settings_at(address)) is None  # of another authority
