@@ -12,7 +12,7 @@ from server import keeping_commands, key_commands
 from server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
 from shared.command_group import command_group
 
-app = command_group()
+app = command_group("Serve runs, show and verify them.")
 app.add_typer(key_commands.app, name="keys")
 app.command()(key_commands.invite)
 for command in (keeping_commands.backup, keeping_commands.restore, keeping_commands.doctor):

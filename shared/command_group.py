@@ -3,7 +3,7 @@
 import typer
 
 
-def command_group(text: str | None = None) -> typer.Typer:
+def command_group(text: str) -> typer.Typer:
     """Return an empty group of commands; without a command it shows its help.
 
     A misspelt command is answered by click, which suggests a near one; typer's own suggestion

@@ -1,12 +1,23 @@
 """A run that invites devices: its folder with certificates, and what serves it over TLS."""
 
+import json
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 from live import serve_app
 
+from devices.live.keys import create_key
+from server.live.invitations import Invitations, invite_client
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.superlink import AccessFilter
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, join_proof
+from shared.signing import SigningKey
+
+SOON = timedelta(hours=1)
 
 
 def new_run(folder: Path) -> Path:
@@ -24,3 +35,33 @@ def authority_of(run: Path) -> Path:
 def serve(app: Any, run: Path) -> AbstractContextManager[str]:
     """Serve an app over TLS with the certificate of a run; yield the address."""
     return serve_app(app, make_certificates(run / CERTIFICATES_FOLDER, []))
+
+
+async def no_flower(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("a request to join is none of Flower's")
+
+
+def access_to(run: Path) -> AccessFilter:
+    """What a server with keys and invitations has in front of Flower's app."""
+    keys = ClientKeys(run / KEYS_FOLDER)
+    return AccessFilter(no_flower, 10_000, keys, b"secret", Invitations(run))
+
+
+def invite(run: Path, name: str = "kitchen", scenario: Path | None = None) -> InvitationCode:
+    return invite_client(run, name, authority_of(run), scenario, datetime.now(UTC) + SOON)
+
+
+def names(run: Path) -> list[str]:
+    return [key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()]
+
+
+def post(address: str, body: bytes) -> int:
+    answer = httpx.post(f"https://{address}{JOIN_PATH}", content=body, verify=False)
+    assert not answer.is_success or json.loads(answer.content).keys() == {"name"}
+    return answer.status_code
+
+
+def request_of(code: InvitationCode, key: Path) -> JoinRequest:
+    create_key(key)
+    signing = SigningKey(key)
+    return JoinRequest(code.secret, signing.public, signing.sign(join_proof(code.secret)))

@@ -1,62 +1,37 @@
 """A device joins a run by one line over TLS; whoever has no valid code, or is between, does not."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from golden.golden_scenario import golden_scenario
-from invitations import authority_of, new_run, serve
+from invitations import access_to, authority_of, invite, names, new_run, post, request_of, serve
 from typer.testing import CliRunner
 
 from devices.live.client_folder import UP_LOCK
 from devices.live.join import AUTHORITY_FILE, JOINED_FILE, join_run, read_joined_server
-from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from devices.live.keys import OWN_KEY_FILE, read_client_index
 from samara.command import app as samara
 from server.commands import app as server_commands
 from server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
-from server.live.join_filter import MAX_REQUESTS, JoinFilter
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.live.run_supervisor import FLOWER_FOLDER
 from server.live.server_port import note_port
-from server.live.superlink import AccessFilter
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
 from shared.invitation import (
-    JOIN_PATH,
-    MAX_REQUEST_BYTES,
     MAX_WELCOME_BYTES,
     InvitationCode,
-    JoinRequest,
     Welcome,
-    join_proof,
 )
 from shared.signing import SigningKey
-
-SOON = timedelta(hours=1)
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-async def no_flower(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError("a request to join is none of Flower's")
 
 
 @pytest.fixture
@@ -66,31 +41,8 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(run: Path) -> Iterator[str]:
-    access = AccessFilter(
-        no_flower, 10_000, ClientKeys(run / KEYS_FOLDER), b"secret", Invitations(run)
-    )
-    with serve(access, run) as served:
+    with serve(access_to(run), run) as served:
         yield served
-
-
-def invite(run: Path, name: str = "kitchen", scenario: Path | None = None) -> InvitationCode:
-    return invite_client(run, name, authority_of(run), scenario, datetime.now(UTC) + SOON)
-
-
-def names(run: Path) -> list[str]:
-    return [key.name for key in ClientKeys(run / KEYS_FOLDER).read_all()]
-
-
-def post(address: str, body: bytes) -> int:
-    answer = httpx.post(f"https://{address}{JOIN_PATH}", content=body, verify=False)
-    assert not answer.is_success or json.loads(answer.content).keys() == {"name"}
-    return answer.status_code
-
-
-def request_of(code: InvitationCode, key: Path) -> JoinRequest:
-    create_key(key)
-    signing = SigningKey(key)
-    return JoinRequest(code.secret, signing.public, signing.sign(join_proof(code.secret)))
 
 
 def test_a_device_joins_by_one_line_and_its_key_stays_there(
@@ -179,23 +131,6 @@ def test_a_code_is_for_one_device_and_that_one_may_repeat_it(
         join_run(address, code, tmp_path / "first")
 
 
-def test_a_recorded_request_lets_nobody_else_in(run: Path, address: str, tmp_path: Path) -> None:
-    code = invite(run)
-    recorded = request_of(code, tmp_path / "key")
-    assert post(address, recorded.encode()) == 200
-    before = (run / KEYS_FOLDER / "kitchen.json").read_bytes()
-    assert post(address, recorded.encode()) == 200  # the same key: nothing changes
-    mine = request_of(code, tmp_path / "mine")
-    stolen = JoinRequest(recorded.secret, mine.public_key, recorded.signature)
-    assert post(address, stolen.encode()) == 400  # not signed with the key that it names
-    assert post(address, mine.encode()) == 409
-    assert (run / KEYS_FOLDER / "kitchen.json").read_bytes() == before
-    # what was signed for one invitation is nothing for another
-    second = invite(run, "garden")
-    elsewhere = JoinRequest(second.secret, recorded.public_key, recorded.signature)
-    assert post(address, elsewhere.encode()) == 400
-
-
 def test_an_invitation_ends_and_a_later_one_takes_its_place(
     run: Path, address: str, tmp_path: Path
 ) -> None:
@@ -209,74 +144,6 @@ def test_an_invitation_ends_and_a_later_one_takes_its_place(
             join_run(address, code, tmp_path / "home")
     assert len(list((run / INVITATIONS_FOLDER).iterdir())) == 1
     join_run(address, second, tmp_path / "home")
-
-
-def test_two_devices_race_for_one_code(run: Path, address: str, tmp_path: Path) -> None:
-    for number in range(6):
-        code = invite(run, f"client-{number}")
-        bodies = [request_of(code, tmp_path / f"{number}-{k}").encode() for k in range(2)]
-        start = threading.Barrier(2)
-
-        def send(body: bytes, start: threading.Barrier = start) -> int:
-            start.wait()
-            return post(address, body)
-
-        with ThreadPoolExecutor(2) as both:
-            assert sorted(both.map(send, bodies)) == [200, 409]
-    assert len(names(run)) == 6
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"{", b"[]", b"null", b"[" * 2000, b"\xff\xfe", b'{"secret": 1}',
-        b'{"public-key": "", "secret": "", "signature": ""}',
-        b'{"public-key": "-----BEGIN", "secret": "zz", "signature": "00"}',
-        b'{"extra": "", "public-key": "", "secret": "", "signature": ""}',
-    ],
-)  # fmt: skip
-def test_bodies_that_are_no_requests(run: Path, address: str, body: bytes) -> None:
-    assert post(address, body) == 400
-
-
-def test_bodies_and_paths_are_bounded(run: Path, address: str) -> None:
-    code = invite(run)
-    assert post(address, b"x" * (MAX_REQUEST_BYTES + 1)) == 413
-
-    def endless() -> Iterator[bytes]:
-        for _ in range(100):
-            yield b"x" * MAX_REQUEST_BYTES
-
-    try:
-        answer = httpx.post(f"https://{address}{JOIN_PATH}", content=endless(), verify=False)
-        assert answer.status_code == 413
-    except httpx.WriteError:
-        pass  # the connection is closed before all is sent
-    for path in ("x", "../keys/kitchen", f"{code.identifier}/..", "A" * 32, "0" * 32, "%00" * 32):
-        answer = httpx.get(f"https://{address}{JOIN_PATH}/{path}", verify=False)
-        assert (answer.status_code, answer.content) in [(404, b""), (403, b"")], path
-    assert httpx.delete(f"https://{address}{JOIN_PATH}", verify=False).status_code == 404
-
-
-def test_requests_are_counted_by_address_and_a_key_by_its_index(run: Path, tmp_path: Path) -> None:
-    clock, code = Clock(), invite(run)
-    with serve(JoinFilter(Invitations(run), clock), run) as address:
-        url = f"https://{address}{JOIN_PATH}/{'0' * 32}"
-        with httpx.Client(verify=False) as client:
-            statuses = [client.get(url).status_code for _ in range(MAX_REQUESTS + 1)]
-        assert statuses == [404] * MAX_REQUESTS + [429]
-        with pytest.raises(InvitationError, match="try again in a minute"):
-            join_run(address, code, tmp_path / "home")
-        clock.seconds = 60
-        ClientKeys(run / KEYS_FOLDER).register(
-            "garden", SigningKey(tmp_path / "home" / OWN_KEY_FILE).public, "a test"
-        )
-        with pytest.raises(InvitationError, match=r"own\.key, and the\s+same command"):
-            join_run(address, code, tmp_path / "home")
-        (tmp_path / "home" / OWN_KEY_FILE).unlink()
-        join_run(address, code, tmp_path / "home")
-    with serve(JoinFilter(None), run) as insecure, pytest.raises(InvitationError, match="no such"):
-        join_run(insecure, code, tmp_path / "home")
 
 
 def test_nothing_is_told_to_another_server(run: Path, tmp_path: Path) -> None:

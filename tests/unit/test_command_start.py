@@ -37,6 +37,8 @@ from samara.command import app
 for words in {commands()!r}:
     result = typer.testing.CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0 and "Usage: " in result.output, words
+    purpose = result.output.split("Usage: ")[1].strip().splitlines()[2].strip()
+    assert purpose[:1].isalpha(), words
 """
     assert not modules_after(code) & HEAVY
 
