@@ -69,6 +69,19 @@ def check_is_no_boards(folder: Path) -> None:
         )
 
 
+def check_was_started(folder: Path) -> None:
+    """Raise an error for a folder in which no client was started.
+
+    Raises:
+        DeviceError: if there is none of its settings.
+    """
+    if not (folder / SETTINGS_FILE).is_file():
+        raise DeviceError(
+            f"{folder}: no client was started here; check --name or --home, or run `samara client "
+            "up` once"
+        )
+
+
 def check_not_moved(folder: Path) -> None:
     """Raise an error if the client of a folder has moved to another device.
 

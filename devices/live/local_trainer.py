@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 
 from client.protocol.trainer_socket import open_channel
-from devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
+from devices.live.client_folder import SOCKET, UP_LOCK, check_was_started
 from devices.live.processes import (
     UNUSABLE_INPUT,
     child_environment,
@@ -48,9 +48,8 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
         DeviceError: if the folder is no client's, or a trainer cannot be loaded.
         TrainerError: if the client runs, and its trainer does not answer in time.
     """
+    check_was_started(folder)
     socket = folder / SOCKET
-    if not (folder / SETTINGS_FILE).is_file():
-        raise DeviceError(f"{folder}: there is no client; run `samara client up` once")
     end = time.monotonic() + _START_SECONDS
     with ExitStack() as own:
         while not (socket.exists() and _answers(socket, _LOOK_SECONDS)):

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from client.protocol.answer_limits import LIVE_LEAST_BATCH
 from devices.hardware.profile import load_device
-from devices.live.client_folder import SETTINGS_FILE, SOCKET
+from devices.live.client_folder import SETTINGS_FILE, SOCKET, check_was_started
 from devices.live.limits import DeviceLimits
 from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
@@ -101,8 +101,9 @@ class ClientSettings(DeviceLimits):
         """Read the settings from a client's folder.
 
         Raises:
-            DeviceError: if the file is missing or damaged.
+            DeviceError: if no client was started with it, or the file is damaged.
         """
+        check_was_started(folder)
         file = folder / SETTINGS_FILE
         try:
             return cls.model_validate_json(file.read_bytes())
