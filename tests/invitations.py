@@ -38,7 +38,7 @@ def serve(app: Any, run: Path) -> AbstractContextManager[str]:
 
 
 async def no_flower(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError("a request to join is none of Flower's")
+    raise AssertionError("this request is none of Flower's")
 
 
 def access_to(run: Path) -> AccessFilter:

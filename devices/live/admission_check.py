@@ -11,8 +11,8 @@ from shared.errors import SamaraError
 from shared.rejection import HEADER, RejectionCode, rejection_in
 from shared.signing import SigningKey
 
-_PATH = "/v1/fleet/send-node-heartbeat"
-"""A sign of life of no node at all, of which Flower keeps nothing."""
+_PATH = "/v1/fleet/push-object"
+"""An empty part of a reply, which belongs to none: the server passes nothing of it on to Flower."""
 _SECONDS = 10.0
 
 

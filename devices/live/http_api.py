@@ -294,9 +294,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(
-        error_body(error.status_code, error.detail), error.status_code, error.headers
-    )
+    known = ", ".join(route.path for route in request.app.routes)
+    reasons = {404: f"there is no such path; there are {known}"}
+    reason = reasons.get(error.status_code, error.detail)
+    return JSONResponse(error_body(error.status_code, reason), error.status_code, error.headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from invitations import authority_of, new_run, serve
+from invitations import authority_of, new_run, no_flower, serve
 from live import free_port
 
 from devices.live.admission_check import ask_admission
@@ -15,14 +14,6 @@ from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.live.superlink import AccessFilter
 from shared.rejection import RejectionCode
 from shared.signing import SigningKey
-
-
-async def flower(scope: Any, receive: Any, send: Any) -> None:
-    """Flower's app, which answers a sign of life."""
-    assert scope["path"] == "/v1/fleet/send-node-heartbeat"
-    assert (await receive())["body"] == b""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
 
 
 @pytest.fixture
@@ -49,14 +40,19 @@ def settings_at(run: Path, tmp_path: Path) -> Callable[[str], ClientSettings]:
 
 
 def test_a_server_says_whom_it_turns_away(
-    run: Path, settings_at: Callable[[str], ClientSettings], tmp_path: Path
+    run: Path,
+    settings_at: Callable[[str], ClientSettings],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     keys, result = ClientKeys(run / KEYS_FOLDER), run / "result.json"
-    with serve(AccessFilter(flower, 10_000, keys, result=result), run) as address:
+    with serve(AccessFilter(no_flower, 10_000, keys, result=result), run) as address:
         settings = settings_at(address)
         assert ask_admission(settings) is RejectionCode.UNREGISTERED
         keys.register("kitchen", SigningKey(tmp_path / "own.key").public, "a test")
+        caplog.clear()
         assert ask_admission(settings) is None
+        assert not caplog.records
         assert ask_admission(settings.model_copy(update={"key": None})) is None
         result.write_text("{}")
         assert ask_admission(settings) is RejectionCode.FINISHED
@@ -68,5 +64,5 @@ def test_who_does_not_answer_turns_nobody_away(
     run: Path, settings_at: Callable[[str], ClientSettings], tmp_path: Path
 ) -> None:
     assert ask_admission(settings_at(f"127.0.0.1:{free_port()}")) is None
-    with serve(flower, new_run(tmp_path / "other")) as address:
+    with serve(no_flower, new_run(tmp_path / "other")) as address:
         assert ask_admission(settings_at(address)) is None  # of another authority
