@@ -24,8 +24,11 @@ FOR_GATEWAY = "--for-gateway"
 """Argument of a SuperNode that passes on several messages at once."""
 _LONGEST_PAUSE = 3.0
 """Seconds after which a gateway's SuperNode asks for messages again; of others Flower decides."""
-_FOREIGN_LINES = "EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"
-_NOT_DELIVERED = "Failed to send message"
+_FOREIGN_LINES = (
+    *("EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"),
+    "[/v1/runtime/",  # of a task that was ended, as its request could not be fetched
+)
+_NOT_DELIVERED, _NOT_FETCHED = "Failed to send message", "Failed to receive message"
 _SERVER_ERROR = 500
 """The least status of HTTP with which a server says that it cannot answer now."""
 
@@ -60,14 +63,16 @@ def _describe(error: httpx.TransportError) -> str:
 def silence_foreign_lines() -> None:
     """Leave out the lines in which libraries tell that they start and what they try out.
 
-    An answer that was not delivered, which Flower names by its ids, is said in our words.
+    A message that was not delivered, which Flower names by its ids, is said in our words.
     """
 
     def keep(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if text.startswith(_NOT_DELIVERED):
             log.warning("an answer did not reach the server, which may ask for it again")
-        return not text.startswith((*_FOREIGN_LINES, _NOT_DELIVERED))
+        if text.startswith(_NOT_FETCHED):
+            log.warning("a request of the server could not be fetched; it asks again if it has to")
+        return not text.startswith((*_FOREIGN_LINES, _NOT_DELIVERED, _NOT_FETCHED))
 
     for settings in uvicorn.config.LOGGING_CONFIG["loggers"].values():
         settings["level"] = "WARNING"

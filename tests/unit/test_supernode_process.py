@@ -138,12 +138,17 @@ def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
         "Connection attempt failed, retrying in 6.91 seconds",
         "Giving up reconnection after 3.00 seconds and 2 tries.",
         "Failed to send message 8e54: Failed to push object with ID '8e54' for run 3545.",
+        "Failed to receive message 299f: its run has ended",
+        "[/v1/runtime/pull-object][ApiError:1008] Runtime task-token authentication failed.",
         "SSL/TLS handshake error detected.",
     ]
     records = [flower.makeRecord("flwr", logging.WARNING, "", 0, text, (), None) for text in said]
     kept = [record.getMessage() for record in records if flower.filter(record)]
     assert kept == ["SSL/TLS handshake error detected."]
-    assert lines(caplog) == ["an answer did not reach the server, which may ask for it again"]
+    assert lines(caplog) == [
+        "an answer did not reach the server, which may ask for it again",
+        "a request of the server could not be fetched; it asks again if it has to",
+    ]
 
 
 @pytest.mark.parametrize("lost_at", ["pull_object", "confirm_message_received"])
