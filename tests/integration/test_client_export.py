@@ -180,7 +180,7 @@ def test_what_is_missing_or_another_is_named(
     with pytest.raises(TrainerError, match="taken part in no run yet"):
         ClientModel.read(tmp_path, empty.config, CLIENT)
     shown = run_export(tmp_path, tmp_path / "out")
-    assert "run samara client up" in str(shown.exception)
+    assert "no client was started here" in str(shown.exception)
     adapted = AdapterSettings(layers="top:2")
     layout = inject(load_base_model(settings["model.path"]), adapted, 2).layout
     config = RunConfig.of({"model.path": str(model_folder("masked")), "task": "sst2"}, "test")
