@@ -119,6 +119,8 @@ class FlowerPart(NamedTuple):
     tested_version: str
 
 
+_PARTS_AT_ONCE = 4
+"""Threads for the parts of a message; a sound one has three (message, records, and one record)."""
 _HELLO = "query"
 """The message type of a request for a hello, without an action."""
 _RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
@@ -260,6 +262,16 @@ class _GivenReplies:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
+
+
+def transfer_parts_together() -> None:
+    """Have this process send and fetch all parts of a message at the same time.
+
+    Flower takes as many threads as there are cores, of which a thread that waits for an answer
+    needs none.
+    """
+    utils: Any = import_module(_OBJECT_UTILS)
+    utils.get_num_workers = lambda most: _PARTS_AT_ONCE
 
 
 def fetch_parts_of_messages_soon() -> None:

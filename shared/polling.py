@@ -1,6 +1,6 @@
 """Pauses between questions for what may have come: the longer nothing has, the longer."""
 
-LEAST_PAUSE = 0.05
+LEAST_PAUSE = 0.02
 """Seconds between two questions while answers come quickly."""
 _SHARE = 20.0
 

@@ -32,13 +32,17 @@ class OwnDisk:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        device = folder.stat().st_dev
-        self.device = f"{os.major(device)}:{os.minor(device)}"
+        self.folder, self.device = folder, _device_of(folder)
         self._filler = folder / "taken"
 
     def fill(self) -> None:
-        """Take all space that is left."""
+        """Take all space that is left.
+
+        Raises:
+            DeviceError: if it is not mounted any more, so that this would fill another disk.
+        """
+        if _device_of(self.folder) != self.device:
+            raise DeviceError(f"{self.folder}: its disk was unmounted; rehearse again")
         with self._filler.open("wb") as file:
             piece, end = _DISK_BYTES, 0
             while piece >= _SMALLEST_PIECE:
@@ -53,6 +57,12 @@ class OwnDisk:
     def free(self) -> None:
         """Give the space back."""
         self._filler.unlink(missing_ok=True)
+
+
+def _device_of(folder: Path) -> str:
+    """Return the numbers of the device that a folder is on."""
+    device = folder.stat().st_dev
+    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def check_own_disk() -> None:

@@ -95,9 +95,11 @@ def main() -> None:
         end_tasks_of_lost_messages,
         flower_supernode,
         pass_on_many_messages_at_once,
+        transfer_parts_together,
     )
 
     end_tasks_of_lost_messages()
+    transfer_parts_together()
     if FOR_GATEWAY in arguments:
         arguments.remove(FOR_GATEWAY)
         pass_on_many_messages_at_once(_LONGEST_PAUSE)

@@ -103,7 +103,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
     @property
     def attached_phones(self) -> list[int]:
         """The client indices of the attached phones, ascending."""
-        return sorted(self._phones)
+        return sorted(self._phones.copy())
 
     async def finish(self) -> None:
         """Tell all phones, those too that attach later, that the run is finished."""
@@ -113,8 +113,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     def clients_of(self, with_phones: bool) -> list[int]:
         """Return the client indices of the attached boards, with those of phones or without."""
-        phones = sorted(self._phones.items())  # another thread may ask while they come and go
-        return [client for client, phone in phones if with_phones or phone.is_board]
+        phones = self._phones.copy()  # other threads ask while phones come and go
+        return sorted(client for client, phone in phones.items() if with_phones or phone.is_board)
 
     def introduced(self, clients: Collection[int]) -> list[int]:
         """Return those of the clients that have answered with a hello since they attached."""

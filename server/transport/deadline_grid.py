@@ -32,10 +32,11 @@ def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
         keys: client keys of the run; None if any client may join and be a gateway.
     """
     # here, since with it Flower imports its databases, which a simulation has no use for
-    from shared.flower_compat import HttpGrid
+    from shared.flower_compat import HttpGrid, transfer_parts_together
 
     if not isinstance(grid, HttpGrid):
         return grid
+    transfer_parts_together()
     return PhoneGrid(GuardedGrid(grid), keys)
 
 

@@ -83,6 +83,8 @@ class GuardedGrid(DelegatingGrid):
         self._sent: dict[str, tuple[Message, float]] = {}
         # Replies whose objects have not all arrived, by the id of the message that they answer.
         self._announced: dict[str, _AnnouncedReply] = {}
+        # Replies that were fetched, whose objects the SuperLink may delete.
+        self._fetched: list[_AnnouncedReply] = []
 
     def connected_nodes(self) -> dict[int, bytes]:
         """Return the public key (PEM) of every connected node; empty for nodes without one."""
@@ -90,7 +92,11 @@ class GuardedGrid(DelegatingGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids; empty for those that could not be sent."""
-        messages = list(messages)
+        message_ids = self._push(list(messages))
+        self._confirm()
+        return message_ids
+
+    def _push(self, messages: list[Message]) -> list[str]:
         message_ids = list(self._grid.push_messages(messages))
         if len(message_ids) != len(messages):  # Flower logs why it sent none
             return [""] * len(messages)
@@ -104,7 +110,10 @@ class GuardedGrid(DelegatingGrid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived whole, each once."""
+        """Return the replies to these messages that have arrived whole, each once.
+
+        The SuperLink is told of them when the next messages have been sent, or when nothing comes.
+        """
         wanted = self._sent.keys() & set(message_ids)
         if new := sorted(wanted - self._announced.keys()):
             self._announced |= self._fetch_announced(new)
@@ -115,8 +124,10 @@ class GuardedGrid(DelegatingGrid):
             content = self._read_content(announced)
             if content is not None:
                 del self._announced[message_id], self._sent[message_id]
-                self._confirm(announced)
+                self._fetched.append(announced)
                 replies.append(Message(content, reply_to=sent))
+        if not replies:
+            self._confirm()
         return replies
 
     def _fetch_announced(self, message_ids: list[str]) -> dict[str, _AnnouncedReply]:
@@ -209,15 +220,16 @@ class GuardedGrid(DelegatingGrid):
             raise ObjectUnavailableError(object_id)
         return response.object_content
 
-    def _confirm(self, announced: _AnnouncedReply) -> None:
-        """Have the SuperLink delete the objects of a reply, also of one that is broken."""
-        request = ConfirmMessageReceivedRequest(
-            node=self._http_grid.node,
-            run_id=self.run.run_id,
-            message_object_id=announced.object_id,
-        )
-        with suppress(httpx.HTTPStatusError):
-            runtime_client(self._http_grid).ConfirmMessageReceived(request)
+    def _confirm(self) -> None:
+        """Have the SuperLink delete the objects of fetched replies, also of broken ones."""
+        while self._fetched:
+            request = ConfirmMessageReceivedRequest(
+                node=self._http_grid.node,
+                run_id=self.run.run_id,
+                message_object_id=self._fetched.pop().object_id,
+            )
+            with suppress(httpx.HTTPStatusError):
+                runtime_client(self._http_grid).ConfirmMessageReceived(request)
 
 
 def _without_content(message: Message, message_id: str) -> Message:

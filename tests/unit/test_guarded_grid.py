@@ -159,8 +159,10 @@ def test_a_broken_reply_is_an_error_of_its_sender_alone(
     assert replies[HOSTILE].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert replies[HOSTILE].error.reason.startswith("its reply is broken: ")
     assert replies[HONEST].content.config_records[RECORD]["frame"] == FRAME
-    assert root in superlink.confirmed  # its bytes are deleted
+    assert superlink.confirmed == []  # the next messages are sent first
     assert list(grid.pull_messages(ids.values())) == []
+    assert root in superlink.confirmed  # its bytes are deleted
+    assert len(superlink.confirmed) == len(ids)
 
 
 def test_flowers_own_grid_loses_every_reply_to_a_broken_one(

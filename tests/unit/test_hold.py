@@ -99,6 +99,7 @@ def test_groups_are_known_by_their_owner(
     removed: list[Path] = []
     monkeypatch.setattr(leftovers, "remove_group", removed.append)
     monkeypatch.setattr(leftovers, "find_namespaces", dict)
+    monkeypatch.setattr(leftovers, "find_disks", dict)  # those of a rehearsal that runs here
     remove_leftovers()
     assert removed == []
     remove_leftovers(found[unified.folder])
