@@ -7,9 +7,11 @@ when it is first asked for, so that a client's process loads no server parts of 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from threading import Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -274,14 +276,26 @@ def transfer_parts_together() -> None:
     utils.get_num_workers = lambda most: _PARTS_AT_ONCE
 
 
-def fetch_parts_of_messages_soon() -> None:
-    """Have an executor in this process try again soon to fetch what its SuperNode is receiving.
+def fetch_messages_quickly() -> None:
+    """Have an executor in this process fetch what its SuperNode is receiving without delay.
 
-    Flower does so after a second, and is rarely so early: its own executor asks less often.
+    Flower tries again after a second, and is rarely so early: its own executor asks less often. And
+    before a message is answered, Flower waits for the SuperNode to hear that it was fetched.
     """
     clientapp: Any = import_module(_RUN_CLIENTAPP)
     fetch = clientapp.pull_and_inflate_object_from_tree
-    clientapp.pull_and_inflate_object_from_tree = partial(fetch, initial_backoff=LEAST_PAUSE)
+
+    def fetch_now(tree: Any, pull: Any, confirm: Callable[[str], None], **given: Any) -> Any:
+        def confirm_quietly(object_id: str) -> None:
+            with suppress(Exception):  # the SuperNode deletes it with its answer at the latest
+                confirm(object_id)
+
+        def confirm_meanwhile(object_id: str) -> None:
+            Thread(target=confirm_quietly, args=(object_id,), daemon=True).start()
+
+        return fetch(tree, pull, confirm_meanwhile, initial_backoff=LEAST_PAUSE, **given)
+
+    clientapp.pull_and_inflate_object_from_tree = fetch_now
 
 
 def pass_on_many_messages_at_once(longest_pause: float) -> None:

@@ -35,7 +35,7 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_private_folder, write_secret
-from shared.flower_compat import fetch_parts_of_messages_soon, transfer_parts_together
+from shared.flower_compat import fetch_messages_quickly, transfer_parts_together
 
 if TYPE_CHECKING:
     from devices.phone.page_server.listening import PageServer
@@ -182,7 +182,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     if pages and settings.web:
         run(pages.start(settings.web.address))
         log.info("browsers open %s", settings.web.url)
-    fetch_parts_of_messages_soon()
+    fetch_messages_quickly()
     transfer_parts_together()
     executor = Executor(gateway_app(gateway, loop), secret.read_bytes(), MOST_MESSAGES)
     answering = threading.Thread(

@@ -8,6 +8,7 @@ do not fit raises an exception in place of all of them.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -45,6 +46,9 @@ MAX_OBJECTS = 8
 """Most objects of a reply; a sound one has three: message, records, and one record."""
 MAX_OBJECT_BYTES = 64 * 2**20
 """Most bytes of all objects of a reply; the access filter allows clients far fewer."""
+_KNOWN_SECONDS, _ASKED_SECONDS = 1.0, 0.5
+"""Time for which the connected nodes count as known, and after which they are asked for anew while
+there is nothing else to do."""
 _ARRIVAL_SECONDS = 10.0
 """Time for the objects of a reply that has been announced."""
 _EXPIRED_SECONDS = 3600.0
@@ -85,10 +89,21 @@ class GuardedGrid(DelegatingGrid):
         self._announced: dict[str, _AnnouncedReply] = {}
         # Replies that were fetched, whose objects the SuperLink may delete.
         self._fetched: list[_AnnouncedReply] = []
+        self._nodes: dict[int, bytes] = {}
+        self._nodes_known = -math.inf  # monotonic seconds
 
     def connected_nodes(self) -> dict[int, bytes]:
-        """Return the public key (PEM) of every connected node; empty for nodes without one."""
-        return {node.node_id: node.public_key for node in self._http_grid.get_nodes()}
+        """Return the public key (PEM) of every node that was connected within the last second.
+
+        It is empty for nodes without one.
+        """
+        if time.monotonic() > self._nodes_known + _KNOWN_SECONDS:
+            self._ask_for_nodes()
+        return dict(self._nodes)
+
+    def _ask_for_nodes(self) -> None:
+        self._nodes = {node.node_id: node.public_key for node in self._http_grid.get_nodes()}
+        self._nodes_known = time.monotonic()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids; empty for those that could not be sent."""
@@ -128,6 +143,8 @@ class GuardedGrid(DelegatingGrid):
                 replies.append(Message(content, reply_to=sent))
         if not replies:
             self._confirm()
+            if time.monotonic() > self._nodes_known + _ASKED_SECONDS:
+                self._ask_for_nodes()
         return replies
 
     def _fetch_announced(self, message_ids: list[str]) -> dict[str, _AnnouncedReply]:

@@ -7,7 +7,12 @@ import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import (
+    GetNodesResponse,
+    PullAppMessagesResponse,
+    PushAppMessagesResponse,
+)
 
 from server.transport import guarded_grid
 from server.transport.deadline_grid import DeadlineGrid, prepare_grid
@@ -44,7 +49,11 @@ class SuperLink:
         self.objects: Bytes = {}
         self.confirmed: list[str] = []
         self.unreadable: set[str] = set()
-        self.pulls = 0
+        self.pulls = self.asked_for_nodes = 0
+
+    def GetNodes(self, request: Any) -> GetNodesResponse:  # noqa: N802
+        self.asked_for_nodes += 1
+        return GetNodesResponse(nodes=[NodeInfo(node_id=self.asked_for_nodes, public_key=b"PEM")])
 
     def PushMessages(self, request: Any) -> PushAppMessagesResponse:  # noqa: N802
         self.sent += request.messages_list
@@ -163,6 +172,24 @@ def test_a_broken_reply_is_an_error_of_its_sender_alone(
     assert list(grid.pull_messages(ids.values())) == []
     assert root in superlink.confirmed  # its bytes are deleted
     assert len(superlink.confirmed) == len(ids)
+
+
+def test_the_connected_nodes_are_asked_for_while_nothing_comes(
+    http_grid: HttpGrid, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, now = GuardedGrid(http_grid), 100.0
+    monkeypatch.setattr(guarded_grid.time, "monotonic", lambda: now)
+    ids = send(grid, HONEST)
+    assert grid.connected_nodes() == grid.connected_nodes() == {1: b"PEM"}
+    now += 0.6
+    assert list(grid.pull_messages(ids.values())) == list(grid.pull_messages([])) == []
+    assert grid.connected_nodes() == {2: b"PEM"}  # known since, and not asked for again
+    now += 0.6
+    superlink.reply(HONEST, records())
+    assert len(list(grid.pull_messages(ids.values()))) == 1
+    assert grid.connected_nodes() == {2: b"PEM"}
+    now += 0.6
+    assert grid.connected_nodes() == {3: b"PEM"}
 
 
 def test_flowers_own_grid_loses_every_reply_to_a_broken_one(
