@@ -15,6 +15,7 @@ import simulations.commands
 import simulations.new_command
 import simulations.privacy_commands
 import simulations.rehearse_command
+import simulations.tune_command
 from shared.errors import SamaraError
 
 _RIGHTS = "give a path that you may use, or change its rights"
@@ -41,7 +42,7 @@ app.command()(simulations.new_command.new)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.rehearse_command.rehearse)
 app.command()(simulations.commands.compare)
-app.command()(simulations.commands.tune)
+app.command()(simulations.tune_command.tune)
 app.command()(simulations.commands.tasks)
 app.add_typer(simulations.adapter_commands.app, name="adapter")
 app.add_typer(simulations.privacy_commands.app, name="privacy")

@@ -68,7 +68,7 @@ class Exclusion:
 
 
 _PRIVATE = ("central", "local", "distributed", "measured", "masked")
-_WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "full", "linear")
+_WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "head", "full", "linear")
 
 EXCLUSIONS = (
     Exclusion(

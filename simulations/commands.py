@@ -1,15 +1,14 @@
-"""The commands that run federations, or tune one model, on this machine."""
+"""The commands that run federations on this machine, and compare their runs."""
 
 import logging
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from client.tuning.settings import TuneSettings
     from shared.config import RunConfig
 
 
@@ -67,6 +66,10 @@ def simulate(
     seeds: Annotated[
         str, typer.Option(help="Run once with each seed, such as 0,1,2, and show intervals.")
     ] = "",
+    fed_avg: Annotated[
+        float | None,
+        typer.Option(help="FedAvg on LoRA and LoRA-FA beside it, with this learning rate."),
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Show scenarios, tasks, and the runs in runs/.")
     ] = False,
@@ -97,9 +100,17 @@ def simulate(
     if seeds:
         if cohorts_from or clients:
             raise ConfigError("--seeds: a recorded run has one seed; leave --cohorts-from out")
+        if fed_avg is not None:
+            raise ConfigError("--fed-avg: stands beside one run; leave --seeds out")
         _run_seeds(config, seeds, engine)
         return
-    _run(config, engine, cohorts_from, clients or [])
+    if fed_avg is not None:
+        from simulations.fed_avg import check_fed_avg
+
+        check_fed_avg(config)
+    folder = _run(config, engine, cohorts_from, clients or [])
+    if fed_avg is not None:
+        _compare_with_fed_avg(folder, fed_avg)
 
 
 def tasks() -> None:
@@ -201,6 +212,21 @@ def _run(
     return folder
 
 
+def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
+    from rich.console import Console
+
+    from simulations.fed_avg import fed_avg_beside, figures_table
+
+    console = Console()
+    with console.status("FedAvg") as status:
+        found = fed_avg_beside(
+            folder,
+            learning_rate,
+            lambda name, done, rounds: status.update(f"{name}: round {done} of {rounds}"),
+        )
+    console.print("", figures_table(found, f"beside FedAvg, η = {learning_rate:g}"))
+
+
 def _run_seeds(config: "RunConfig", seeds: str, engine: Engine) -> None:
     from rich.console import Console
 
@@ -254,119 +280,3 @@ def _write(file: Path, text: str) -> None:
 
     write_requested(file, text.encode())
     Console().print(Text(f"written: {file}"), soft_wrap=True)
-
-
-def _tune_grid(given: dict[str, Any], seeds: str | None, sweep: Path | None) -> None:
-    """Run every combination of a sweep with every seed, and print the table of means."""
-    from rich.console import Console
-
-    from shared.errors import ConfigError
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
-    from simulations.progress import stoppable, watched_tuning
-    from simulations.repetitions import parse_seeds
-    from simulations.tuning_grid import grid_table, make_trials, read_grid, run_trials
-
-    if seeds and "seed" in given:
-        raise ConfigError("--seeds: it says which seeds there are; leave --seed out")
-    chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
-    grid = read_grid(sweep) if sweep is not None else [{}]
-    out = str(given.pop("out", ""))
-    trials = make_trials(given, grid, chosen, out)
-    for trial in trials:
-        for settings in trial.runs.values():
-            check_data_is_given(load_task(settings.task), settings.data.path)
-    with stoppable():
-        from client.tuning.run import read_result
-        from client.tuning.run import tune as run
-
-        def run_one(settings: "TuneSettings") -> dict[str, Any]:
-            with watched_tuning() as on_step:
-                return read_result(run(settings, on_step))
-
-        Console().print(grid_table(run_trials(trials, run_one)))
-
-
-def tune(
-    method: Annotated[
-        str,
-        typer.Option(
-            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
-            "lsp, zero-shot, icl, linear-probe."
-        ),
-    ] = "prge",
-    space: Annotated[
-        str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, full, linear.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
-    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
-    train: Annotated[int | None, typer.Option(help="Training examples; 1,000.")] = None,
-    validation: Annotated[int | None, typer.Option(help="Validation examples; 500.")] = None,
-    test: Annotated[int | None, typer.Option(help="Test examples; 1,000.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: automatic.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
-    validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
-    sweep: Annotated[
-        Path | None, typer.Option(help="TOML file with lists of values; a run for each choice.")
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
-    ] = None,
-) -> None:
-    """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
-
-    Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
-    """
-    from client.tuning.settings import TuneSettings
-    from shared.settings import parse_assignment
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
-    from simulations.progress import stoppable, watched_tuning
-    from simulations.report.terminal import print_next, print_tuning
-
-    options: dict[str, Any] = {
-        "method": method,
-        "space": space,
-        "task": task,
-        "model.path": model,
-        "data.path": data,
-        "data.train": train,
-        "data.validation": validation,
-        "data.test": test,
-        "steps": steps,
-        "queries": queries,
-        "batch": batch,
-        "learning-rate": learning_rate,
-        "epsilon": epsilon,
-        "validate-every": validate_every,
-        "seed": seed,
-        "model.stream": stream,
-        "out": str(out.resolve()) if out else None,
-    }
-    given = {key: value for key, value in options.items() if value is not None}
-    given |= dict(parse_assignment(assignment) for assignment in settings or [])
-    if seeds or sweep is not None:
-        _tune_grid(given, seeds, sweep)
-        return
-    wanted = TuneSettings.of(given, "tune")
-    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
-    with stoppable(), watched_tuning() as on_step:
-        from client.tuning.run import read_result
-        from client.tuning.run import tune as run
-
-        folder = run(wanted, on_step)
-    print_tuning(folder, result := read_result(folder))
-    print_next(folder, result)

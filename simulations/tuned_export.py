@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from client.personal.model_card import CARD_FILE, model_card
 from client.personal.model_folder import LeftOut, TrainedModel, name_of_base, write_new_folder
+from client.spaces.head import HeadSpace
 from client.spaces.low_rank import LoRASpace
 from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
@@ -22,8 +24,8 @@ from shared.model.peft import WEIGHTS_FILE, write_peft_prefix
 def export_tuned(folder: Path, out: Path) -> LeftOut:
     """Write the best state of a finished run of `samara tune` to a new folder.
 
-    Low-rank adapters and a prefix become adapters for PEFT, a readout a file of its own, and
-    trained parameters of the model itself a whole model.
+    Low-rank adapters and a prefix become adapters for PEFT, a readout a file of its own, and a
+    trained head or trained parameters of the model itself a whole model.
 
     Args:
         folder: folder of the run.
@@ -40,20 +42,22 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
     def write(unfinished: Path) -> LeftOut:
         setup = run.load()
         space = run.restore(setup)
-        if not isinstance(space, FlatSpace):
+        if isinstance(space, HeadSpace):
+            space.replace_head()
+        if isinstance(space, HeadSpace) or not isinstance(space, FlatSpace):
             export_model(setup.base, unfinished)
             _write_card(run, setup, unfinished, [])
             return {}
         theta = space.values(0, space.size).cpu().numpy()
         if isinstance(space, PrefixSpace):
             name = name_of_base(run.settings, setup.base)
-            shapes = [tensor.shape for tensor in space.tensors]
-            if len(set(shapes)) > 1:
+            parts = [part.cpu().numpy() for part in space.keys_and_values(torch.from_numpy(theta))]
+            if len({part.shape for part in parts}) > 1:
                 raise ModelError(
                     f"{setup.base.folder}: its layers have keys of different sizes, which PEFT's "
                     "prefix tuning has no form for"
                 )
-            write_peft_prefix(setup.base, name, theta.reshape(len(shapes), *shapes[0]), unfinished)
+            write_peft_prefix(setup.base, name, np.stack(parts), unfinished)
             _write_card(run, setup, unfinished, [WEIGHTS_FILE])
             return {}
         if isinstance(space, PeftSpace):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 from rich.table import Table
 
 from client.tuning.settings import TuneSettings
 from shared.errors import ConfigError
+from shared.machine import cores
 from shared.settings import Scalar, flattened
 
 Choices = Mapping[str, Scalar]
@@ -26,10 +28,12 @@ class Trial:
 
     Attributes:
         name: the values that distinguish it; empty if there is one trial.
+        choices: these values by dotted key.
         runs: settings of its runs, by seed.
     """
 
     name: str
+    choices: Choices
     runs: dict[int, TuneSettings]
 
 
@@ -56,7 +60,11 @@ def read_grid(file: Path) -> list[Choices]:
 
 
 def make_trials(
-    given: Mapping[str, Any], grid: Sequence[Choices], seeds: Sequence[int], out: str
+    given: Mapping[str, Any],
+    grid: Sequence[Choices],
+    seeds: Sequence[int],
+    out: str,
+    devices: Sequence[str] = (),
 ) -> list[Trial]:
     """Return the trials of a grid; all their settings are checked.
 
@@ -65,22 +73,28 @@ def make_trials(
         grid: values of the settings of each trial.
         seeds: seeds, each once.
         out: folder that the runs' own folders are made in; empty for the usual ones.
+        devices: torch devices that take the runs in turn, so that the same command gives every run
+            the same one again; those on the CPU share its cores. Empty for the device in `given`.
 
     Raises:
         ConfigError: if a trial has a mistake, or a seed is there twice.
     """
     if len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds: each seed once")
-    trials = []
+    trials, turns = [], itertools.cycle(devices)
+    if "cpu" in devices:
+        given = {"threads": max(1, cores() // list(devices).count("cpu"))} | dict(given)
     for choices in grid:
         name = " ".join(f"{key}={value}" for key, value in choices.items())
         runs = {}
         for seed in seeds:
             own: dict[str, Any] = {**given, **choices, "seed": seed}
+            if devices:
+                own["model.torch-device"] = next(turns)
             if out:
                 own["out"] = str(Path(out) / _folder(name) / f"seed-{seed}")
             runs[seed] = TuneSettings.of(own, name or "tune")
-        trials.append(Trial(name, runs))
+        trials.append(Trial(name, choices, runs))
     return trials
 
 
@@ -105,6 +119,35 @@ def run_trials(
         trial.name: {seed: run(settings) for seed, settings in trial.runs.items()}
         for trial in trials
     }
+
+
+def run_side_by_side(
+    trials: Sequence[Trial], devices: int, run: Callable[[TuneSettings], Mapping[str, Any]]
+) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Run every trial with every seed in processes of their own, one for each device.
+
+    Args:
+        trials: trials of one grid, made for so many devices.
+        devices: number of devices.
+        run: as in `run_trials`; a function of a module, which other processes can import.
+    """
+    runs = [
+        (trial.name, seed, settings) for trial in trials for seed, settings in trial.runs.items()
+    ]
+    results = Parallel(n_jobs=devices)(
+        delayed(_run_in_turn)([settings for *_, settings in runs[own::devices]], run)
+        for own in range(devices)
+    )
+    found: dict[str, dict[int, Mapping[str, Any]]] = {trial.name: {} for trial in trials}
+    for index, (name, seed, _) in enumerate(runs):
+        found[name][seed] = results[index % devices][index // devices]
+    return found
+
+
+def _run_in_turn(
+    runs: Sequence[TuneSettings], run: Callable[[TuneSettings], Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    return [run(settings) for settings in runs]
 
 
 def grid_table(results: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:

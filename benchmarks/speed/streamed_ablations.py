@@ -31,6 +31,7 @@ from client.streaming.loading import load_model
 from client.streaming.stream import Scheduling
 from client.tuning.descent import SGD, Descent, UpdateStep
 from shared.label_scores import cross_entropy
+from shared.model.loading import BaseModel
 from shared.model.scorers import CausalScorer, Prompt
 from shared.replay_numba import NumbaBackend
 from shared.sections import ModelSettings
@@ -47,8 +48,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
 Step = Callable[[], object]
 
 
-def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
-    """Return a step on one example, resident or streamed from the disk."""
+def make_step(
+    folder: Path,
+    blocks: Path,
+    variant: str,
+    tokens: int,
+    watch: Callable[[BaseModel], None] = lambda base: None,
+) -> Step:
+    """Return a step on one example, resident or streamed from the disk.
+
+    Args:
+        folder: folder of the model.
+        blocks: folder for its trained blocks.
+        variant: resident, or a name in `VARIANTS`.
+        tokens: length of the example.
+        watch: function that is given the model before the first step.
+    """
     stream = "off" if variant == RESIDENT else "disk"
     settings = {"path": str(folder), "stream": stream}
     loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
@@ -63,6 +78,7 @@ def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
         store = loaded.make_trainable_store(blocks)
         space = StreamedFullSpace(base, store, backend, **VARIANTS[variant])
         forward = make_forward_engine(base, space.adapter, scorer, True, None, space)
+    watch(base)
     prompts = [Prompt((tuple(range(12, 12 + tokens)),), ((tokens - 1,),))]
     descent, labels = Descent(space, SGD()), np.zeros(1, np.int64)
 

@@ -26,7 +26,8 @@ from shared.model.loading import BaseModel
 from shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
 from shared.model.readout import Readout, representations
 from shared.model.scorers import Prompt, Scorer
-from shared.tasks.kinds import Span, Task
+from shared.tasks.base_task import Span
+from shared.tasks.kinds import Task
 from shared.tasks.rows import Example
 
 UNIT = 256

@@ -77,8 +77,10 @@ def _describe_task(task: Task, family: Family) -> list[str]:
     lines = [f"- text: `{json.dumps(task.text, ensure_ascii=False)}`"]
     match task:
         case ClassificationTask():
+            if task.question:
+                question = json.dumps(task.question, ensure_ascii=False)
+                lines.append(f"- question behind it: `{question}`")
             lines += [
-                f"- question behind it: `{json.dumps(task.question, ensure_ascii=False)}`",
                 f"- label words, in this order: {', '.join(f'`{word}`' for word in task.words)}",
             ]
             rule = f"The score of a label is {_SCORES[family]}. The highest score is the answer."

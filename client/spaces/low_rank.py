@@ -1,14 +1,20 @@
 """Spaces of low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
 
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.space import NO_SEEDS, FlatSpace, ScoreFunction, SequentialSpace, SpaceTensor
+from client.spaces.space import (
+    NO_SEEDS,
+    FlatSpace,
+    ScoreFunction,
+    SequentialFlatSpace,
+    SpaceTensor,
+)
 from shared.directions import BOTH_SIDES
 from shared.model.frozen_a import frozen_matrices
 from shared.model.loading import BaseModel
@@ -68,7 +74,7 @@ class LoRAFASpace(FlatSpace):
         yield Perturbations(self.adapter.layout, theta)
 
 
-class LoRASpace(FlatSpace, SequentialSpace):
+class LoRASpace(SequentialFlatSpace):
     """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
     All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
@@ -101,16 +107,6 @@ class LoRASpace(FlatSpace, SequentialSpace):
         initial = [*(matrix.ravel() for matrix in a), np.zeros(adapter.layout.size, np.float32)]
         theta = torch.from_numpy(np.concatenate(initial)).to(base.network.device)
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
-
-    def _perturbed(
-        self, seed: int, epsilon: float, signs: tuple[int, ...]
-    ) -> Generator[PerturbedAdapters]:
-        for theta in self._sides(seed, epsilon, signs):
-            with self.computing_with(theta) as adapters:
-                yield adapters
-
-    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
-        return self.computing_with(self._theta)
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:

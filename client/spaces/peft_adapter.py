@@ -9,8 +9,6 @@ layers. P-RGE compares them with LoRA and LoRA-FA (table 6).
 import json
 import math
 import warnings
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +18,13 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
+from client.spaces.parameter_space import ParameterSpace
 from shared.directions import query_seeds
 from shared.errors import ModelError
 from shared.files import make_folder, write_durably
 from shared.model.frozen_a import frozen_a
 from shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
 from shared.replay import Backend
 from shared.sections import AdapterSettings
@@ -37,7 +34,7 @@ _ADAPTER = "default"
 _SHARED = ("vera_A", "vera_B")
 
 
-class PeftSpace(FlatSpace, SequentialSpace):
+class PeftSpace(ParameterSpace):
     """The space of all trained numbers of an adapter of PEFT's, in the order of its parameters.
 
     The random matrices are those of `shared.directions`, so that they are the same on every
@@ -57,7 +54,6 @@ class PeftSpace(FlatSpace, SequentialSpace):
         self, base: BaseModel, kind: PeftKind, settings: AdapterSettings, backend: Backend
     ) -> None:
         self.kind, self.portable = kind, kind != "dora"
-        self._network, self._folder = base.network, base.folder
         layers = adapted_layers(base, settings)
         self.config = _inject(base, kind, settings, list(layers))
         _set_random_matrices(base, settings, layers)
@@ -67,36 +63,7 @@ class PeftSpace(FlatSpace, SequentialSpace):
             if f".{_ADAPTER}" in name
         }
         chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
-        adapter, self._no_adapters = empty_adapter(min(chosen))
-        tensors = [SpaceTensor(name, tuple(tensor.shape)) for name, tensor in named.items()]
-        theta = torch.cat([tensor.float().reshape(-1) for tensor in named.values()])
-        super().__init__(tensors, adapter, theta, backend, settings.distribution)
-
-    def _perturbed(
-        self, seed: int, epsilon: float, signs: tuple[int, ...]
-    ) -> Generator[PerturbedAdapters]:
-        for theta in self._sides(seed, epsilon, signs):
-            with self.computing_with(theta) as adapters:
-                yield adapters
-
-    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
-        return self.computing_with(self._theta)
-
-    @contextmanager
-    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Give PEFT's layers their numbers, rounded to their type."""
-        before: list[tuple[dict[str, Any], str, Tensor]] = []
-        flats = torch.split(theta, [tensor.size for tensor in self.tensors])
-        try:
-            for tensor, flat in zip(self.tensors, flats, strict=True):
-                owner, _, name = tensor.name.rpartition(".")
-                own: dict[str, Any] = self._network.get_submodule(owner)._parameters
-                before.append((own, name, own[name]))
-                own[name] = flat.view(tensor.shape).to(own[name].dtype)
-            yield self._no_adapters
-        finally:
-            for own, name, value in before:
-                own[name] = value
+        super().__init__(base.network, named, backend, settings.distribution, min(chosen))
 
     def write(self, folder: Path, base: str) -> None:
         """Write the adapter as PEFT reads it.

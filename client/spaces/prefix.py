@@ -2,18 +2,21 @@
 
 Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
 (appendix E.5): the prefix is initialized with the keys and values of random tokens of the
-vocabulary, or with random numbers, and is trained without reparameterization. The model is given it
-as a cache, as if those tokens had been read before, so the positions of a sequence start behind it.
+vocabulary, or with random numbers, or is made by a network that is trained in its place. The model
+is given it as a cache, as if those tokens had been read before, so the positions of a sequence
+start behind it.
 """
 
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import starmap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
+from client.spaces.prefix_network import PrefixNetwork
+from client.spaces.space import SequentialFlatSpace, SpaceTensor
 from shared.directions import Distribution, prefix_tokens
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -24,7 +27,7 @@ DEFAULT_SPREAD = 0.02
 """Standard deviation of random initial values where a model's configuration has none."""
 
 
-class PrefixSpace(FlatSpace, SequentialSpace):
+class PrefixSpace(SequentialFlatSpace):
     """The space of a prefix's keys and values, layer by layer, each [heads, m, features of a head].
 
     θ is float32 and is rounded to the model's compute type for a forward pass. Its initial values
@@ -40,6 +43,8 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         backend: backend that draws directions.
         distribution: distribution of the directions.
         random_start: whether θ begins as random numbers instead.
+        width: size of the hidden layer of a network that makes the keys and values, whose numbers
+            are θ then and begin as random ones; 0 if θ are the keys and values themselves.
 
     Raises:
         ModelError: if the model is no causal LM, its cache is not keys and values of all tokens,
@@ -57,6 +62,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         backend: Backend,
         distribution: Distribution = "gaussian",
         random_start: bool = False,
+        width: int = 0,
     ) -> None:
         if base.family != "causal":
             raise ModelError(
@@ -71,37 +77,35 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         self._base, self._length = base, length
         self.tokens = draw_prefix_tokens(base, length, seed)
         activations = _compute_activations(base, self.tokens)
+        self._shapes = [tuple(tensor.shape) for tensor in activations]
+        self._network = PrefixNetwork(base.features, width, self._shapes) if width else None
         names = [f"layers.{i}.{part}" for i in range(len(activations) // 2) for part in ("k", "v")]
-        tensors = [
-            SpaceTensor(name, tuple(tensor.shape))
-            for name, tensor in zip(names, activations, strict=True)
-        ]
-        adapter, self._no_adapters = empty_adapter()
+        tensors = list(starmap(SpaceTensor, zip(names, self._shapes, strict=True)))
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
+        if self._network is not None:
+            tensors = self._network.tensors
+            theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
+        adapter, self._no_adapters = empty_adapter()
         super().__init__(tensors, adapter, theta, backend, distribution)
-        if random_start:  # of the size that the model's own weights began with
+        if self._network is not None:
+            self._theta = self._network.start(self.direction(seed, 0, self.size))
+        elif random_start:  # of the size that the model's own weights began with
             spread = getattr(base.network.config, "initializer_range", DEFAULT_SPREAD)
             self._theta = self.direction(seed, 0, self.size) * spread
-            self.portable = True
+        self.portable = random_start or self._network is not None
 
-    def _perturbed(
-        self, seed: int, epsilon: float, signs: tuple[int, ...]
-    ) -> Generator[PerturbedAdapters]:
-        for theta in self._sides(seed, epsilon, signs):
-            with self.computing_with(theta) as adapters:
-                yield adapters
-
-    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
-        return self.computing_with(self._theta)
+    def keys_and_values(self, theta: Tensor) -> list[Tensor]:
+        """Return the keys and values of the prefix, layer by layer, each [heads, m, features]."""
+        if self._network is not None:
+            return self._network.keys_and_values(theta)
+        flats = torch.split(theta, [tensor.size for tensor in self.tensors])
+        return [flat.view(shape) for flat, shape in zip(flats, self._shapes, strict=True)]
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
         """Prepend a prefix to every sequence that the body reads inside the context."""
-        sizes = [tensor.size for tensor in self.tensors]
-        prefix = [
-            flat.view(1, *tensor.shape).to(self._base.network.dtype)
-            for tensor, flat in zip(self.tensors, torch.split(theta, sizes), strict=True)
-        ]
+        dtype = self._base.network.dtype
+        prefix = [part[None].to(dtype) for part in self.keys_and_values(theta)]
 
         def prepend(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

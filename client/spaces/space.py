@@ -337,3 +337,17 @@ class FlatSpace(Space):
         step = self.perturbation(seed, 0, self.size, self.scaling) * epsilon
         for sign in signs:
             yield self._theta + sign * step
+
+
+class SequentialFlatSpace(FlatSpace, SequentialSpace):
+    """A small space whose model computes with one perturbation at a time."""
+
+    def _perturbed(
+        self, seed: int, epsilon: float, signs: tuple[int, ...]
+    ) -> Generator[PerturbedAdapters]:
+        for theta in self._sides(seed, epsilon, signs):
+            with self.computing_with(theta) as adapters:
+                yield adapters
+
+    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
+        return self.computing_with(self._theta)

@@ -16,9 +16,10 @@ from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 from shared.model.windows import cut_into_windows
+from shared.tasks.base_task import USER_FIELD
 from shared.tasks.data import load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.kinds import USER_FIELD, Task
+from shared.tasks.kinds import Task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example, hash_examples
 from shared.tasks.sampling import limit_evaluation

@@ -41,6 +41,13 @@ def _about_the_method(settings: TuneFields) -> list[str]:
         if getattr(settings.adapter, key)
     ]
     mistakes += _about_perturbations(settings)
+    if settings.tf32 and not settings.model.torch_device.startswith("cuda"):
+        mistakes.append(
+            f"tf32: {settings.model.torch_device} has no TF32; set model.torch-device to cuda, or "
+            "leave it out"
+        )
+    mistakes += _about_the_prefix(settings)
+    mistakes += _about_the_classifier(settings)
     mistakes += _about_scaling(settings)
     mistakes += _about_gradients(settings) if settings.is_first_order else []
     mistakes += refusals(settings.features, TUNING_EXCLUSIONS)
@@ -73,6 +80,11 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
                 "differences: one loss for every direction does not show the curvature, which "
                 "the learning rate would be estimated from; set learning-rate to a number"
             )
+        if settings.rate_per_query:
+            mistakes.append(
+                "rate-per-query: a learning rate that is estimated fits the number of directions; "
+                "leave it out, or set learning-rate to a number"
+            )
     if settings.warm_up >= settings.steps:
         mistakes.append(
             f"warm-up: {settings.warm_up} of {settings.steps} steps leave none with the whole "
@@ -103,6 +115,39 @@ def _about_peft(settings: TuneFields) -> list[str]:
     return mistakes
 
 
+def _about_the_prefix(settings: TuneFields) -> list[str]:
+    """Return what a prefix that a network makes cannot begin as."""
+    if settings.prefix_width and settings.prefix_start == "activations":
+        return [
+            "prefix-start: a prefix that a network makes begins as what the network gives; set it "
+            "to random, or prefix-width to 0"
+        ]
+    return []
+
+
+def _about_the_classifier(settings: TuneFields) -> list[str]:
+    """Return what a classifier of its own cannot be trained with."""
+    mistakes: list[str] = []
+    if settings.classifier == "label-words":
+        return mistakes
+    if settings.trained_space != "full" or settings.method == "zero-offload":
+        mistakes.append(
+            "classifier: a linear layer in place of label words is trained together with all "
+            "parameters; set space to full and method to mezo, fo-adam or fo-sgd"
+        )
+    if settings.objective == "likelihood":
+        mistakes.append(
+            "objective: the scores of a classifier are no likelihoods of texts; set it to "
+            "cross-entropy, or classifier to label-words"
+        )
+    if settings.model.stream in ("host", "disk"):
+        mistakes.append(
+            "classifier: parameters that are streamed are those of the model's files; set "
+            "model.stream to off, or classifier to label-words"
+        )
+    return mistakes
+
+
 def _about_perturbations(settings: TuneFields) -> list[str]:
     """Return what a zeroth-order method cannot perturb."""
     mistakes, method, space = [], settings.method, settings.trained_space
@@ -123,6 +168,17 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
             "weights are not numbers that a perturbation can be added to; set it to none, or space "
             "to lora"
         )
+    if method in ZEROTH_ORDER and settings.autocast != "none":
+        if settings.gradients != "differences" or settings.objective == "metric":
+            mistakes.append(
+                "autocast: of zeroth-order methods it is for differences of losses; leave it out, "
+                "or set gradients to differences and objective to cross-entropy"
+            )
+        if settings.features["adapter"] in ("readout", "both") and space == "lora-fa":
+            mistakes.append(
+                "autocast: a readout's products are small, and its differences need float32; leave "
+                "it out, or set adapter.layers to top:1"
+            )
     if settings.in_place and settings.stream_compression != "none":
         mistakes.append(
             "in-place: parameters are perturbed in the type that the model computes in; leave "

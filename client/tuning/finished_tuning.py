@@ -69,6 +69,11 @@ class FinishedTuning:
                 f"{folder}: {settings.method} trains nothing, so its model is the base model; name "
                 "the run of another method"
             )
+        if settings.classifier != "label-words":
+            raise ConfigError(
+                f"{folder}: its scores are those of a classifier of its own, which no folder for "
+                "other software has a place for; tune with classifier = label-words"
+            )
         return cls(folder, result, settings)
 
     @property

@@ -16,15 +16,15 @@ Method = Literal[
     "icl",
     "linear-probe",
 ]
-SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "full", "linear"]
+SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "head", "full", "linear"]
 
 SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
-    "mezo": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
-    "mezo-momentum": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
-    "mezo-adam": ("full", "lora", "lora-fa", "dora", "vera", "prefix"),
-    "fo-adam": ("lora-fa", "full", "lora", "dora", "vera", "prefix"),
-    "fo-sgd": ("lora-fa", "full", "lora", "dora", "vera", "prefix"),
+    "mezo": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
+    "mezo-momentum": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
+    "mezo-adam": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
+    "fo-adam": ("lora-fa", "full", "lora", "dora", "vera", "prefix", "head"),
+    "fo-sgd": ("lora-fa", "full", "lora", "dora", "vera", "prefix", "head"),
     "lora": ("lora",),
     "zero-offload": ("full", "linear"),
     "lsp": ("linear",),
@@ -52,6 +52,7 @@ EPSILON: dict[SpaceName, float] = {
     "dora": 1e-2,
     "vera": 1e-2,
     "prefix": 1e-1,
+    "head": 1e-3,
 }
 ADAM_RATE: dict[SpaceName, float] = {
     "full": 1e-5,
@@ -61,6 +62,7 @@ ADAM_RATE: dict[SpaceName, float] = {
     "dora": 5e-4,
     "vera": 5e-3,
     "prefix": 1e-2,
+    "head": 1e-4,
 }
 LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with

@@ -34,6 +34,7 @@ class ModelSetup:
             SamaraError: if it cannot be used, or does not go together with the settings.
         """
         torch.set_num_threads(settings.threads)
+        torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
         self.settings = settings
         self.root = round_root(settings.seed, 0, 0)
         self.task: Task = load_task(settings.task)

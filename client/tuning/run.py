@@ -26,6 +26,7 @@ import torch
 from client.tuning.baselines.first_order import FirstOrder
 from client.tuning.baselines.icl import InContext
 from client.tuning.baselines.linear_probe import LinearProbe
+from client.tuning.classifier_start import start_classifier
 from client.tuning.settings import TuneSettings
 from client.tuning.training_method import TrainingMethod
 from client.tuning.tuning_curves import Curves, open_curves
@@ -80,6 +81,7 @@ def tune(
     setup = TuningSetup(settings)
     identity = identity_of(settings, setup.task, setup.base.model_id, setup.examples)
     settings_hash = hash_of(identity)
+    start_classifier(setup)
     folder = RUNS_FOLDER / folder_name(settings.task, settings_hash.hex())
     folder = Path(settings.out) if settings.out else folder
     with locked(folder, identity):
@@ -184,7 +186,7 @@ def _train(
     with closing(method), closing(open_curves(folder, method.steps)) as curves:
         at_zero = None if setup.settings.space == "prefix" else before["validation"]
         validations = _take_steps(setup, method, evaluations, curves, on_step, folder, at_zero)
-        best = _best_step(validations)
+        best = _tested_step(setup.settings, validations)
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
         digest, cost = method.digest(), method.emulated_cost()
@@ -258,7 +260,7 @@ def _take_steps(
         if stop == 0 and at_zero is not None:
             evaluate = partial(_same, at_zero)
         validations[stop] = result = evaluations.result("step", "validation", stop, evaluate)
-        if _best_step(validations) == stop == method.steps:
+        if _tested_step(settings, validations) == stop == method.steps:
             method.keep_best()
         if _start_step(validations) == stop == method.steps:
             _write_start(method, folder / START_FILE)
@@ -280,6 +282,11 @@ def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> Evaluat
 
 def _same(result: EvaluationResult) -> EvaluationResult:
     return result
+
+
+def _tested_step(settings: TuneSettings, validations: dict[int, EvaluationResult]) -> int:
+    """Return the step whose state is tested and kept, of those that there are."""
+    return max(validations) if settings.tested_state == "last" else _best_step(validations)
 
 
 def _best_step(validations: dict[int, EvaluationResult]) -> int:

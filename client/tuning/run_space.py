@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from client.spaces.full import FullSpace, check_trainable
+from client.spaces.head import HeadSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
@@ -72,7 +73,10 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
         case "prefix":
             distribution = settings.adapter.distribution
             length, is_random = settings.prefix_length, settings.prefix_start == "random"
-            return PrefixSpace(base, length, setup.root, backend, distribution, is_random)
+            width = settings.prefix_width
+            return PrefixSpace(base, length, setup.root, backend, distribution, is_random, width)
+        case "head":
+            return HeadSpace(base, backend, settings.adapter.distribution)
         case _:
             return LoRAFASpace(base, settings.adapter, labels, backend)
 

@@ -29,7 +29,7 @@ class TuneFields(Settings):
     """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
 
     method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
-    space: Literal["auto", "lora-fa", "lora", "dora", "vera", "prefix", "full", "linear"] = setting(
+    space: SpaceName | Literal["auto"] = setting(
         "auto", "parameters that are trained; `auto` is the method's first"
     )
     seed: int = setting(
@@ -101,6 +101,13 @@ class TuneFields(Settings):
         before=0,
         ge=0,
     )
+    rate_per_query: bool = setting(
+        False,
+        "whether η is that of a single direction: a step of n directions has n·η (MeZO, appendix "
+        "A.2)",
+        read_by=MEZO,
+        before=False,
+    )
     weight_decay: float = setting(
         0.0,
         "λ: a step also subtracts η·λ·θ, from every number that is trained",
@@ -136,6 +143,19 @@ class TuneFields(Settings):
         "steps between validations; there is one before the first step and one after the last",
         ge=1,
     )
+    tested_state: Literal["best", "last"] = setting(
+        "best",
+        "the state that is kept, and tested at the end: the `best` on validation, or the `last`",
+        before="best",
+    )
+    classifier: Literal["label-words", "new", "linear-probe"] = setting(
+        "label-words",
+        "what gives the scores of a classification: its label words, or a linear layer on the last "
+        "hidden state, trained with all parameters: `new` begins as random numbers and reads texts "
+        "without the question, `linear-probe` begins as linear probing of the prompts",
+        page="reference/tune.md#classifiers",
+        before="label-words",
+    )
     stream_compression: Literal["none", "bfloat16", "float16", "float8"] = setting(
         "none",
         "`none`, `bfloat16`, `float16` or `float8`: type that holds all parameters where they are "
@@ -146,8 +166,14 @@ class TuneFields(Settings):
         "none",
         "`bfloat16`: training passes multiply in bfloat16 and keep the weights in float32 (mixed "
         "precision)",
-        read_by=FIRST_ORDER,
+        read_by=(*ZEROTH_ORDER, *FIRST_ORDER),
         before="none",
+    )
+    tf32: bool = setting(
+        False,
+        "round factors of matrix products to TF32 on a CUDA device, which keeps 10 bits after the "
+        "first one",
+        before=False,
     )
     prefix_length: int = setting(5, "tokens of a prefix", ge=1)
     prefix_start: Literal["activations", "random"] = setting(
@@ -156,6 +182,14 @@ class TuneFields(Settings):
         "numbers",
         page="concepts/mezo.md#spaces",
         before="activations",
+    )
+    prefix_width: int = setting(
+        0,
+        "width of the hidden layer of a network that makes the prefix and is trained in its place; "
+        "0 trains the prefix's keys and values themselves",
+        page="concepts/mezo.md#spaces",
+        before=0,
+        ge=0,
     )
     demonstrations: int = setting(
         32, "solved examples before every example, at most", read_by=("icl",), ge=1

@@ -60,12 +60,16 @@ class TuneSettings(TuneFields):
             "threads": self.threads or threads,
             "batch": self.batch or batch,
         }
-        needs_all_blocks = self.differentiates or self.trained_space in BY_PEFT
+        needs_all_blocks = (
+            self.differentiates or self.trained_space in BY_PEFT or self.classifier != "label-words"
+        )
         if self.model.stream == "auto" and needs_all_blocks:
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space
             changes["space"] = where
+            if where == "prefix" and self.prefix_width:
+                where = "lora"  # weights of linear layers, too
             if self.learning_rate == "auto" and not self.estimates_its_rate:
                 changes["learning_rate"] = LSP_RATE if self.method == "lsp" else ADAM_RATE[where]
             if not self.is_first_order:

@@ -1,10 +1,11 @@
-"""The loss that backward passes begin at."""
+"""The loss that backward passes begin at, and the precision of training passes."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from client.tuning.settings import TuneSettings
 from shared.tasks.objectives import ObjectiveName
 
 
@@ -20,3 +21,9 @@ def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) 
     if goal == "likelihood":
         return -scores.gather(1, right[:, None]).sum()
     return nn.functional.cross_entropy(scores, right, reduction="sum")
+
+
+def mixed_precision(settings: TuneSettings) -> torch.autocast:
+    """Return the context of a training pass: products in bfloat16, where that is wanted."""
+    device = torch.device(settings.model.torch_device).type
+    return torch.autocast(device, torch.bfloat16, enabled=settings.autocast == "bfloat16")

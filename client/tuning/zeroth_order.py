@@ -43,7 +43,7 @@ from client.tuning.group_norms import (
 from client.tuning.methods import Method
 from client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
 from client.tuning.settings import TuneSettings
-from client.tuning.training_loss import summed_loss
+from client.tuning.training_loss import mixed_precision, summed_loss
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.directions import query_seeds
@@ -147,6 +147,8 @@ class ZerothOrder:
             settings.learning_rate_schedule,
             settings.warm_up,
         )
+        if settings.rate_per_query:
+            rate *= queries
         observation = Observation.from_step(estimate.mean_loss, gradients, rate, estimate.curvature)
         after = self._step_sizes.record(observation.scaled(_total_gain(self._rule)))
         self._has_just_reverted = after.back_to is not None
@@ -296,7 +298,8 @@ class ZerothOrder:
             return self._exact_derivatives(request, prompts, train.labels[request.batch])
 
         def score(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
-            return self._forward.scores(perturbations, prompts, self._schedule)
+            with mixed_precision(self._setup.settings):
+                return self._forward.scores(perturbations, prompts, self._schedule)
 
         scores = self._space.evaluate(score, request.seeds, request.epsilon, request.signs)
         return self._setup.objective(scores, train.labels[request.batch])

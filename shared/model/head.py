@@ -41,6 +41,35 @@ def log_likelihoods(
     return torch.cat(results).view(*read.shape[:2], -1)
 
 
+def mean_log_likelihoods(
+    base: BaseModel,
+    hidden: Tensor,
+    lengths: Tensor,
+    supervised: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    counts: Sequence[int],
+) -> Tensor:
+    """Return the mean log-likelihood per token of every sequence's targets, row by row.
+
+    Args:
+        base: the model.
+        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
+        lengths: int64 [m], tokens of each sequence.
+        supervised: positions that are read, for each sequence.
+        targets: token at each of these positions, for each sequence.
+        counts: number of sequences of each row.
+
+    Returns:
+        float32 [P, n, most sequences of a row], padded with −∞.
+    """
+    wanted = [[token] for tokens in targets for token in tokens]
+    picked = log_likelihoods(base, hidden, lengths, supervised, wanted)[..., 0]
+    parts = torch.split(picked, [len(tokens) for tokens in targets], dim=1)
+    means = torch.stack([part.mean(1) for part in parts], dim=-1)
+    by_row = [row.T for row in torch.split(means, list(counts), dim=1)]
+    return nn.utils.rnn.pad_sequence(by_row, padding_value=-torch.inf).permute(2, 1, 0)
+
+
 def token_predictions(
     base: BaseModel,
     hidden: Tensor,

@@ -15,14 +15,20 @@ from torch import Tensor, nn
 
 from shared.errors import ModelError, TaskError
 from shared.model.chat_template import ChatTemplate
-from shared.model.head import log_likelihoods, tiled_logits, token_predictions
+from shared.model.head import (
+    log_likelihoods,
+    mean_log_likelihoods,
+    tiled_logits,
+    token_predictions,
+)
 from shared.model.loading import BaseModel
 from shared.model.truncation import truncate
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
+from shared.model.word_tokens import Ids, continuation_tokens, word_tokens
+from shared.tasks.base_task import Span
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 COSINE_TEMPERATURE = 0.05
 
-Ids = tuple[int, ...]
 RunBody = Callable[[Sequence[Ids]], Tensor]
 """Function that runs the unadapted base over sequences and returns [m, S, hidden]."""
 
@@ -64,7 +70,7 @@ class Scorer(ABC):
 
         Args:
             text: text of an `Example`.
-            answers: answers of an `Example`; empty in a classification.
+            answers: answers of an `Example`.
             cut: part of the text that is shortened first.
         """
 
@@ -89,13 +95,6 @@ class Scorer(ABC):
     def _ids(self, text: str, special: bool) -> Ids:
         return tuple(self.base.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _continuation_tokens(self, before: str, text: str) -> Ids:
-        """Return the tokens that a text, with the spaces before it, adds to the text before it."""
-        stem = self._ids(before.rstrip(" "), special=False)
-        whole = self._ids(before + text, special=False)
-        joined = whole[: len(stem)] == stem
-        return whole[len(stem) :] if joined else self._ids(text, special=False)
-
     def _remaining_tokens(self, used: int, by: str) -> int:
         if self.max_length <= used:
             raise TaskError(
@@ -103,20 +102,6 @@ class Scorer(ABC):
                 f"max-length is {self.max_length}; raise model.max-length"
             )
         return self.max_length - used
-
-    def _word_tokens(self, task: ClassificationTask) -> list[Ids]:
-        """Return the tokens that each label word adds to the question.
-
-        Raises:
-            TaskError: if two label words become the same tokens.
-        """
-        words = [self._continuation_tokens(task.question_before_word, word) for word in task.words]
-        if len(set(words)) < len(words) or not all(words):
-            raise TaskError(
-                f"task {task.name}: label words {', '.join(task.words)} are not "
-                "different after tokenization; choose other words"
-            )
-        return words
 
 
 class CausalScorer(Scorer):
@@ -129,7 +114,7 @@ class CausalScorer(Scorer):
     def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        self.label_tokens = self._word_tokens(task)
+        self.label_tokens = word_tokens(base, task)
         self._stem = task.question_before_word.rstrip(" ")
         bos = base.tokenizer.bos_token_id
         self._start: Ids = () if bos is None else (bos,)
@@ -184,7 +169,7 @@ class _ContinuationScorer(Scorer):
     def answer_tokens(self, text: str, answer: str) -> Ids:
         """Return the tokens that an answer adds to a text; none raises a TaskError."""
         words = text.rstrip().rfind(" ") + 1
-        tokens = self._continuation_tokens(text[words:], answer)
+        tokens = continuation_tokens(self.base, text[words:], answer)
         if not tokens:
             raise TaskError(
                 f"task {self._name}: the answer {answer!r} has no token in the vocabulary of "
@@ -280,7 +265,7 @@ class MaskedScorer(Scorer):
     def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        self._words = self._word_tokens(task)
+        self._words = word_tokens(base, task)
         if long := [w for w, t in zip(task.words, self._words, strict=True) if len(t) > 1]:
             raise TaskError(
                 f"task {task.name}: a masked LM needs label words of one token and "
@@ -289,14 +274,20 @@ class MaskedScorer(Scorer):
         mask = base.tokenizer.mask_token
         if mask is None:
             raise ModelError(f"{base.folder}: its tokenizer has no mask token; set model.family")
-        self._question = task.question_before_word + mask + task.question_after_word
+        self._before = mask if task.word_is_inside else task.question_before_word + mask
+        self._after = task.question_after_word
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize text and question with the mask in place of the label word."""
-        limit = self._remaining_tokens(len(self._ids(self._question, special=True)), "the question")
-        ids = self._ids(truncate(self.base, text, limit, cut) + self._question, special=True)
-        last = len(ids) - 1 - ids[::-1].index(self.base.tokenizer.mask_token_id)
-        return Prompt((ids,), ((last,),))
+        """Tokenize text and question, or both sides of the word, with the mask in its place."""
+        before, after, mask = self._before, self._after, self.base.tokenizer.mask_token_id
+        if answers:  # the text behind the word, at most half of all where one stands before it
+            room = self._remaining_tokens(len(self._ids(before, special=True)) + 1, "the mask")
+            after = truncate(self.base, answers[0], max(1, room // 2) if text else room, None)
+        limit = self._remaining_tokens(len(self._ids(before + after, special=True)), "the question")
+        ids = self._ids(truncate(self.base, text, limit, cut) + before + after, special=True)
+        masks = [position for position, token in enumerate(ids) if token == mask]
+        own = masks[-1 - self._ids(after, special=False).count(mask)]
+        return Prompt((ids,), ((own,),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the log-softmax over the vocabulary at the mask."""
@@ -366,6 +357,11 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
         if isinstance(task, ChoiceTask):
             return ChoiceScorer(base, task, max_length)
         return GenerationScorer(base, task, max_length)
+    if task.word_is_inside and base.family != "masked":
+        raise TaskError(
+            f"task {task.name} has its label word inside the text, where a masked LM can fill it "
+            f"in, and {base.folder} is none; give the task a question behind the text"
+        )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
     return (CausalScorer if base.family == "causal" else MaskedScorer)(base, task, max_length)
@@ -386,13 +382,8 @@ def _mean_log_likelihoods(
 ) -> Tensor:
     """Return the mean log-likelihood of each sequence's targets, float32 [P, n, width]."""
     targets = [tokens for prompt in prompts for tokens in prompt.targets]
-    wanted = [[token] for tokens in targets for token in tokens]
-    picked = log_likelihoods(base, hidden, lengths, _supervised(prompts), wanted)[..., 0]
-    parts = torch.split(picked, [len(tokens) for tokens in targets], dim=1)
-    means = torch.stack([part.mean(1) for part in parts], dim=-1)
-    rows = torch.split(means, [len(prompt.sequences) for prompt in prompts], dim=1)
-    by_row = [row.T for row in rows]
-    return nn.utils.rnn.pad_sequence(by_row, padding_value=-torch.inf).permute(2, 1, 0)
+    counts = [len(prompt.sequences) for prompt in prompts]
+    return mean_log_likelihoods(base, hidden, lengths, _supervised(prompts), targets, counts)
 
 
 def _supervised(prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:

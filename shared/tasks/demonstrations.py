@@ -11,6 +11,8 @@ def demonstration(task: Task, example: Example) -> str:
     """Return the text of an example with its right answer, and the separator."""
     if isinstance(task, ClassificationTask):
         before, after = task.question_before_word, task.question_after_word
+        if task.word_is_inside:
+            before, after = "", "".join(example.answers)
         solved = example.text + before + task.words[example.label] + after
     else:
         answer = example.answers[example.label]

@@ -4,14 +4,13 @@ All kinds have a text that is filled from the fields of a row. They differ in th
 word, one of the row's own candidates, or a decoded text.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from shared.errors import TaskError
+from shared.tasks.base_task import BaseTask
 from shared.tasks.label_values import (
     LabelValues,
     check_label_values,
@@ -19,142 +18,20 @@ from shared.tasks.label_values import (
     optional_value_text,
     repeated_values,
 )
-from shared.tasks.templates import (
-    TemplatePieces,
-    field_names,
-    parse_template,
-    split_at_field,
-    template_fields,
-)
+from shared.tasks.templates import parse_template, split_at_field, template_fields
 
-Span = tuple[int, int]
-"""The first character of a part of a text, and the end behind its last one."""
-USER_FIELD = "user"
-"""The field that says whose a row is, where a task names no other."""
+_WORD = "word"
+"""The name in braces that marks the label word's position."""
 
 
-class _Task(BaseModel):
-    """The fields and checks that all kinds share; wrong content raises a ValidationError."""
+class ClassificationTask(BaseTask):
+    """A task that asks which of some label words, the same for all rows, is the answer.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    answer_field: ClassVar[str] = ""
-    """The name in braces that marks the answer's position; not a field of a row."""
+    The word stands in the question behind the text, or, without a question, inside the text, where
+    a masked LM can fill it in.
+    """
 
-    name: str = Field(min_length=1)
-    text: str
-    label: str = "label"
-    """The field with the right answer; ``label|answer`` is the first of both that a row has."""
-    replace: dict[str, dict[str, str]] = {}
-    """Replacements of a field's values in the text, by field."""
-    cut: str = ""
-    """The field of the text that is shortened where a row does not fit the model."""
-    user: str = USER_FIELD
-    """The field that says whose a row is; a row may lack it."""
-    each: str = ""
-    """A field with a list of objects; each of them becomes an example together with the row."""
-
-    @field_validator("text")
-    @classmethod
-    def _text_reads_a_field(cls, template: str) -> str:
-        if not set(template_fields(template)) - {cls.answer_field}:
-            raise ValueError('names no field of a row; write for example "{text}"')
-        return template
-
-    @field_validator("label", "user")
-    @classmethod
-    def _is_a_field(cls, field: str) -> str:
-        field_names(field)
-        return field
-
-    @field_validator("replace")
-    @classmethod
-    def _replaced_fields_are_read(
-        cls, replace: dict[str, dict[str, str]], info: ValidationInfo
-    ) -> dict[str, dict[str, str]]:
-        for field in replace:
-            cls._check_read(field, info)
-        return replace
-
-    @field_validator("cut")
-    @classmethod
-    def _cut_field_is_read(cls, cut: str, info: ValidationInfo) -> str:
-        if cut:
-            cls._check_read(cut, info)
-        return cut
-
-    @classmethod
-    def _check_read(cls, field: str, info: ValidationInfo) -> None:
-        """Raise a ValueError if a valid text does not read a field."""
-        if "text" in info.data:
-            fields = [f for f in template_fields(info.data["text"]) if f != cls.answer_field]
-            if field not in fields:
-                raise ValueError(f"names {field}, and the text reads {', '.join(fields)}")
-
-    @property
-    def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the templates read, in order of appearance, with their names."""
-        fields = template_fields(*self._templates())
-        return {field: names for field, names in fields.items() if field != self.answer_field}
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The row fields that the templates read, in order of appearance."""
-        return tuple(self.source_fields)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The names of the field with the right answer."""
-        return field_names(self.label)
-
-    @property
-    def user_names(self) -> tuple[str, ...]:
-        """The names of the field that says whose a row is."""
-        return field_names(self.user)
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
-        # Tasks from before there were these keys keep their digests.
-        later = {"user": USER_FIELD, "chat": False}
-        kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
-        content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    def render(self, fields: Mapping[str, str]) -> str:
-        """Return the text with a row's fields filled in; braces inside a field are kept.
-
-        Raises:
-            TaskError: if a field that the text names is missing.
-        """
-        return self._fill(parse_template(self.text), fields)
-
-    def cut_span(self, fields: Mapping[str, str]) -> Span | None:
-        """Return the part of the rendered text that may be shortened, or None."""
-        pieces = parse_template(self.text)
-        for index, (literal, field) in enumerate(pieces):
-            if self.cut and field is not None and field_names(field)[0] == self.cut:
-                start = len(self._fill((*pieces[:index], (literal, None)), fields))
-                return start, start + len(fields[self.cut])
-        return None
-
-    def _templates(self) -> tuple[str, ...]:
-        return (self.text,)
-
-    def _fill(self, pieces: TemplatePieces, fields: Mapping[str, str]) -> str:
-        named = [(literal, field and field_names(field)[0]) for literal, field in pieces]
-        required = dict.fromkeys(field for _, field in named if field)
-        if missing := [field for field in required if field not in fields]:
-            raise TaskError(
-                f"task {self.name!r} reads {', '.join(missing)}, which the row lacks; "
-                f"it has {', '.join(fields) or 'nothing'}"
-            )
-        return "".join(literal + (fields[field] if field else "") for literal, field in named)
-
-
-class ClassificationTask(_Task):
-    """A task that asks which of some label words, the same for all rows, is the answer."""
-
-    question: str
+    question: str = Field("", validate_default=True)
     words: tuple[str, ...]
     labels: LabelValues
     kind: Literal["classification"] = "classification"
@@ -166,14 +43,32 @@ class ClassificationTask(_Task):
 
     @field_validator("question")
     @classmethod
-    def _question_has_one_word(cls, template: str) -> str:
+    def _question_has_one_word(cls, template: str, info: ValidationInfo) -> str:
+        if not template:
+            if "text" in info.data:
+                cls._check_word_inside(info.data["text"], info.data.get("cut", ""))
+            return template
         fields = [field for _, field in parse_template(template) if field is not None]
-        if fields != ["word"]:
+        if fields != [_WORD]:
             present = ", ".join(f"{{{field}}}" for field in fields) or "no field"
             raise ValueError(
                 f"must hold {{word}} exactly once and no other field; it has {present}"
             )
         return template
+
+    @classmethod
+    def _check_word_inside(cls, text: str, cut: str) -> None:
+        """Raise a ValueError if a text that no question follows does not hold the word."""
+        fields = [field for _, field in parse_template(text)]
+        if fields.count(_WORD) != 1:
+            raise ValueError(
+                "is missing; it holds {word} once, or the text does, for masked LMs alone"
+            )
+        if not set(template_fields(text)) - {_WORD}:
+            raise ValueError("is missing, and the text reads no field of a row but {word}")
+        before = template_fields(*(f"{{{f}}}" for f in fields[: fields.index(_WORD)] if f))
+        if cut and cut not in before:
+            raise ValueError(f"is missing, so that cut names a field before {{word}}, not {cut}")
 
     @field_validator("words")
     @classmethod
@@ -208,14 +103,45 @@ class ClassificationTask(_Task):
         return value
 
     @property
+    def word_is_inside(self) -> bool:
+        """True if the label word stands inside the text, and no question follows."""
+        return not self.question
+
+    @property
+    def source_fields(self) -> dict[str, tuple[str, ...]]:
+        """The row fields that the text reads, in order of appearance, with their names."""
+        fields = super().source_fields
+        return {k: v for k, v in fields.items() if not (self.word_is_inside and k == _WORD)}
+
+    @property
     def question_before_word(self) -> str:
-        """The part of the question before the label word."""
+        """The part of the question before the label word; of a text without one, its literal."""
         return self._question_parts()[0]
 
     @property
     def question_after_word(self) -> str:
-        """The part of the question after the label word."""
+        """The part of the question after the label word; empty without a question."""
         return self._question_parts()[1]
+
+    def render(self, fields: Mapping[str, str]) -> str:
+        """Return the text with a row's fields filled in; without a question, that before the word.
+
+        Raises:
+            TaskError: if a field that the text names is missing.
+        """
+        if not self.word_is_inside:
+            return super().render(fields)
+        return self._fill(split_at_field(self.text, _WORD)[0], fields)
+
+    def render_rest(self, fields: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the text behind a word that stands inside the text; nothing with a question.
+
+        Raises:
+            TaskError: if a field that it names is missing.
+        """
+        if not self.word_is_inside:
+            return ()
+        return (self._fill(split_at_field(self.text, _WORD)[1], fields),)
 
     def label_index(self, value: object) -> int:
         """Return the index of the word that a value stands for; values compare as text, "1" is 1.
@@ -231,11 +157,13 @@ class ClassificationTask(_Task):
         return [f"{before}{word}{after}".strip() for word in self.words]
 
     def _question_parts(self) -> tuple[str, str]:
-        before, after = split_at_field(self.question, "word")
+        if self.word_is_inside:
+            return split_at_field(self.text, _WORD)[0][-1][0], ""
+        before, after = split_at_field(self.question, _WORD)
         return self._fill(before, {}), self._fill(after, {})
 
 
-class ChoiceTask(_Task):
+class ChoiceTask(BaseTask):
     """A task that asks which of a row's candidates belongs into the text.
 
     The text behind a candidate is scored together with it.
@@ -345,7 +273,7 @@ class ChoiceTask(_Task):
         return (self.text, *listed)
 
 
-class GenerationTask(_Task):
+class GenerationTask(BaseTask):
     """A task whose answer is a text that the model decodes.
 
     A task of plain texts asks nothing: its text has no other field than ``{answer}``.

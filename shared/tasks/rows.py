@@ -8,8 +8,9 @@ from math import isfinite
 from typing import NamedTuple
 
 from shared.errors import DataError, TaskError
+from shared.tasks.base_task import Span
 from shared.tasks.chats import read_chat
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 _ABSENT = object()
 _JSON_KINDS = {type(None): "null", dict: "an object", list: "a list"}
@@ -25,8 +26,8 @@ class Example:
         user: name of the user whose example it is; empty if the data has none.
         split: "train", "validation" or "test".
         answers: texts that may follow: every candidate of a choice with the text behind it, or the
-            accepted answers of a generation, of which the first is trained. Empty in a
-            classification.
+            accepted answers of a generation, of which the first is trained; what stands behind a
+            label word that is inside the text. Empty in other classifications.
         cut: part of the text that may be shortened, if the task names one.
     """
 
@@ -242,7 +243,7 @@ class _ExampleReader:
                 self.mistakes.append(f"{task.label_names[0]!r} holds an empty answer")
             return task.render(fields), 0, tuple(accepted)
         if isinstance(task, ClassificationTask):
-            return task.render(fields), self._label(task), ()
+            return task.render(fields), self._label(task), task.render_rest(fields)
         if task.list_names:
             label, options = self._find_label(self._texts(task.list_names))
         else:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from shared.tasks.kinds import USER_FIELD
+from shared.tasks.base_task import USER_FIELD
 from shared.tasks.label_values import value_text
 from simulations.project.records import Record
 

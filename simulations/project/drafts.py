@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.data_settings import EMBEDDED_DATA
-from shared.tasks.kinds import USER_FIELD
+from shared.tasks.base_task import USER_FIELD
 from simulations.project.columns import Roles
 from simulations.project.languages import QUESTIONS
 

@@ -19,13 +19,18 @@ def write_task(task: Task, file: Path) -> None:
     """Write the task of dealt examples, whose text is rendered already.
 
     Raises:
-        ConfigError: if the task is no classification.
+        ConfigError: if the task is no classification, or has no question.
     """
     if not isinstance(task, ClassificationTask):
         raise ConfigError(
             f"task {task.name!r} is a {task.kind}: a rehearsal deals out examples of "
             "classifications only; choose such a task, or give each client its data yourself "
             "(samara server up, samara client up)"
+        )
+    if task.word_is_inside:
+        raise ConfigError(
+            f"task {task.name!r} has its label word inside the text: a rehearsal deals out texts "
+            "that a question follows; choose a task with a question"
         )
     written = {
         "name": task.name,

@@ -137,8 +137,10 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
 
 def print_next(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the commands that use a tuned model; none if there is none, or it is not rebuilt."""
-    is_rounded = result["config"].get("stream-compression", "none") != "none"
-    if "best_step" not in result or is_rounded:
+    config = result["config"]
+    is_rounded = config.get("stream-compression", "none") != "none"
+    has_classifier = config.get("classifier", "label-words") != "label-words"
+    if "best_step" not in result or is_rounded or has_classifier:
         return
     place = shlex.quote(str(folder))
     commands = [f"samara adapter export {place} --out model"]

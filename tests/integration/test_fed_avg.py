@@ -1,22 +1,28 @@
 """FedAvg, with which federations are compared, averages what clients train."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from benchmarks.accuracy.fed_avg import FedAvg, zeroth_order
 from client.training.client_data import ClientData
+from samara.command import app
 from shared.config import RunConfig
+from shared.errors import ConfigError
 from shared.frames.instructions import Split
 from shared.result import RunResult
+from simulations.fed_avg import FedAvg, check_fed_avg, fed_avg_beside, zeroth_order
 from simulations.simulate import simulate
+
+SETTINGS = {"adapter.layers": "top:1", "data.clients": 3, "rounds": 2, "steps": 2, "batch": 4}
+SETTINGS |= {"personal.rounds": 0, "evaluate.limit": 4, "threads": 1, "queries": 2}
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    settings = {"adapter.layers": "top:1", "data.clients": 3, "rounds": 2, "steps": 2, "batch": 4}
-    fewer = {"personal.rounds": 0, "evaluate.limit": 4, "threads": 1, "queries": 2}
     out = tmp_path_factory.mktemp("run") / "out"
-    config = RunConfig.of(settings | fewer | {"out": str(out)}, "test")
+    config = RunConfig.of(SETTINGS | {"out": str(out)}, "test")
     return RunResult.read(simulate(config))
 
 
@@ -51,3 +57,41 @@ def test_the_mean_is_weighted_by_numbers_of_examples(
     counts = [len(client.tokenized(Split.TRAIN).labels) for client in federation._clients]
     expected = sum(index * count for index, count in enumerate(counts)) / sum(counts)
     torch.testing.assert_close(means[0], torch.full_like(means[0], expected))
+
+
+def test_figures_beside_a_run_are_kept_in_its_folder(
+    result: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = Path(result.config["out"]), list[tuple[str, int, int]]()
+    found = fed_avg_beside(folder, 0.1, lambda *done: said.append(done))
+    assert list(found) == ["zeroth order", "FedAvg, LoRA", "FedAvg, LoRA-FA"]
+    assert said[:2] == [("FedAvg, LoRA", 1, 2), ("FedAvg, LoRA", 2, 2)]
+    monkeypatch.delattr(FedAvg, "run")
+    assert fed_avg_beside(folder, 0.1, lambda *_: None) == found
+    with pytest.raises(AttributeError):
+        fed_avg_beside(folder, 0.2, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"adapter.layers": "readout"}, "this run has a readout; set adapter.layers to top:1"),
+        ({"task": "texts"}, "this run trains texts"),
+        ({"method": "local"}, "it gives one common model, and local none"),
+    ],
+)
+def test_what_fed_avg_cannot_train_is_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_fed_avg(RunConfig.of({"adapter.layers": "top:1"} | settings, "test"))
+
+
+def test_the_command_ends_with_fed_avg_beside_the_run(result: RunResult, tmp_path: Path) -> None:
+    """The run is finished already, and found."""
+    scenario, out = tmp_path / "scenario.toml", str(result.config["out"])
+    scenario.write_text("")
+    sets = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    beside = ("--out", out, "--fed-avg", "0.1")
+    done = CliRunner().invoke(app, ["simulate", str(scenario), *sets, *beside])
+    assert done.exit_code == 0, done.output
+    assert "FedAvg, LoRA-FA" in done.output
+    assert (Path(out) / "fed_avg.json").is_file()

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from tuning import Settings, small, tuned, tuning_of
 
 from client.tuning import zeroth_order
 from client.tuning.group_norms import d_of
+from client.tuning.model_setup import ModelSetup
 from client.tuning.run import tune
 from client.tuning.run_space import make_space
 from client.tuning.trajectory import read_trajectory
@@ -46,6 +48,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forward-mode": {"space": "lora", "gradients": "forward-mode", "queries": 2},
     "forward-mode in place": {"space": "full", "gradients": "forward-mode", "in_place": True},
     "random prefix": {"space": "prefix", "prefix_start": "random"},
+    "prefix of a network": {"space": "prefix", "prefix_start": "random", "prefix_width": 8},
+    "mixed precision": {"space": "full", "autocast": "bfloat16"},
+    "mixed precision of a prefix": {"space": "prefix", "autocast": "bfloat16"},
+    "mixed precision of adapters": {"space": "lora-fa", "autocast": "bfloat16"},
     "cosine": {"space": "lora-fa", "learning_rate_schedule": "cosine", "warm_up": 2},
 }
 
@@ -110,6 +116,19 @@ def test_in_place_is_the_copy_but_for_the_rounding_of_restoring(
     assert np.sqrt(np.mean(difference**2)) < 6 * 3 * 2.0**-23 * moved
 
 
+def test_the_rate_is_that_of_a_direction_times_their_number(
+    settings: Settings, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"space": "lora-fa", "queries": 3, "query_schedule": "linear"}
+    config = tuning_of(settings, rate_per_query=True, tested_state="last", **changes)
+    result = tuned(config)
+    steps = read_trajectory(Path(config.out) / TRAJECTORY_FILE).steps
+    rates = [float(np.float32(1e-3 * len(step.gradients))) for step in steps]
+    assert [step.learning_rate for step in steps] == rates
+    assert len(set(rates)) == 3
+    assert result["best_step"] == len(steps) == 6
+
+
 def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"space": "full", "in_place": True}
     resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
@@ -147,6 +166,25 @@ def test_norms_by_a_backward_pass_are_near_those_from_losses(
         tune(tuning_of(settings, out=out, scaling__norms=name, **changes, **more))
     exact, estimated = found
     np.testing.assert_allclose(estimated, exact * np.sqrt(2 / np.pi), rtol=0.5)
+
+
+def test_mixed_precision_of_a_streamed_model_is_that_of_a_resident_one(
+    settings: Settings, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"space": "full", "autocast": "bfloat16"}
+    resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
+    streamed = tuned(tuning_of(settings, model__stream="host", **changes))
+    assert streamed["digest"] == resident["digest"]
+
+
+def test_products_are_rounded_to_tf32_where_that_is_wanted(settings: Settings) -> None:
+    wanted = tuning_of(settings, tf32=True, model__torch_device="cuda").complete(1)
+    try:
+        ModelSetup(wanted)
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        ModelSetup(tuning_of(settings).complete(1))
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_scaled_and_streamed_is_scaled(settings: Settings, tmp_path: Path) -> None:

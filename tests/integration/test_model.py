@@ -193,6 +193,36 @@ def test_a_long_text_is_cut_and_the_question_kept(model_folder: ModelFolder) -> 
         assert ids[-len(tail) :] == tail
 
 
+def inside(text: str) -> ClassificationTask:
+    return ClassificationTask.model_validate(
+        {"name": "inside", "text": text, "words": ["terrible", "great"], "labels": [0, 1]}
+    )
+
+
+@pytest.mark.parametrize("text", ["{word} : {text}", "{text} ? {word} , {other}"])
+def test_a_mask_may_stand_before_or_between_texts(text: str, model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("masked")))
+    task, tokenizer = inside(text), base.tokenizer
+    scorer = scorer_for(base, task, 24, PerturbedBody(base, 0))
+    row = {"text": "a [MASK] film", "other": "the [MASK] day"}
+    prompt = scorer.prompt(task.render(row), task.render_rest(row))
+    whole = text.replace("{word}", "[MASK]").format(**row)
+    assert prompt.sequences == (tuple(tokenizer(whole).input_ids),)
+    before = tokenizer(text.split("{word}")[0].format(**row), add_special_tokens=False).input_ids
+    assert prompt.supervised == ((1 + len(before),),)
+    assert prompt.sequences[0][1 + len(before)] == tokenizer.mask_token_id
+    long = {"text": "film " * 40, "other": "day " * 40}
+    (ids,) = scorer.prompt(task.render(long), task.render_rest(long)).sequences
+    assert 23 <= len(ids) <= 24
+    assert ids.count(tokenizer.mask_token_id) == 1
+    counts = [ids.count(tokenizer.vocab[word]) for word in ("film", "day")]
+    assert min(counts) > 5 or text.startswith("{word}")
+    for family in ("causal", "encoder"):
+        other = load_base_model(str(model_folder(family)))
+        with pytest.raises(TaskError, match="has its label word inside the text, where a masked"):
+            scorer_for(other, task, 24, PerturbedBody(other, 0))
+
+
 def test_model_id_is_of_the_files(model_folder: ModelFolder, tmp_path: Path) -> None:
     folder = model_folder("causal")
     for file in folder.iterdir():

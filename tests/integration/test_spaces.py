@@ -19,11 +19,13 @@ from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.spaces import space as spaces
 from client.spaces.full import FullSpace
+from client.spaces.head import HeadSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from client.spaces.space import Space
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
+from client.tuning.model_export import export_model
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
@@ -56,6 +58,8 @@ BUILD: dict[str, Callable[[BaseModel], Space]] = {
     "lora": lambda base: LoRASpace(base, AdapterSettings(layers="top:2"), 2, BACKEND),
     "lora-fa": lambda base: LoRAFASpace(base, AdapterSettings(layers="top:2"), 2, BACKEND),
     "prefix": lambda base: PrefixSpace(base, 3, 7, BACKEND),
+    "prefix of a network": lambda base: PrefixSpace(base, 3, 7, BACKEND, width=8),
+    "head": lambda base: HeadSpace(base, BACKEND),
 }
 BY_PEFT: dict[str, Callable[[BaseModel], Space]] = {
     "dora": lambda base: PeftSpace(base, "dora", AdapterSettings(layers="top:2"), BACKEND),
@@ -141,9 +145,13 @@ def test_theta_comes_back_when_scoring_fails(kind: str, model_folder: ModelFolde
     np.testing.assert_allclose(rig.space.evaluate(rig.run), center, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILD if kind != "prefix"])
+@pytest.mark.parametrize("kind", [kind for kind in BUILD if not kind.startswith("prefix")])
 @pytest.mark.parametrize("family", ["masked", "encoder"])
 def test_other_families_move_too(family: str, kind: str, model_folder: ModelFolder) -> None:
+    if (family, kind) == ("encoder", "head"):
+        with pytest.raises(ModelError, match="has no head that leads to a vocabulary"):
+            Rig(model_folder(family), kind)
+        return
     rig = Rig(model_folder(family), kind)
     found = rig.space.evaluate(rig.run, SEEDS, 0.01)
     assert np.isfinite(found).all()
@@ -280,6 +288,45 @@ def test_a_random_prefix_begins_as_random_numbers(model_folder: ModelFolder) -> 
     assert first.std() == pytest.approx(spread, rel=0.2)
     assert spaces_of[0].portable
     assert not PrefixSpace(base, 3, 7, BACKEND).portable
+
+
+def test_a_network_makes_a_prefix_out_of_embeddings(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")))
+    space = PrefixSpace(base, 3, 7, BACKEND, width=8)
+    rows = {name: tensor.numpy() for name, tensor in space.named_tensors()}
+    hidden = rows["embeddings"] @ rows["hidden.weight"].T + rows["hidden.bias"]
+    made = np.tanh(hidden) @ rows["output.weight"].T + rows["output.bias"]
+    parts = space.keys_and_values(space.values(0, space.size))
+    assert len(parts) == 2 * len(base.blocks)
+    by_token = [part.transpose(0, 1).reshape(3, -1) for part in parts]
+    np.testing.assert_allclose(torch.cat(by_token, dim=1).numpy(), made, rtol=1e-5, atol=1e-6)
+    assert space.portable
+    assert rows["embeddings"].std() == pytest.approx(1, rel=0.3)
+    assert not rows["output.bias"].any()
+
+
+def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
+    """The word embeddings stay what they were, in the run and in the exported model."""
+    from transformers import AutoModelForCausalLM
+
+    source = tmp_path / "tied"
+    source.mkdir()
+    ARCHITECTURES["GPT-2"][1](save_tokenizer(source, "causal")).save_pretrained(source)
+    rig = Rig(source, "head")
+    network = rig.base.network
+    words = network.transformer.wte.weight.clone()
+    assert rig.space.size == words.numel()
+    rig.wander()
+    ids = torch.tensor([[7, 9, 11]])
+    with torch.inference_mode(), rig.space._unperturbed():
+        expected = network(input_ids=ids).logits
+    assert isinstance(rig.space, HeadSpace)
+    rig.space.replace_head()
+    export_model(rig.base, tmp_path / "out")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded.transformer.wte.weight, words)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.eval()(input_ids=ids).logits, expected)
 
 
 def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:

@@ -71,6 +71,8 @@ def loaded_logits(folder: Path, base: Path) -> Any:
         ("mezo", "vera"),
         ("mezo", "prefix"),
         ("mezo-adam", "full"),
+        ("mezo", "head"),
+        ("fo-adam", "head"),
         ("fo-adam", "lora-fa"),
         ("fo-adam", "dora"),
         ("zero-offload", "linear"),
@@ -90,6 +92,17 @@ def test_other_software_gives_the_logits_of_a_tuned_model(
     assert f"samara tune, method {method}" in (out / "README.md").read_text()
     with pytest.raises(SamaraError, match="is not an empty folder"):
         export_tuned(folder, out)
+
+
+def test_a_prefix_that_a_network_makes_is_exported_as_a_prefix(
+    settings: Settings, tmp_path: Path
+) -> None:
+    network = {"prefix_width": 8, "prefix_start": "random"}
+    folder = tune(tuning_of(settings, method="fo-adam", space="prefix", **network))
+    export_tuned(folder, tmp_path / "exported")
+    ours = our_logits(folder)
+    loaded = loaded_logits(tmp_path / "exported", Path(settings["model.path"]))
+    torch.testing.assert_close(loaded, ours, rtol=1e-4, atol=1e-4)
 
 
 def test_answers_are_those_of_the_base_and_of_the_exported_model(

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,38 @@ def test_question_falls_into_two_parts_around_the_word(before: str, after: str) 
     assert task.prompts()[0] == f"{before}terrible{after}".strip()
 
 
+def inside(text: str, **more: str) -> ClassificationTask:
+    return ClassificationTask.model_validate(
+        {"name": "t", "text": text, "words": ["a", "b"], "labels": [0, 1]} | more
+    )
+
+
+@given(st.text(), st.text())
+def test_a_word_may_stand_inside_the_text(first: str, second: str) -> None:
+    task = inside("{a}? {word}, {b|c}", cut="a")
+    fields = {"a": first, "b": second}
+    assert task.fields == ("a", "b")
+    assert (task.render(fields), task.render_rest(fields)) == (f"{first}? ", (f", {second}",))
+    assert task.cut_span(fields) == (0, len(first))
+    assert task_reading("{word}").render_rest({"word": first}) == ()
+    assert task_reading("{word}").render({"word": first}) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "message"),
+    [
+        ("{a}", "", "is missing; it holds {word} once, or the text does"),
+        ("{word} {a} {word}", "", "is missing; it holds {word} once, or the text does"),
+        ("so {word}", "", "the text reads no field of a row but {word}"),
+        ("{word}: {a}", "a", "cut names a field before {word}, not a"),
+        ("{word}: {a}", "word", "cut names a field before {word}, not word"),
+    ],
+)
+def test_what_a_text_without_a_question_must_hold(text: str, cut: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        inside(text, cut=cut)
+
+
 def test_digest_is_of_the_content_not_of_the_file(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GOOD))
     reordered = "\n".join(["# the same", *reversed(GOOD.splitlines())]).replace("[0,", '["0",')
@@ -146,7 +179,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
         f"{path}:2: question: must hold {{word}} exactly once and no other field; it has no field",
         f"{path}:3: words: holds good more than once",
         f"{path}:4: labels: holds 0 more than once",
-        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, question",
+        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, words",
         f"{path}:6: extra: unknown key",
     ]
     assert len(lines) == len(starts)

@@ -235,6 +235,8 @@ def test_a_dealt_task_asks_as_the_original(tmp_path: Path) -> None:
     rendered = task.render({"text": "a {film} to see"})
     assert dealt.render({"text": rendered}) == rendered
     assert (dealt.prompts(), dealt.labels) == (task.prompts(), (("0",), ("1",)))
+    with pytest.raises(ConfigError, match="has its label word inside the text"):
+        write_task(load_task("rte-mask"), file)
 
 
 def client(**changes: object) -> ClientReport:

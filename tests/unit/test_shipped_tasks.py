@@ -10,6 +10,7 @@ import pytest
 from shared.errors import DataError
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
+from shared.tasks.demonstrations import demonstration
 from shared.tasks.kinds import ClassificationTask
 from shared.tasks.rows import read_rows
 
@@ -117,6 +118,14 @@ CASES = [
         "Who? It asks about: ",
         "human",
     ),
+    Case("trec-mask", {"text": "Who?", "coarse_label": 3}, "", "Human"),
+    *(
+        Case(task, {"premise": "One.", "hypothesis": "two", "label": label}, "One.? ", right)
+        for task, label, right in [
+            *(("snli-mask", 1, "Maybe"), ("mnli-mask", "contradiction", "No")),
+            *(("rte-mask", 0, "Yes"),),
+        ]
+    ),
     Case("trec6", {"text": "Who?", "label": 2}, "Who? It asks about: ", "abbreviation"),
     Case(
         "copa",
@@ -210,8 +219,10 @@ def test_a_row_of_the_benchmark_is_read(case: Case) -> None:
     task = load_task(case.task)
     ((example, *_),) = read_rows(case.row, task)
     if isinstance(task, ClassificationTask):
-        assert example.text + task.question_before_word == case.read
+        question = "" if task.word_is_inside else task.question_before_word
+        assert example.text + question == case.read
         assert task.words[example.label] == case.right
+        assert demonstration(task, example).startswith(case.read + case.right)
     else:
         assert example.text == case.read
         assert example.answers[example.label] == case.right

@@ -114,6 +114,35 @@ def test_given_settings_are_not_changed() -> None:
             "scaling.norms: the backward pass is one of all parameters in float32",
         ),
         (
+            {"method": "mezo", "space": "prefix", "prefix-width": 8},
+            "prefix-start: a prefix that a network makes begins as what the network gives",
+        ),
+        (
+            {"method": "mezo", "space": "lora", "classifier": "new"},
+            "classifier: a linear layer in place of label words is trained together with all",
+        ),
+        (
+            {"method": "fo-adam", "space": "full", "classifier": "new", "objective": "likelihood"},
+            "objective: the scores of a classifier are no likelihoods",
+        ),
+        (
+            {"method": "mezo", "classifier": "new", "model.stream": "host"},
+            "classifier: parameters that are streamed are those of the model's files",
+        ),
+        ({"tf32": True}, "tf32: cpu has no TF32; set model.torch-device to cuda"),
+        (
+            {"autocast": "bfloat16", "adapter.layers": "readout"},
+            "autocast: a readout's products are small, and its differences need float32",
+        ),
+        (
+            {"autocast": "bfloat16", "gradients": "exact"},
+            "autocast: of zeroth-order methods it is for differences of losses",
+        ),
+        (
+            {"method": "mezo", "rate-per-query": True},
+            "rate-per-query: a learning rate that is estimated fits the number of directions",
+        ),
+        (
             {"data.per-label": 16, "data.train": 32},
             "data.train: with data.per-label the labels decide how many are drawn",
         ),

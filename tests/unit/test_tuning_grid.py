@@ -10,10 +10,19 @@ from typer.testing import CliRunner
 from client.tuning.settings import TuneSettings
 from samara.command import app
 from shared.errors import ConfigError
-from simulations.tuning_grid import grid_table, make_trials, read_grid, run_trials
+from shared.machine import cores
+from simulations.tuning_grid import (
+    grid_table,
+    make_trials,
+    read_grid,
+    run_side_by_side,
+    run_trials,
+)
 
 SWEEP = 'learning-rate = [0.1, 0.2]\n[scaling]\nmodify = ["nothing", "variance"]\n'
 GIVEN = {"method": "mezo", "steps": 7}
+SMALL = ("tune", "--method", "zero-shot", "--validation", "6", "--test", "8", "--train", "4")
+SMALL = (*SMALL, "--set", "threads=1", "--out")
 
 
 def result_of(settings: TuneSettings) -> dict[str, Any]:
@@ -84,14 +93,58 @@ def test_mistakes_are_found_before_the_first_run() -> None:
         make_trials(GIVEN, [{}], [1, 1], "")
 
 
+def named(settings: TuneSettings) -> dict[str, Any]:
+    return {"device": settings.model.torch_device, "seed": settings.seed}
+
+
+def test_devices_take_the_runs_in_turn() -> None:
+    grid = [{"steps": 1}, {"steps": 2}]
+    trials = make_trials({}, grid, [0, 3, 4], "", ["cuda:0", "cuda:1"])
+    runs = [settings for trial in trials for settings in trial.runs.values()]
+    assert [run.model.torch_device for run in runs] == ["cuda:0", "cuda:1"] * 3
+    found = run_side_by_side(trials, 2, named)
+    assert found == run_trials(trials, named)
+    shared = make_trials({}, grid, [0], "", ["cpu", "cpu"])
+    assert {t.runs[0].threads for t in shared} == {max(1, cores() // 2)}
+    given = make_trials({"threads": 3}, grid, [0], "", ["cpu", "cpu"])
+    assert {t.runs[0].threads for t in given} == {3}
+
+
+@pytest.mark.exhaustive
+def test_the_command_makes_runs_side_by_side(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(
+        app, [*SMALL, str(tmp_path), "--seeds", "0,1", "--devices", "cpu,cpu"]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "2 seeds" in shown.output
+    assert all((tmp_path / f"seed-{seed}" / "result.json").is_file() for seed in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--seeds", "0,1", "--set", "model.torch-device=cpu"), "leave model.torch-device out"),
+        ((), "add --seeds or --sweep"),
+    ],
+)
+def test_devices_are_for_several_runs(more: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, [*SMALL, str(tmp_path), "--devices", "cpu,cpu", *more])
+    assert isinstance(refused.exception, ConfigError)
+    assert message in str(refused.exception)
+
+
 def test_the_command_runs_every_seed_and_ends_with_a_table(tmp_path: Path) -> None:
-    small = ("--validation", "6", "--test", "8", "--train", "4", "--set", "threads=1")
-    arguments = ("tune", "--method", "zero-shot", *small, "--out", str(tmp_path / "out"))
+    arguments = (*SMALL, str(tmp_path / "out"))
     shown = CliRunner().invoke(app, [*arguments, "--seeds", "0,1"])
     assert shown.exit_code == 0, shown.output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["seed-0", "seed-1"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} - {"tensorboard"} == {
+        "seed-0",
+        "seed-1",
+    }
     assert "2 seeds" in shown.output
     assert "as given" in shown.output
+    written = list((tmp_path / "out" / "tensorboard").rglob("events.out.tfevents.*"))
+    assert {file.parent.name for file in written} >= {"seed-0", "seed-1"}
     both = CliRunner().invoke(app, [*arguments, "--seeds", "0,1", "--seed", "2"])
     assert isinstance(both.exception, ConfigError)
     assert "leave --seed out" in str(both.exception)

@@ -42,7 +42,7 @@ from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
 from client.tuning.run_space import make_space
 from client.tuning.tensor_file import TensorFile, digest_of
-from client.tuning.training_loss import summed_loss
+from client.tuning.training_loss import mixed_precision, summed_loss
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.model.loading import BaseModel
@@ -243,8 +243,9 @@ class FirstOrder:
         return Start.from_weights(weights, layout, self._setup.base.model_id, layers)
 
     def export(self) -> None:
-        """Write the model in its current state, where its own weights are trained."""
-        if self._setup.settings.space in ("full", "linear"):
+        """Write the model in its current state, where nothing but its own weights is trained."""
+        settings = self._setup.settings
+        if settings.space in ("full", "linear") and settings.classifier == "label-words":
             self._schedule.finish()
             export_model(self._setup.base, self._folder / MODEL_FOLDER)
 
@@ -272,7 +273,7 @@ class FirstOrder:
         with (
             self._at_weights() as adapters,
             checkpointing(blocks, self._recomputing),
-            self._mixed_precision(),
+            mixed_precision(self._setup.settings),
         ):
             scores = self._forward.score_pass(adapters, prompts)[0]
         return summed_loss(scores, train.labels[batch], self._setup.goal) / count
@@ -282,12 +283,6 @@ class FirstOrder:
         """Give a block that runs again the weights of its first run, θ where there is one."""
         with self._at_weights() as adapters, self._adapter.using(adapters):
             yield
-
-    def _mixed_precision(self) -> torch.autocast:
-        """Return the context of a training pass: products in bfloat16, where that is wanted."""
-        wanted = self._setup.settings.autocast == "bfloat16"
-        device = self._setup.base.network.device.type
-        return torch.autocast(device, torch.bfloat16, enabled=wanted)
 
     def _backward(self, loss: Tensor, work: str = "backward") -> None:
         self._accelerator.switch(work, 0)

@@ -11,7 +11,8 @@ import numpy as np
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.directions import batch_order
 from shared.errors import ModelError
-from shared.model.scorers import Ids, Prompt
+from shared.model.scorers import Prompt
+from shared.model.word_tokens import Ids
 from shared.tasks.demonstrations import demonstration
 from shared.tasks.kinds import GenerationTask
 

@@ -24,7 +24,9 @@ from shared.tasks.kinds import ClassificationTask
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Values of C, the inverse regularisation strength, from strong to weak regularisation."""
-ITERATIONS = 5_000
+ITERATIONS, TOLERANCE = 5_000, 1e-4
+EARLY_ITERATIONS, EARLY_TOLERANCE = 1_000, 1e-2
+"""Limits of a regression that ends early, since training goes on from it (MeZO, appendix F.1)."""
 
 
 class LinearProbe:
@@ -49,28 +51,14 @@ class LinearProbe:
             )
         self._setup, self._body = setup, PerturbedBody(setup.base, 0)
         train, validation = setup.splits["train"], setup.splits["validation"]
-        if len(np.unique(train.labels)) < 2:
-            raise DataError(
-                f"all {len(train.labels)} training examples have one label; draw more of them"
-            )
-        features, held_out = self._features(train), self._features(validation)
-        probes = {strength: _fit(strength, features, train.labels) for strength in STRENGTHS}
-        ranks = {
-            strength: setup.result_of(self._scores(probe, held_out), validation).rank
-            for strength, probe in probes.items()
-        }
-        self.strength = max(STRENGTHS, key=ranks.__getitem__)
-        self._probe = probes[self.strength]
+        self.strength, self._probe = fit_probe(
+            setup, self._features(train), self._features(validation)
+        )
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the classifier on a split."""
-        return self._setup.result_of(self._scores(self._probe, self._features(split)), split)
-
-    def _scores(self, probe: Pipeline, features: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return log-probabilities, float32 [n, labels]; −∞ for labels not trained on."""
-        scores = np.full((len(features), self._setup.scorer.labels), -np.inf, np.float32)
-        scores[:, probe.classes_] = probe.predict_log_proba(features)
-        return scores
+        scores = _scores(self._probe, self._features(split), self._setup.scorer.labels)
+        return self._setup.result_of(scores, split)
 
     @torch.inference_mode()
     def _features(self, split: TaskSplit) -> NDArray[np.float64]:
@@ -85,6 +73,49 @@ class LinearProbe:
         return np.stack(features)
 
 
-def _fit(strength: float, features: NDArray[np.float64], labels: NDArray[np.int64]) -> Pipeline:
-    regression = LogisticRegression(C=strength, max_iter=ITERATIONS)
+def fit_probe(
+    setup: TuningSetup,
+    features: NDArray[np.float64],
+    held_out: NDArray[np.float64],
+    early: bool = False,
+) -> tuple[float, Pipeline]:
+    """Fit logistic regressions and return the one that is best on validation, with its C.
+
+    Args:
+        setup: setup whose splits the features are of.
+        features: of the training examples, float64 [n, features].
+        held_out: of the validation examples.
+        early: whether the regressions end early.
+
+    Raises:
+        DataError: if all training examples have one label.
+    """
+    labels, validation = setup.splits["train"].labels, setup.splits["validation"]
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"all {len(labels)} training examples have one label; draw more of them")
+    limits = (EARLY_ITERATIONS, EARLY_TOLERANCE) if early else (ITERATIONS, TOLERANCE)
+    probes = {strength: _fit(strength, *limits, features, labels) for strength in STRENGTHS}
+    ranks = {
+        strength: setup.result_of(_scores(probe, held_out, setup.scorer.labels), validation).rank
+        for strength, probe in probes.items()
+    }
+    best = max(STRENGTHS, key=ranks.__getitem__)
+    return best, probes[best]
+
+
+def _scores(probe: Pipeline, features: NDArray[np.float64], labels: int) -> NDArray[np.float32]:
+    """Return log-probabilities, float32 [n, labels]; −∞ for labels not trained on."""
+    scores = np.full((len(features), labels), -np.inf, np.float32)
+    scores[:, probe.classes_] = probe.predict_log_proba(features)
+    return scores
+
+
+def _fit(
+    strength: float,
+    iterations: int,
+    tolerance: float,
+    features: NDArray[np.float64],
+    labels: NDArray[np.int64],
+) -> Pipeline:
+    regression = LogisticRegression(C=strength, max_iter=iterations, tol=tolerance)
     return make_pipeline(StandardScaler(), regression).fit(features, labels)

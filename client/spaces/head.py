@@ -1,0 +1,51 @@
+"""The space of a model's head, between the last hidden state and the vocabulary.
+
+Head tuning (Malladi et al. 2023, appendix E.4): the whole model is fixed except for the projection
+to the vocabulary. Where that is tied to the word embeddings, the embeddings stay as they are.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from client.spaces.parameter_space import ParameterSpace
+from shared.directions import Distribution
+from shared.errors import ModelError
+from shared.model.loading import BaseModel
+from shared.replay import Backend
+
+
+class HeadSpace(ParameterSpace):
+    """The space of the weights, and the bias if there is one, of the head.
+
+    Args:
+        base: model with a head.
+        backend: backend that draws directions.
+        distribution: distribution of the directions.
+
+    Raises:
+        ModelError: if the model has no head.
+    """
+
+    kind = "head"
+
+    def __init__(
+        self, base: BaseModel, backend: Backend, distribution: Distribution = "gaussian"
+    ) -> None:
+        head = base.network.get_output_embeddings()
+        if head is None:
+            raise ModelError(
+                f"{base.folder}: has no head that leads to a vocabulary; choose another space, or "
+                "a language model"
+            )
+        name = next(name for name, module in base.network.named_modules() if module is head)
+        named = {f"{name}.{own}": tensor for own, tensor in head.named_parameters()}
+        super().__init__(base.network, named, backend, distribution)
+
+    def replace_head(self) -> None:
+        """Make θ the network's own head for good, no longer tied to the word embeddings."""
+        network: Any = self._network
+        network.config.tie_word_embeddings = False
+        for name, tensor in self.named_tensors():
+            own, own_name = self._place(name)
+            own[own_name] = nn.Parameter(tensor.to(own[own_name].dtype), requires_grad=False)

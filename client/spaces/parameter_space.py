@@ -1,0 +1,62 @@
+"""Spaces of some parameters of a network, which θ takes the place of while the model computes."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from client.spaces.space import SequentialFlatSpace, SpaceTensor
+from shared.directions import Distribution
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from shared.replay import Backend
+
+
+class ParameterSpace(SequentialFlatSpace):
+    """The space of some parameters of a network, in a given order.
+
+    θ is float32 beside them and is rounded to their type for a forward pass.
+
+    Args:
+        network: network that has them.
+        named: parameters by their names in the network; where a parameter is tied to another one,
+            that one is not trained.
+        backend: backend that draws directions.
+        distribution: distribution of the directions.
+        first_block: index of the lowest block that they change the output of.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        named: Mapping[str, Tensor],
+        backend: Backend,
+        distribution: Distribution,
+        first_block: int = 0,
+    ) -> None:
+        adapter, self._no_adapters = empty_adapter(first_block)
+        self._network = network
+        tensors = [SpaceTensor(name, tuple(tensor.shape)) for name, tensor in named.items()]
+        theta = torch.cat([tensor.detach().float().reshape(-1) for tensor in named.values()])
+        super().__init__(tensors, adapter, theta, backend, distribution)
+
+    @contextmanager
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
+        """Give the network's modules their numbers, rounded to their type."""
+        before: list[tuple[dict[str, Any], str, Tensor]] = []
+        flats = torch.split(theta, [tensor.size for tensor in self.tensors])
+        try:
+            for tensor, flat in zip(self.tensors, flats, strict=True):
+                own, name = self._place(tensor.name)
+                before.append((own, name, own[name]))
+                own[name] = flat.view(tensor.shape).to(own[name].dtype)
+            yield self._no_adapters
+        finally:
+            for own, name, value in before:
+                own[name] = value
+
+    def _place(self, name: str) -> tuple[dict[str, Any], str]:
+        """Return the parameters of the module that has a parameter, and its name there."""
+        owner, _, own_name = name.rpartition(".")
+        return self._network.get_submodule(owner)._parameters, own_name

@@ -1,0 +1,67 @@
+"""The network that a reparameterized prefix comes from (Li and Liang, 2021, section 4.3).
+
+Every token of the prefix has an embedding, and a network of one hidden layer makes its keys and
+values in all layers out of it: W₂·tanh(W₁·e + b₁) + b₂. All of these are trained.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client.spaces.space import SpaceTensor
+
+
+@dataclass(frozen=True)
+class PrefixNetwork:
+    """The shape of such a network.
+
+    Attributes:
+        features: size of an embedding.
+        width: size of the hidden layer.
+        shapes: shape [heads, m, features of a head] of the keys and of the values, layer by layer.
+    """
+
+    features: int
+    width: int
+    shapes: Sequence[tuple[int, ...]]
+
+    @property
+    def tensors(self) -> list[SpaceTensor]:
+        """The embeddings of the m tokens, and weights and biases of both layers."""
+        length, width = self.shapes[0][1], self.width
+        made = sum(heads * features for heads, _, features in self.shapes)
+        return [
+            SpaceTensor("embeddings", (length, self.features)),
+            SpaceTensor("hidden.weight", (width, self.features)),
+            SpaceTensor("hidden.bias", (width,)),
+            SpaceTensor("output.weight", (made, width)),
+            SpaceTensor("output.bias", (made,)),
+        ]
+
+    def start(self, z: Tensor) -> Tensor:
+        """Return the initial θ: random numbers with the variances of torch's layers, biases 0.
+
+        Args:
+            z: standard-normal numbers, float32 [d].
+        """
+        spreads = [1, 1 / math.sqrt(3 * self.features), 0, 1 / math.sqrt(3 * self.width), 0]
+        parts = torch.split(z, [tensor.size for tensor in self.tensors])
+        return torch.cat([part * spread for part, spread in zip(parts, spreads, strict=True)])
+
+    def keys_and_values(self, theta: Tensor) -> list[Tensor]:
+        """Return the keys and values that θ makes, of the shapes in `shapes`, float32."""
+        tensors = self.tensors
+        flats = torch.split(theta, [tensor.size for tensor in tensors])
+        embeddings, hidden, hidden_bias, output, output_bias = (
+            flat.view(tensor.shape) for flat, tensor in zip(flats, tensors, strict=True)
+        )
+        inner = torch.tanh(torch.addmm(hidden_bias, embeddings, hidden.T))
+        made = torch.addmm(output_bias, inner, output.T)
+        parts = torch.split(made, [heads * features for heads, _, features in self.shapes], dim=1)
+        return [
+            part.view(length, heads, features).transpose(0, 1)
+            for part, (heads, length, features) in zip(parts, self.shapes, strict=True)
+        ]

@@ -1,0 +1,115 @@
+"""A classifier of its own in place of label words: a linear layer on the last hidden state.
+
+It is how models are tuned without a prompt (Malladi et al. 2023, appendix A.1), and how linear
+probing is followed by tuning all parameters (appendix F.1). The layer is a part of the network, so
+that all parameters include its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.pipeline import Pipeline
+from torch import Tensor, nn
+
+from shared.errors import TaskError
+from shared.model.loading import BaseModel
+from shared.model.readout import representations
+from shared.model.scorers import Prompt, Scorer
+from shared.model.truncation import truncate
+from shared.tasks.base_task import Span
+from shared.tasks.kinds import ClassificationTask, Task
+
+MODULE = "label_classifier"
+"""The name of the layer in the network."""
+
+Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Matrix, float32 [labels, features], and bias, float32 [labels]."""
+
+
+class ClassifierScorer(Scorer):
+    """A scorer by a linear layer, in place of the scorer of a model's family.
+
+    It reads the representation that the other scorer's scores are computed from, or of a text
+    without a question the first token of a masked LM and the last one of a causal LM.
+
+    Args:
+        base: model that the layer is added to, in place; it begins with zeros.
+        task: a classification.
+        max_length: number of tokens of a sequence, at most.
+        scorer: scorer of the model's family.
+        asks: whether the question is read, too.
+
+    Raises:
+        TaskError: if the task is no classification.
+    """
+
+    def __init__(
+        self, base: BaseModel, task: Task, max_length: int, scorer: Scorer, asks: bool
+    ) -> None:
+        if not isinstance(task, ClassificationTask):
+            raise TaskError(
+                f"task {task.name!r} is a {task.kind}; a classifier needs labels that are the same "
+                "for all rows: choose a classification, or set classifier to label-words"
+            )
+        super().__init__(base, task, max_length)
+        self.labels, self._scorer, self._asks = scorer.labels, scorer, asks
+        network: Any = base.network
+        self._layer = nn.Linear(
+            base.features, self.labels, device=network.device, dtype=network.dtype
+        ).requires_grad_(False)
+        zeros = np.zeros((self.labels, base.features), np.float32)
+        self.begin_at((zeros, zeros[:, 0]))
+        network.add_module(MODULE, self._layer)
+
+    def begin_at(self, weights: Weights) -> None:
+        """Set matrix and bias of the layer, rounded to its type."""
+        for parameter, values in zip(self._layer.parameters(), weights, strict=True):
+            parameter.copy_(torch.from_numpy(values))
+
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """Tokenize an example with its question, or its text alone."""
+        family = self.base.family
+        if self._asks or family == "encoder":
+            prompt = self._scorer.prompt(text, answers, cut)
+            return Prompt(prompt.sequences[:1], (prompt.supervised[0][:1],))
+        whole = text + "".join(answers)
+        bos = self.base.tokenizer.bos_token_id
+        start = (bos,) if family == "causal" and bos is not None else ()
+        special = family == "masked"
+        used = len(self._ids("", special)) + len(start)
+        fitting = truncate(self.base, whole, self._remaining_tokens(used, "nothing"), cut)
+        ids = (*start, *self._ids(fitting, special))
+        return Prompt((ids,), ((0 if family == "masked" else len(ids) - 1,),))
+
+    def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute W·h + b from the representation h of each prompt."""
+        h = self.features(hidden, lengths, prompts)
+        scores: Tensor = self._layer(h.to(self._layer.weight.dtype))
+        return scores.float()
+
+    def features(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Return the representation of each prompt, float32 [P, n, features]."""
+        return representations(self._scorer, hidden, lengths, prompts)
+
+
+def probe_weights(probe: Pipeline, labels: int) -> Weights:
+    """Return the weights of a linear layer that gives a probe's scores, up to a constant per row.
+
+    Args:
+        probe: standardization of the features, then logistic regression.
+        labels: number of labels; one without a training example gets the least bias, and no
+            weights.
+    """
+    scaler, regression = (step for _, step in probe.steps)
+    own, bias = regression.coef_, regression.intercept_
+    if len(regression.classes_) == 2:  # it has the difference of both
+        own, bias = np.vstack([-own, own]) / 2, np.concatenate([-bias, bias]) / 2
+    own = own / scaler.scale_
+    bias = bias - own @ scaler.mean_
+    matrix = np.zeros((labels, own.shape[1]), np.float32)
+    every = np.full(labels, bias.min(), np.float32)
+    matrix[regression.classes_], every[regression.classes_] = own, bias
+    return matrix, every

@@ -1,0 +1,57 @@
+"""The start of a classifier of its own: random numbers, or linear probing."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.forward.body import PerturbedBody
+from client.tuning.baselines.linear_probe import fit_probe
+from client.tuning.classifier import ClassifierScorer, Weights, probe_weights
+from client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, TaskSplit, TuningSetup
+from shared.directions import DIRECTION_BITS, directions, query_seeds
+
+CLASSIFIER_STREAM = 2
+"""Seed stream of random weights; directions of steps have 0, those of norms 1."""
+DEFAULT_SPREAD = 0.02
+"""Standard deviation of random weights where a model's configuration has none."""
+
+
+def start_classifier(setup: TuningSetup) -> None:
+    """Give the classifier of a run the weights that it begins with; nothing without a classifier.
+
+    Raises:
+        DataError: if linear probing has training examples of one label only.
+    """
+    if isinstance(setup.scorer, ClassifierScorer):
+        probes = setup.settings.classifier == "linear-probe"
+        setup.begin_classifier(_probed(setup, setup.scorer) if probes else _random(setup))
+
+
+def _random(setup: TuningSetup) -> Weights:
+    """Return normal weights of the size that the model's own began with, and no bias."""
+    spread = getattr(setup.base.network.config, "initializer_range", DEFAULT_SPREAD)
+    shape = setup.scorer.labels, setup.base.features
+    seeds = query_seeds(setup.root, CLASSIFIER_STREAM, 1, 1)[0]
+    z = directions(seeds, shape[0] * shape[1], "gaussian")[0].reshape(shape)
+    weights = (z * (2.0**-DIRECTION_BITS * spread)).astype(np.float32)
+    return weights, np.zeros(shape[0], np.float32)
+
+
+def _probed(setup: TuningSetup, scorer: ClassifierScorer) -> Weights:
+    train, validation = (_features(setup, scorer, setup.splits[n]) for n in ("train", "validation"))
+    _, probe = fit_probe(setup, train, validation, early=True)
+    return probe_weights(probe, scorer.labels)
+
+
+@torch.inference_mode()
+def _features(
+    setup: TuningSetup, scorer: ClassifierScorer, split: TaskSplit
+) -> NDArray[np.float64]:
+    body, features = PerturbedBody(setup.base, 0), []
+    for start in range(0, len(split.prompts), EVALUATION_MICRO_BATCH):
+        prompts = split.prompts[start : start + EVALUATION_MICRO_BATCH]
+        sequences = [prompt.sequences[0] for prompt in prompts]
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        own = scorer.features(body(sequences), lengths, prompts)[0]
+        features.append(own.double().cpu().numpy())
+    return np.concatenate(features)

@@ -1,0 +1,34 @@
+"""Tokens of label words and answers, as they follow the text before them."""
+
+from shared.errors import TaskError
+from shared.model.loading import BaseModel
+from shared.tasks.kinds import ClassificationTask
+
+Ids = tuple[int, ...]
+
+
+def continuation_tokens(base: BaseModel, before: str, text: str) -> Ids:
+    """Return the tokens that a text, with the spaces before it, adds to the text before it."""
+    stem = _ids(base, before.rstrip(" "))
+    whole = _ids(base, before + text)
+    joined = whole[: len(stem)] == stem
+    return whole[len(stem) :] if joined else _ids(base, text)
+
+
+def word_tokens(base: BaseModel, task: ClassificationTask) -> list[Ids]:
+    """Return the tokens that each label word adds to the question.
+
+    Raises:
+        TaskError: if two label words become the same tokens.
+    """
+    words = [continuation_tokens(base, task.question_before_word, word) for word in task.words]
+    if len(set(words)) < len(words) or not all(words):
+        raise TaskError(
+            f"task {task.name}: label words {', '.join(task.words)} are not "
+            "different after tokenization; choose other words"
+        )
+    return words
+
+
+def _ids(base: BaseModel, text: str) -> Ids:
+    return tuple(base.tokenizer(text, add_special_tokens=False)["input_ids"])

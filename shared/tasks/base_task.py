@@ -1,0 +1,134 @@
+"""The base of all kinds of tasks: a text that is filled from the fields of a row, and checks."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from shared.errors import TaskError
+from shared.tasks.templates import TemplatePieces, field_names, parse_template, template_fields
+
+Span = tuple[int, int]
+"""The first character of a part of a text, and the end behind its last one."""
+USER_FIELD = "user"
+"""The field that says whose a row is, where a task names no other."""
+
+
+class BaseTask(BaseModel):
+    """The fields and checks that all kinds share; wrong content raises a ValidationError."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    answer_field: ClassVar[str] = ""
+    """The name in braces that marks the answer's position; not a field of a row."""
+
+    name: str = Field(min_length=1)
+    text: str
+    label: str = "label"
+    """The field with the right answer; ``label|answer`` is the first of both that a row has."""
+    replace: dict[str, dict[str, str]] = {}
+    """Replacements of a field's values in the text, by field."""
+    cut: str = ""
+    """The field of the text that is shortened where a row does not fit the model."""
+    user: str = USER_FIELD
+    """The field that says whose a row is; a row may lack it."""
+    each: str = ""
+    """A field with a list of objects; each of them becomes an example together with the row."""
+
+    @field_validator("text")
+    @classmethod
+    def _text_reads_a_field(cls, template: str) -> str:
+        if not set(template_fields(template)) - {cls.answer_field}:
+            raise ValueError('names no field of a row; write for example "{text}"')
+        return template
+
+    @field_validator("label", "user")
+    @classmethod
+    def _is_a_field(cls, field: str) -> str:
+        field_names(field)
+        return field
+
+    @field_validator("replace")
+    @classmethod
+    def _replaced_fields_are_read(
+        cls, replace: dict[str, dict[str, str]], info: ValidationInfo
+    ) -> dict[str, dict[str, str]]:
+        for field in replace:
+            cls._check_read(field, info)
+        return replace
+
+    @field_validator("cut")
+    @classmethod
+    def _cut_field_is_read(cls, cut: str, info: ValidationInfo) -> str:
+        if cut:
+            cls._check_read(cut, info)
+        return cut
+
+    @classmethod
+    def _check_read(cls, field: str, info: ValidationInfo) -> None:
+        """Raise a ValueError if a valid text does not read a field."""
+        if "text" in info.data:
+            fields = [f for f in template_fields(info.data["text"]) if f != cls.answer_field]
+            if field not in fields:
+                raise ValueError(f"names {field}, and the text reads {', '.join(fields)}")
+
+    @property
+    def source_fields(self) -> dict[str, tuple[str, ...]]:
+        """The row fields that the templates read, in order of appearance, with their names."""
+        fields = template_fields(*self._templates())
+        return {field: names for field, names in fields.items() if field != self.answer_field}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The row fields that the templates read, in order of appearance."""
+        return tuple(self.source_fields)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the field with the right answer."""
+        return field_names(self.label)
+
+    @property
+    def user_names(self) -> tuple[str, ...]:
+        """The names of the field that says whose a row is."""
+        return field_names(self.user)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
+        # Tasks from before there were these keys keep their digests.
+        later = {"user": USER_FIELD, "chat": False}
+        kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
+        content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def render(self, fields: Mapping[str, str]) -> str:
+        """Return the text with a row's fields filled in; braces inside a field are kept.
+
+        Raises:
+            TaskError: if a field that the text names is missing.
+        """
+        return self._fill(parse_template(self.text), fields)
+
+    def cut_span(self, fields: Mapping[str, str]) -> Span | None:
+        """Return the part of the rendered text that may be shortened, or None."""
+        pieces = parse_template(self.text)
+        for index, (literal, field) in enumerate(pieces):
+            if self.cut and field is not None and field_names(field)[0] == self.cut:
+                start = len(self._fill((*pieces[:index], (literal, None)), fields))
+                return start, start + len(fields[self.cut])
+        return None
+
+    def _templates(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    def _fill(self, pieces: TemplatePieces, fields: Mapping[str, str]) -> str:
+        named = [(literal, field and field_names(field)[0]) for literal, field in pieces]
+        required = dict.fromkeys(field for _, field in named if field)
+        if missing := [field for field in required if field not in fields]:
+            raise TaskError(
+                f"task {self.name!r} reads {', '.join(missing)}, which the row lacks; "
+                f"it has {', '.join(fields) or 'nothing'}"
+            )
+        return "".join(literal + (fields[field] if field else "") for literal, field in named)

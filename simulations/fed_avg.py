@@ -1,0 +1,238 @@
+"""FedAvg on LoRA and LoRA-FA beside a federation of scalars: accuracy, bytes and passes.
+
+FedAvg (McMahan et al., 2017) has the federation's clients, shares of the data, rounds, local steps
+and examples of a step: a client takes SGD steps on true gradients of the adapter, and sends the
+adapter; the server sends back the mean by numbers of examples. It is computed here, in one process;
+no wire of Samara carries weights.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+
+from client.forward.body import PerturbedBody
+from client.forward.grouping import Schedule
+from client.forward.resident import ResidentForward
+from client.personal.readout_file import load_scorer
+from client.spaces.low_rank import LoRAFASpace, LoRASpace
+from client.training.client_data import (
+    ClientData,
+    ClientDataSource,
+    ExampleTokenizer,
+    LabelledPrompts,
+    example_reader,
+)
+from client.tuning.training_loss import summed_loss
+from shared.config import RunConfig
+from shared.directions import batch_order, round_root
+from shared.errors import ConfigError
+from shared.files import write_durably
+from shared.frames.instructions import Split
+from shared.replay_numba import NumbaBackend
+from shared.result import RunResult
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import GenerationTask
+
+BYTES, BACKWARD = 4, 2
+SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}
+MICRO_BATCH = 16
+FED_AVG_FILE = "fed_avg.json"
+"""The figures beside a run, in its folder."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The accuracy of a method and its costs.
+
+    Attributes:
+        accuracy: on all clients' test examples.
+        bytes_up: bytes that a client sends in a round.
+        bytes_down: bytes that a client receives in a round.
+        passes: rows of a client in the whole run; a backward pass counts as two.
+    """
+
+    accuracy: float
+    bytes_up: float
+    bytes_down: float
+    passes: float
+
+
+class FedAvg:
+    """A federation that averages the trained numbers of a low-rank adapter.
+
+    Args:
+        config: settings of the run that it is compared with.
+        space: a name in `SPACES`.
+        learning_rate: η of the local steps.
+    """
+
+    def __init__(self, config: RunConfig, space: str, learning_rate: float) -> None:
+        self._config, self._rate = config, learning_rate
+        base, task, scorer = load_scorer(config)
+        backend = NumbaBackend(1)
+        self._space = SPACES[space](base, config.adapter, scorer.labels, backend)
+        adapter = self._space.adapter
+        self._forward = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
+        source = ClientDataSource(
+            example_reader(task, config.data),
+            config.data,
+            ExampleTokenizer(scorer),
+            config.evaluate.limit,
+        )
+        count = config.data.clients
+        self._clients = [source.share_of(client, count) for client in range(count)]
+        self._passes = 0
+
+    def run(self, on_round: Callable[[int], None] = lambda done: None) -> Figures:
+        """Run all rounds and evaluate the last mean.
+
+        Args:
+            on_round: function that is called with the number of rounds done.
+        """
+        theta = self._space.values(0, self._space.size).clone()
+        counts = [len(client.tokenized(Split.TRAIN).labels) for client in self._clients]
+        shares = torch.tensor(counts, dtype=torch.float32) / sum(counts)
+        for number in range(self._config.rounds):
+            own = torch.stack([self._trained(theta, client, number) for client in self._clients])
+            theta = shares @ own
+            on_round(number + 1)
+        size, clients = BYTES * self._space.size, len(self._clients)
+        return Figures(self._accuracy(theta), size, size, self._passes / clients)
+
+    def _trained(self, start: torch.Tensor, client: ClientData, number: int) -> torch.Tensor:
+        """Take a client's local steps of a round."""
+        theta, train = start.clone(), client.tokenized(Split.TRAIN)
+        root = round_root(self._config.seed, number, 0)
+        for step in range(self._config.steps):
+            order = batch_order(root, client.client, step, len(train.labels))
+            batch = order[: self._config.batch]
+            self._passes += (1 + BACKWARD) * len(batch)
+            theta = theta - self._rate * self._gradient(theta, train, batch)
+        return theta
+
+    def _gradient(
+        self, theta: torch.Tensor, train: LabelledPrompts, batch: NDArray[np.int64]
+    ) -> torch.Tensor:
+        leaf, total = theta.detach().requires_grad_(), torch.zeros_like(theta)
+        for first in range(0, len(batch), MICRO_BATCH):
+            some = batch[first : first + MICRO_BATCH]
+            with self._space.computing_with(leaf) as adapters:
+                prompts = [train.prompts[index] for index in some]
+                scores = self._forward.score_pass(adapters, prompts)[0]
+            loss = summed_loss(scores, train.labels[some], "cross-entropy") / len(batch)
+            total += torch.autograd.grad(loss, leaf)[0]
+        return total
+
+    def _accuracy(self, theta: torch.Tensor) -> float:
+        right = count = 0
+        for client in self._clients:
+            test = client.evaluated(Split.TEST)
+            if len(test.labels):
+                with self._space.computing_with(theta) as adapters:
+                    schedule = Schedule("both", MICRO_BATCH)
+                    scores = self._forward.scores(adapters, test.prompts, schedule)[0]
+                right += int((scores.argmax(axis=1) == test.labels).sum())
+                count += len(test.labels)
+        return right / count
+
+
+def zeroth_order(result: RunResult) -> Figures:
+    """Return accuracy and costs of the federation itself, without the bytes of evaluations."""
+    evaluations = [entry for entry in result.evaluations if entry.split == "test"]
+    costs = [result.training_cost(client) for client in result.clients]
+    messages = result.final_round * len(costs)
+    return Figures(
+        evaluations[-1].columns["global"].accuracy,
+        sum(cost.bytes_up for cost in costs) / messages,
+        sum(cost.bytes_down for cost in costs) / messages,
+        result.mean_passes or 0.0,
+    )
+
+
+def fed_avg_beside(
+    folder: Path, learning_rate: float, on_round: Callable[[str, int, int], None]
+) -> dict[str, Figures]:
+    """Return the figures of a finished run and of FedAvg beside it, by name of the method.
+
+    They are kept in the run's folder, and found there when they are asked for again.
+
+    Args:
+        folder: folder of the run.
+        learning_rate: η of FedAvg's local steps.
+        on_round: function that is called with the method, its rounds done, and all rounds.
+
+    Raises:
+        ConfigError: if FedAvg cannot train what the run trains.
+    """
+    result = RunResult.read(folder)
+    config = RunConfig.of(result.config, str(folder))  # without open values
+    check_fed_avg(config)
+    kept = _read(folder / FED_AVG_FILE)
+    rows = kept.get(repr(learning_rate), {})
+    found = {"zeroth order": zeroth_order(result)}
+    for space in SPACES:
+        name = f"FedAvg, {space}"
+        if name in rows:
+            found[name] = Figures(**rows[name])
+            continue
+        method = FedAvg(config, space, learning_rate)
+        found[name] = method.run(partial(_of_method, on_round, name, config.rounds))
+        rows[name] = asdict(found[name])
+        content = json.dumps(kept | {repr(learning_rate): rows}, indent=1) + "\n"
+        write_durably(folder / FED_AVG_FILE, content.encode())
+    return found
+
+
+def _of_method(
+    on_round: Callable[[str, int, int], None], name: str, rounds: int, done: int
+) -> None:
+    on_round(name, done, rounds)
+
+
+def check_fed_avg(config: RunConfig) -> None:
+    """Refuse a federation that FedAvg has no counterpart of.
+
+    Raises:
+        ConfigError: naming what it trains.
+    """
+    if config.adapter.has_readout:
+        raise ConfigError(
+            "--fed-avg: it trains adapters inside the model, and this run has a readout; set "
+            "adapter.layers to top:1"
+        )
+    if config.method in ("local", "cluster"):
+        raise ConfigError(
+            f"--fed-avg: it gives one common model, and {config.method} none; set method to global"
+        )
+    if isinstance(load_task(config.task), GenerationTask):
+        raise ConfigError(
+            "--fed-avg: it trains the choice between labels, and this run trains texts; leave it "
+            "out"
+        )
+
+
+def _read(file: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the kept figures by learning rate and method; none if they are missing or damaged."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def figures_table(rows: Mapping[str, Figures], title: str) -> Table:
+    """Return a table of methods with their accuracy, bytes of a round, and passes of the run."""
+    table = Table(title=title, box=None)
+    for column in ("method", "accuracy", "bytes up", "bytes down", "passes of a client"):
+        table.add_column(column, justify="right")
+    for name, own in rows.items():
+        costs = (own.bytes_up, own.bytes_down, own.passes)
+        table.add_row(name, f"{own.accuracy:.1%}", *(f"{value:,.0f}" for value in costs))
+    return table

@@ -1,0 +1,149 @@
+"""The command `samara tune`: one run, or a run for every seed and every point of a grid."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from client.tuning.settings import TuneSettings
+
+
+def tune(
+    method: Annotated[
+        str,
+        typer.Option(
+            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
+            "lsp, zero-shot, icl, linear-probe."
+        ),
+    ] = "prge",
+    space: Annotated[
+        str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, head, full, linear.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    train: Annotated[int | None, typer.Option(help="Training examples; 1,000.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Validation examples; 500.")] = None,
+    test: Annotated[int | None, typer.Option(help="Test examples; 1,000.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: automatic.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
+    validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="TOML file with lists of values; a run for each choice.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Runs of seeds and sweeps side by side: cuda:0,cuda:1.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
+    ] = None,
+) -> None:
+    """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
+
+    Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
+    """
+    from client.tuning.settings import TuneSettings
+    from shared.errors import ConfigError
+    from shared.settings import parse_assignment
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
+    from simulations.progress import stoppable, watched_tuning
+    from simulations.report.terminal import print_next, print_tuning
+
+    options: dict[str, Any] = {
+        "method": method,
+        "space": space,
+        "task": task,
+        "model.path": model,
+        "data.path": data,
+        "data.train": train,
+        "data.validation": validation,
+        "data.test": test,
+        "steps": steps,
+        "queries": queries,
+        "batch": batch,
+        "learning-rate": learning_rate,
+        "epsilon": epsilon,
+        "validate-every": validate_every,
+        "seed": seed,
+        "model.stream": stream,
+        "out": str(out.resolve()) if out else None,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    given |= dict(parse_assignment(assignment) for assignment in settings or [])
+    if seeds or sweep is not None:
+        _tune_grid(given, seeds, sweep, devices)
+        return
+    if devices:
+        raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
+    wanted = TuneSettings.of(given, "tune")
+    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
+    with stoppable(), watched_tuning() as on_step:
+        from client.tuning.run import read_result
+        from client.tuning.run import tune as run
+
+        folder = run(wanted, on_step)
+    print_tuning(folder, result := read_result(folder))
+    print_next(folder, result)
+
+
+def _tune_grid(
+    given: dict[str, Any], seeds: str | None, sweep: Path | None, devices: str | None
+) -> None:
+    """Run every combination of a sweep with every seed, and print the table of means."""
+    from rich.console import Console
+
+    from shared.errors import ConfigError
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
+    from simulations.progress import stoppable, watched_tuning
+    from simulations.repetitions import parse_seeds
+    from simulations.tuning_grid import (
+        grid_table,
+        make_trials,
+        read_grid,
+        run_side_by_side,
+        run_trials,
+    )
+
+    if seeds and "seed" in given:
+        raise ConfigError("--seeds: it says which seeds there are; leave --seed out")
+    chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
+    grid = read_grid(sweep) if sweep is not None else [{}]
+    out = str(given.pop("out", ""))
+    places = [name.strip() for name in devices.split(",")] if devices else []
+    if places and "model.torch-device" in given:
+        raise ConfigError("--devices: it says where runs compute; leave model.torch-device out")
+    trials = make_trials(given, grid, chosen, out, places)
+    for trial in trials:
+        for settings in trial.runs.values():
+            check_data_is_given(load_task(settings.task), settings.data.path)
+    with stoppable():
+        from client.tuning.run import read_result
+        from client.tuning.run import tune as run
+        from simulations.tuned_trial import compare_in_tensorboard, tuned_result
+
+        def run_one(settings: "TuneSettings") -> dict[str, Any]:
+            with watched_tuning() as on_step:
+                return read_result(run(settings, on_step))
+
+        if len(places) > 1:
+            results = run_side_by_side(trials, len(places), tuned_result)
+        else:
+            results = run_trials(trials, run_one)
+        if out:
+            compare_in_tensorboard(trials, results, Path(out))
+        Console().print(grid_table(results))
