@@ -7,7 +7,7 @@ import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
 import { ExampleBook, type NewExample } from "./src/own-examples.ts";
 import { Phone, type OwnExamples, type PhoneParts } from "./src/phone.ts";
 import { readProgram } from "./src/program.ts";
-import type { Represented } from "./src/readout.ts";
+import { readoutScorer, type Represented } from "./src/readout.ts";
 import { pastedRows, readRows } from "./src/rows.ts";
 import {
   answerBytes,
@@ -57,6 +57,7 @@ async function partsOf(given: GivenPhone, key: OwnKey, client: number): Promise<
   const splits = given.splits.map((one) => ({
     scores: Float32Array.from(one.scores),
     features: Float32Array.from(one.features),
+    tokens: new Int32Array(),
     labels: Int32Array.from(one.labels),
   }));
   const examples: OwnExamples = {
@@ -67,7 +68,8 @@ async function partsOf(given: GivenPhone, key: OwnKey, client: number): Promise<
   const hashes = [program.layout.hash, program.modelId] as const;
   const signed = given.scenario ? await readScenario(given.scenario, ...hashes) : null;
   const facts = { browser: "none" };
-  return { program, client, key, store: memoryStore(), examples, signed, facts };
+  const scorer = readoutScorer(program.readout);
+  return { program, scorer, client, key, store: memoryStore(), examples, signed, facts };
 }
 
 interface GivenStream extends GivenPhone {
@@ -158,9 +160,10 @@ const functions = {
     const represent = async (rows: readonly Row[]) =>
       rows.map(({ text }) => {
         passes[text!] = (passes[text!] ?? 0) + 1;
-        return { scores: Float32Array.of(text!.length, 0), features: Float32Array.of(1, 2, 3) };
+        const [scores, features] = [Float32Array.of(text!.length, 0), Float32Array.of(1, 2, 3)];
+        return { scores, features, tokens: Int32Array.of(text!.length) };
       });
-    const readout = { labels: 2, features: 3, contrasts: new Float32Array(2) };
+    const readout = { labels: 2, features: 3, contrasts: new Float32Array(2), tokens: 1 };
     const store = memoryStore();
     const encoder = { program: "p".repeat(64), readout, represent };
     let book = new ExampleBook(store, encoder);
@@ -172,10 +175,11 @@ const functions = {
     const hash = await book.hash(0);
     const gone = (await book.all()).find(({ row }) => row["text"] === removed)!;
     await book.remove(gone.id);
-    const { scores, labels } = await book.represented(0);
+    const { scores, labels, tokens } = await book.represented(0);
     const all = (await book.all()).map(({ row, label, split }) => ({ row, label, split }));
     const after = await book.hash(0);
-    return { all, passes, scores: [...scores], labels: [...labels], isChanged: hash !== after };
+    const numbers = { scores: [...scores], labels: [...labels], tokens: [...tokens] };
+    return { all, passes, ...numbers, isChanged: hash !== after };
   },
   /** η, clip, the interval of curvature and the round to go back to, after every observation. */
   stepSize(rounds: number, given: number | null, epsilon: number, observed: Observation[]) {

@@ -24,6 +24,7 @@ from devices.phone.manifest import (
 from devices.phone.onnx_lowering import lower_to_onnx
 from devices.phone.onnx_weights import split_weights
 from devices.phone.program import (
+    AdapterScoresModule,
     AlgorithmOneModule,
     Candidates,
     ReplayModule,
@@ -188,7 +189,8 @@ def export_program(
         delegate: backend of the float part; ``none`` with ONNX Runtime.
         out: program file; the manifest is written beside it, as JSON.
         form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOneModule`.
-        runtime: ``onnx`` has the one method ``forward`` of `RepresentationModule`.
+        runtime: ``onnx`` has the one method ``forward``, of `RepresentationModule` or of
+            `AdapterScoresModule`.
 
     Raises:
         DeviceError: if ExecuTorch or ONNX is missing, or a file cannot be written.
@@ -207,7 +209,7 @@ def export_program(
     if quantization == "8da4w" and delegate == "portable":
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     parts = ready.parts
-    _check_runtime(runtime, quantization, form, parts)
+    _check_runtime(runtime, quantization, form)
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
             "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "
@@ -230,6 +232,8 @@ def export_program(
         methods = parts.methods(check, REPLAY_SEEDS, least)
     elif form == "algorithm-1":
         methods = _algorithm_1(parts, ready.layout, check)
+    elif runtime == "onnx":
+        methods = _scores_of_adapters(parts, ready.layout, check)
     else:
         methods = _functional(parts, ready.layout, check)
     shards: dict[str, bytes] = {}
@@ -280,7 +284,6 @@ def _check_runtime(
     runtime: Runtime,
     quantization: PhoneQuantization,
     form: Form,
-    parts: ScoresModule | ReadoutParts,
 ) -> None:
     """Check that a runtime has what is asked for.
 
@@ -295,10 +298,10 @@ def _check_runtime(
         return
     if quantization == "8da4w":
         raise ConfigError("--quantization 8da4w is of --runtime executorch; use int4 or int8")
-    if form == "algorithm-1" or not isinstance(parts, ReadoutParts):
+    if form == "algorithm-1":
         raise ConfigError(
-            "--runtime onnx makes functional programs of a readout alone; leave --form and "
-            "adapter.layers out, or use --runtime executorch"
+            "--runtime onnx makes functional programs alone; leave --form out, or use --runtime "
+            "executorch"
         )
 
 
@@ -314,6 +317,12 @@ def _functional(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Metho
     step = Method(TrainStepModule(scores, layout), step_inputs(state, check))
     replay = Method(ReplayModule(layout), (torch.from_numpy(state), unused, unused.clone()))
     return {"forward": step, "replay": replay}
+
+
+def _scores_of_adapters(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Methods:
+    weights = torch.zeros(2 * len(check.seeds), layout.size)
+    inputs = weights, torch.tensor(check.ids), torch.tensor(check.positions)
+    return {"forward": Method(AdapterScoresModule(scores, layout), inputs)}
 
 
 def _algorithm_1(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Methods:

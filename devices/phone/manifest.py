@@ -16,9 +16,9 @@ from shared.errors import CodeError, DeviceError, SamaraError
 from shared.files import write_durably
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
-MANIFEST_VERSION = 4
-"""Latest version that is read: 4 has `weights`, 3 is of a program for ONNX Runtime, and 2 has
-`least_sequence`."""
+MANIFEST_VERSION = 5
+"""Latest version that is read: 5 is of adapters inside the model for ONNX Runtime, 4 has `weights`,
+3 is of a readout for ONNX Runtime, and 2 has `least_sequence`."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Runtime = Literal["executorch", "onnx"]
@@ -152,7 +152,7 @@ class Manifest:
             where label words have one token each.
         least_sequence: fewest tokens of a call of ``forward``; 0 if every call has S.
         runtime: what runs the program: ExecuTorch, or ONNX Runtime, whose programs have the method
-            ``forward`` of a readout alone.
+            ``forward`` alone.
         weights: files of weights beside the program, of a program for ONNX Runtime.
     """
 
@@ -198,8 +198,7 @@ class Manifest:
             DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
-        version = 4 if self.weights else 3 if self.runtime == "onnx" else 1
-        version = max(version, 2 if self.least_sequence else 1)
+        version = max(2 if self.least_sequence else 1, self._version_of_onnx())
         content = {"version": version} | asdict(self)
         content = {key: value for key, value in content.items() if value not in (None, "", 0, ())}
         if version < 3:
@@ -277,6 +276,12 @@ class Manifest:
             raise ValueError(f"its start has {values.size} numbers, and its layout {layout.size}")
         return values
 
+    def _version_of_onnx(self) -> int:
+        """Return the version that a program for ONNX Runtime needs; 0 for another one."""
+        if self.runtime != "onnx":
+            return 0
+        return 5 if self.readout is None else 4 if self.weights else 3
+
     def _token_counts(self) -> set[int]:
         """Return how many tokens of label words there may be."""
         if self.answer_tokens:
@@ -306,7 +311,6 @@ class Manifest:
             and (self.runtime == "onnx") == (self.delegate == "none")
             and all(_is_file_name(one.path) for one in self.weights)
             and (self.runtime == "onnx" or not self.weights)
-            and (self.runtime == "executorch" or self.readout is not None)
             and len(check.positions) == len(check.labels) == self.batch
             and np.array(check.ids).shape == (self.batch, *self.row_shape)
             and len(check.seeds) == len(check.coefficients) == self.queries

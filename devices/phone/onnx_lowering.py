@@ -1,4 +1,4 @@
-"""Lowering of a readout's representations to an ONNX graph, which browsers can run."""
+"""Lowering of a program's method to an ONNX graph, which browsers can run."""
 
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,18 @@ from shared.errors import ConfigError, DeviceError
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-INPUTS, OUTPUTS = ["ids", "positions"], ["scores", "features"]
+INPUTS, OUTPUTS = ["weights", "ids", "positions"], ["scores", "features"]
+"""Names of inputs and outputs; only adapters inside the model have weights, a readout features."""
 MAX_GRAPH_BYTES = 2**31 - 2**20
 """The most bytes of a graph with its weights in one file, which protobuf limits."""
 
 
 def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: int) -> "ModelProto":
-    """Lower the method of a readout's program to an ONNX graph.
+    """Lower the method of a program to an ONNX graph.
 
     Args:
-        forward: method that computes scores of the base model and features.
+        forward: method that computes scores of the base model and features, or scores at given
+            adapters.
         quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
             of 32 inputs; their weights must have been rounded already
             (`devices.phone.quantization.round_to_4_bits`), so that this changes none. With
@@ -54,8 +56,8 @@ def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: in
                 forward.export(),
                 dynamo=True,
                 verbose=False,
-                input_names=INPUTS,
-                output_names=OUTPUTS,
+                input_names=INPUTS[-len(forward.inputs) :],
+                output_names=OUTPUTS if len(forward.inputs) == 2 else OUTPUTS[:1],
             )
         assert program is not None
         graph = program.model_proto

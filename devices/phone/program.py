@@ -310,6 +310,31 @@ class TrainStepModule(nn.Module):
         return scores, losses, state
 
 
+class AdapterScoresModule(nn.Module):
+    """Scores of a batch at given adapters; who calls it perturbs them.
+
+    Args:
+        scores: module that computes scores.
+        layout: layout of the adapter.
+    """
+
+    def __init__(self, scores: ScoresModule, layout: Layout) -> None:
+        super().__init__()
+        self.scores, self.layout = scores, layout
+
+    def forward(self, weights: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor]:
+        """Return the scores of the answers, float32 [P, B, labels], in a tuple.
+
+        Args:
+            weights: float32 [P, d], trained numbers of P adapters.
+            ids: int64 [B, S], or [B, C, S] of candidates.
+            positions: int64 [B], last token before the answer.
+        """
+        adapters = DualForwarding(self.layout, weights[None])
+        scores, _ = self.scores(adapters, ids, positions, torch.zeros_like(positions))
+        return (scores,)
+
+
 class AlgorithmOneModule(SeededModule):
     """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
 

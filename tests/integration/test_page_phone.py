@@ -498,6 +498,7 @@ def test_an_example_goes_through_the_model_once_and_its_label_may_change(
     assert result["all"] == [one("a", 1), one("t", 1, 2), one("ccc", 0)]
     assert result["passes"] == {"a": 1, "bb": 1, "t": 1, "ccc": 1}
     assert (result["scores"], result["labels"]) == ([1, 0, 3, 0], [1, 0])
+    assert result["tokens"] == [1, 3]
     assert result["isChanged"]
     counts = np.bincount([each["split"] for each in many["all"]])
     np.testing.assert_allclose(counts / 599, [0.7, 0.1, 0.2], atol=0.05)

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from client.estimators.prge import LossRequest
 from devices.phone.reference_client.adapter_calls import Pending, batches
 from devices.phone.reference_client.examples import TokenizedExamples
-from devices.phone.reference_client.readout_program import ReadoutProgram, cross_entropies
+from devices.phone.reference_client.losses import cross_entropies
+from devices.phone.reference_client.readout_program import ReadoutProgram
 from shared.frames.instructions import Split
 
 KEPT_BYTES = 64 * 2**20

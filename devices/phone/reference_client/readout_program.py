@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from client.forward.turns import forward_pass
 from devices.phone.manifest import Manifest
+from devices.phone.reference_client.losses import cross_entropies
+from devices.phone.reference_client.onnx_adapters import OnnxPhoneProgram
 from devices.phone.reference_client.onnx_graph import OnnxGraph
 from devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
 from shared.directions import DIRECTION_BITS
@@ -137,15 +139,6 @@ class ReadoutProgram(LoadedProgram):
         return np.asarray(perturbed, np.float32)
 
 
-def cross_entropies(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return −log softmax of scores [P, n, labels] at the labels [n], float64 [P, n], in nats."""
-    exact = scores.astype(np.float64)
-    shifted = exact - exact.max(axis=2, keepdims=True)
-    right = shifted[:, np.arange(len(labels)), labels]
-    losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=2)) - right
-    return losses
-
-
 class OnnxReadoutProgram(ReadoutProgram):
     """A readout's program for ONNX Runtime, which has the method ``forward`` alone.
 
@@ -174,5 +167,5 @@ def load_program(file: Path) -> PhoneProgram | ReadoutProgram:
     """
     manifest = Manifest.read(file)
     if manifest.runtime == "onnx":
-        return OnnxReadoutProgram(file, manifest)
+        return (OnnxPhoneProgram if manifest.readout is None else OnnxReadoutProgram)(file, manifest)
     return (PhoneProgram if manifest.readout is None else ReadoutProgram)(file, manifest)

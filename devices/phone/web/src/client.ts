@@ -2,7 +2,7 @@
 
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
-import { fetchFile, fetchIndex, forgetFiles } from "./download.ts";
+import { fetchFile, fetchIndex, fetchModel, forgetFiles, sizeOf } from "./download.ts";
 import { Encoder, type Numbers } from "./encoder.ts";
 import { ProgramError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
@@ -13,7 +13,7 @@ import { ExampleBook, type NewExample, type OwnExample } from "./own-examples.ts
 import { Phone, type Models } from "./phone.ts";
 import { epsilonSpent } from "./private-reports.ts";
 import { readProgram, selfCheck, type Program } from "./program.ts";
-import { scoresUnder, type Represented } from "./readout.ts";
+import { readoutScorer, type Represented, type Scorer } from "./readout.ts";
 import { toFloat32, zeroState } from "./replay.ts";
 import { roundsOfFederation } from "./run-terms.ts";
 import { readScenario } from "./signed-run.ts";
@@ -34,6 +34,7 @@ interface Joined {
 interface Loaded {
   readonly index: ProgramIndex;
   readonly program: Program;
+  readonly scorer: Scorer;
   readonly book: ExampleBook;
   readonly phone: Phone;
 }
@@ -118,20 +119,19 @@ export class Client {
   /** Returns what the models answer to a row. */
   async predict(row: Row): Promise<Prediction> {
     return this.#alone(async () => {
-      const { program, index, phone } = await this.#load();
+      const { program, index, phone, scorer } = await this.#load();
       const [numbers] = await this.#represent([row], () => {});
       const example: Represented = { ...numbers!, labels: Int32Array.of(0) };
-      const under = (state: BigInt64Array<ArrayBuffer>): number[] => {
-        const weights = toFloat32(added(state, program.start));
-        return probabilities(scoresUnder(program.readout, weights, example, [0]));
-      };
       const models = await phone.models();
+      const states = models ? [models.w, added(models.w, models.p)] : [];
+      const weights = states.map((state) => toFloat32(added(state, program.start)));
+      const [global, personal] = (await scorer(weights, example, [0])).map(probabilities);
       this.#do(NOTHING);
       return {
         labels: index.task.words.map((word) => word.trim()),
         base: probabilities(numbers!.scores),
-        global: models && under(models.w),
-        personal: models && under(added(models.w, models.p)),
+        global: global ?? null,
+        personal: personal ?? null,
       };
     });
   }
@@ -265,14 +265,14 @@ export class Client {
     const counts = states.map(() => new Uint32Array(labels * labels));
     for (const split of [SPLIT.validation, SPLIT.test]) {
       const examples = await book.represented(split);
-      states.forEach((state, which) => {
+      for (const [which, state] of states.entries()) {
         const zero = zeroState(program.layout.size);
         const base = { ...learner, training: { ...learner.training, start: zero } };
         const column = state
-          ? columnOf(learner, "", state, examples)
-          : columnOf(base, "", zero, examples);
+          ? await columnOf(learner, "", state, examples)
+          : await columnOf(base, "", zero, examples);
         column.counts.forEach((count, at) => (counts[which]![at]! += count));
-      });
+      }
     }
     const [base, global, personal] = counts.map((one) => accuracy(one, labels));
     const examples = counts[0]!.reduce((sum, one) => sum + one, 0);
@@ -334,8 +334,12 @@ export class Client {
     });
     book.onProgress = (done, of) => this.#do({ name: "reading", done, of });
     const { scenario } = joined;
+    const scorer: Scorer = readout.tokens
+      ? async (...given) => (await this.#encoder())[0].scores(...given)
+      : readoutScorer(readout);
     const phone = new Phone({
       program,
+      scorer,
       client: await clientIndex(joined.key.publicPem),
       key: joined.key,
       store: this.#store,
@@ -344,16 +348,12 @@ export class Client {
       facts: { device: "browser", platform: navigator.userAgent },
     });
     this.#problem = "";
-    return { index, program, book, phone };
+    return { index, program, scorer, book, phone };
   }
 
-  /** Returns the numbers of rows; the model is loaded and checked when it is needed first. */
+  /** Returns the numbers of rows. */
   async #represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
-    this.#model ??= this.#loadModel().catch((error: unknown) => {
-      this.#model = null;
-      throw error;
-    });
-    const [encoder, tokenizer] = await this.#model;
+    const [encoder, tokenizer] = await this.#encoder();
     const { program } = await this.#load();
     const tokens = rows.map((row) => tokenizer.tokens(row));
     const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
@@ -369,28 +369,27 @@ export class Client {
     return numbers;
   }
 
+  /** Returns the model, which is loaded and checked when it is needed first. */
+  #encoder(): Promise<readonly [Encoder, RowTokenizer]> {
+    this.#model ??= this.#loadModel().catch((error: unknown) => {
+      this.#model = null;
+      throw error;
+    });
+    return this.#model;
+  }
+
   async #loadModel(): Promise<readonly [Encoder, RowTokenizer]> {
-    const { index, program } = await this.#load();
+    const { index, program, scorer } = await this.#load();
     const of = sizeOf(index);
     let done = 0;
-    const fetched = (file: { readonly sha256: string; readonly bytes: number }): Promise<Bytes> =>
-      fetchFile(file, (count) => this.#do({ name: "loading", done: (done += count), of }));
-    const files: Record<string, unknown> = {};
-    for (const [name, file] of Object.entries(index.tokenizer))
-      if (name.endsWith(".json"))
-        files[name] = JSON.parse(new TextDecoder().decode(await fetched(file)));
-    const tokenizer = new RowTokenizer(index, files);
-    const graph = await fetched(index.graph);
-    const weights: { path: string; data: Bytes }[] = [];
-    for (const one of index.weights)
-      weights.push({ path: one.path, data: await fetched(one) });
-    const encoder = await Encoder.load({ graph, weights }, program.manifest);
-    await selfCheck(program, (call) => encoder.represent(call));
+    const { texts, ...files } = await fetchModel(index, (count) =>
+      this.#do({ name: "loading", done: (done += count), of }),
+    );
+    const tokenizer = new RowTokenizer(index, texts);
+    const encoder = await Encoder.load(files, program);
+    const ofModel: Scorer = (...given) => encoder.scores(...given); // not kept before the check
+    const { tokens } = program.readout;
+    await selfCheck(program, (call) => encoder.represent(call), tokens ? ofModel : scorer);
     return [encoder, tokenizer];
   }
-}
-
-function sizeOf({ graph, weights, tokenizer }: ProgramIndex): number {
-  const files = [graph, ...weights, ...Object.values(tokenizer)];
-  return files.reduce((sum, one) => sum + one.bytes, 0);
 }

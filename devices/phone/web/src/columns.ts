@@ -19,16 +19,18 @@ import { evaluationColumn, type Scores } from "./softmax.ts";
 import { fitLabelBias } from "./softmax-fit.ts";
 
 /** Evaluates the federation's model on a client's examples of a split. */
-export function globalColumns(
+export async function globalColumns(
   learner: Learner,
   terms: RunTerms,
   w: State,
   split: number,
   examples: Represented,
-): EvaluationColumn[] {
-  const columns = [columnOf(learner, "global", w, examples)];
+): Promise<EvaluationColumn[]> {
+  const columns = [await columnOf(learner, "global", w, examples)];
   if (terms.method === "readout" && terms.returnsToBest && split === SPLIT.validation)
-    columns.push(columnOf(learner, "personalized", added(w, privateFit(learner, w)), examples));
+    columns.push(
+      await columnOf(learner, "personalized", added(w, await privateFit(learner, w)), examples),
+    );
   return columns;
 }
 
@@ -41,7 +43,7 @@ export async function personalColumns(
   split: number,
   examples: Represented,
 ): Promise<EvaluationColumn[]> {
-  const personalized = columnOf(learner, "personalized", added(w, p), examples);
+  const personalized = await columnOf(learner, "personalized", added(w, p), examples);
   if (split !== SPLIT.test) return [personalized];
   const { training } = learner;
   const { labels } = training.readout;
@@ -56,21 +58,25 @@ export async function personalColumns(
     column("label bias", zeroShot.map((score, at) => score + bias[at % labels]!)),
   ];
   if (terms.method === "finetune")
-    columns.push(columnOf(learner, "local-only", await trainedAlone(learner, terms), examples));
-  columns.push(columnOf(learner, "global", w, examples));
-  if (terms.method === "readout")
-    columns.push(columnOf(learner, "intercept", added(w, interceptState(learner, w)), examples));
+    columns.push(
+      await columnOf(learner, "local-only", await trainedAlone(learner, terms), examples),
+    );
+  columns.push(await columnOf(learner, "global", w, examples));
+  if (terms.method === "readout") {
+    const intercept = added(w, await interceptState(learner, w));
+    columns.push(await columnOf(learner, "intercept", intercept, examples));
+  }
   return [...columns, personalized];
 }
 
 /** Evaluates a state on examples: mean loss and confusion counts. */
-export function columnOf(
+export async function columnOf(
   { training }: Learner,
   name: string,
   state: State,
   examples: Represented,
-): EvaluationColumn {
-  const { scores } = scoredUnder(training, state, examples);
+): Promise<EvaluationColumn> {
+  const { scores } = await scoredUnder(training, state, examples);
   return evaluationColumn(name, scores, examples.labels, training.readout.labels);
 }
 

@@ -1,7 +1,7 @@
 /** The program's files, which are fetched once, checked by their hashes, and kept in the browser. */
 
 import type { Bytes } from "./bytes.ts";
-import { hasHash } from "./encoder.ts";
+import { hasHash, type ModelFiles } from "./encoder.ts";
 import { ProgramError } from "./errors.ts";
 import { readIndex, type ProgramFile, type ProgramIndex } from "./task.ts";
 
@@ -62,6 +62,32 @@ export async function fetchFile(
     throw new ProgramError("a file of the program is damaged; try again");
   await cache.put(address, new Response(content));
   return content;
+}
+
+/** Returns the bytes of all that a model is made of. */
+export function sizeOf({ graph, weights, tokenizer }: ProgramIndex): number {
+  const files = [graph, ...weights, ...Object.values(tokenizer)];
+  return files.reduce((sum, one) => sum + one.bytes, 0);
+}
+
+/**
+ * Returns the files of the model, and the tokenizer's, parsed, by name.
+ *
+ * @param onBytes is told how many bytes have come since it was called last.
+ */
+export async function fetchModel(
+  index: ProgramIndex,
+  onBytes: (count: number) => void,
+): Promise<ModelFiles & { readonly texts: Readonly<Record<string, unknown>> }> {
+  const texts: Record<string, unknown> = {};
+  for (const [name, file] of Object.entries(index.tokenizer))
+    if (name.endsWith(".json"))
+      texts[name] = JSON.parse(new TextDecoder().decode(await fetchFile(file, onBytes)));
+  const graph = await fetchFile(index.graph, onBytes);
+  const weights: { path: string; data: Bytes }[] = [];
+  for (const one of index.weights)
+    weights.push({ path: one.path, data: await fetchFile(one, onBytes) });
+  return { texts, graph, weights };
 }
 
 /** Deletes all files that are kept. */

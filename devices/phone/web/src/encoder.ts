@@ -1,16 +1,18 @@
-/** The model: a row's scores and features, by ONNX Runtime in WebAssembly. */
+/** The model: scores of rows, and what a readout reads of them, by ONNX Runtime in WebAssembly. */
 
 import { fromHex, type Bytes } from "./bytes.ts";
 import { ProgramError } from "./errors.ts";
 import * as ort from "./library/onnxruntime.mjs";
-import { callLength, type Call, type Manifest } from "./program.ts";
+import { callLength, type Call, type Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
 import type { Tokens } from "./tokens.ts";
 
 const MOST_THREADS = 4;
 
-/** Scores of the base model and features of some rows, one after the other. */
+/** Scores of the base model, features and tokens of some rows, one after the other. */
 export type Numbers = Omit<Represented, "labels">;
+
+type Outputs = Readonly<Record<string, ort.Tensor>>;
 
 /** The files of a model: its graph, and weights by the paths that the graph names. */
 export interface ModelFiles {
@@ -21,15 +23,15 @@ export interface ModelFiles {
 /** A loaded model; one call at a time. */
 export class Encoder {
   readonly #session: ort.InferenceSession;
-  readonly #manifest: Manifest;
+  readonly #program: Program;
 
-  private constructor(session: ort.InferenceSession, manifest: Manifest) {
+  private constructor(session: ort.InferenceSession, program: Program) {
     this.#session = session;
-    this.#manifest = manifest;
+    this.#program = program;
   }
 
   /** Loads a model; throws `ProgramError` if ONNX Runtime refuses it. */
-  static async load(files: ModelFiles, manifest: Manifest): Promise<Encoder> {
+  static async load(files: ModelFiles, program: Program): Promise<Encoder> {
     ort.env.wasm.wasmPaths = new URL("./library/", import.meta.url).href;
     ort.env.wasm.numThreads = crossOriginIsolated
       ? Math.min(MOST_THREADS, navigator.hardwareConcurrency)
@@ -41,7 +43,7 @@ export class Encoder {
         executionProviders: ["wasm"],
         externalData: weights,
       });
-      return new Encoder(session, manifest);
+      return new Encoder(session, program);
     } catch (error) {
       throw new ProgramError(`the model cannot be loaded: ${String(error)}`);
     }
@@ -49,38 +51,95 @@ export class Encoder {
 
   /** Returns the numbers of a call of exactly as many rows as the program has. */
   async represent({ ids, positions }: Call): Promise<Numbers> {
-    const [candidates, length] = [ids[0]!.length, ids[0]![0]!.length];
-    const tokens = BigInt64Array.from(ids.flat(2), BigInt);
-    const hasCandidates = (this.#manifest.answer_tokens ?? 0) > 0;
-    const shape = hasCandidates ? [ids.length, candidates, length] : [ids.length, length];
-    const outputs = await this.#session.run({
-      ids: new ort.Tensor("int64", tokens, shape),
-      positions: new ort.Tensor("int64", BigInt64Array.from(positions, BigInt), [ids.length]),
-    });
-    const read = (name: string): Float32Array<ArrayBuffer> =>
-      Float32Array.from(outputs[name]!.data as Float32Array);
-    return { scores: read("scores"), features: read("features") };
+    const { readout, layout } = this.#program;
+    const count = ids.length;
+    if (!readout.tokens) {
+      const outputs = await this.#session.run(this.#inputs(ids.flat(2), positions));
+      const [scores, features] = [read(outputs, "scores"), read(outputs, "features")];
+      return { scores, features, tokens: new Int32Array() };
+    }
+    const rows = ids.map((one, at) => [...one.flat(), positions[at]!]);
+    const tokens = Int32Array.from(rows.flat());
+    const known = { scores: new Float32Array(), features: new Float32Array(), tokens };
+    const examples = { ...known, labels: new Int32Array(count) };
+    const base = [new Float32Array(layout.size)];
+    const [scores] = await this.scores(base, examples, Array.from(ids.keys()));
+    return { ...known, scores: scores! };
   }
 
   /** Returns the numbers of at most as many rows as a call has. */
   async representRows(rows: readonly Tokens[]): Promise<Numbers[]> {
-    const { batch, readout } = this.#manifest;
+    const { manifest, readout } = this.#program;
     const longest = Math.max(...rows.map(({ sequences }) => sequences[0]!.length));
-    const length = callLength(this.#manifest, longest);
-    const filled = Array.from({ length: batch }, (_, at) => rows[at % rows.length]!);
-    const padding = (this.#manifest.answer_tokens ?? 0) > 0 ? -1 : 0;
+    const length = callLength(manifest, longest);
+    const filled = Array.from({ length: manifest.batch }, (_, at) => rows[at % rows.length]!);
+    const padding = this.#hasCandidates ? -1 : 0;
     const ids = filled.map(({ sequences }) =>
       sequences.map((one) => [...one, ...new Array<number>(length - one.length).fill(padding)]),
     );
-    const { scores, features } = await this.represent({
+    const { scores, features, tokens } = await this.represent({
       ids,
       positions: filled.map(({ position }) => position),
     });
     return rows.map((_, row) => ({
       scores: scores.slice(row * readout.labels, (row + 1) * readout.labels),
       features: features.slice(row * readout.features, (row + 1) * readout.features),
+      tokens: tokens.slice(row * readout.tokens, (row + 1) * readout.tokens),
     }));
   }
+
+  /** Returns the scores of examples under weights of adapters inside the model; see `Scorer`. */
+  async scores(
+    weights: readonly Float32Array[],
+    examples: Represented,
+    rows: ArrayLike<number>,
+  ): Promise<Float32Array<ArrayBuffer>[]> {
+    const { manifest, readout, layout } = this.#program;
+    const { batch, queries } = manifest;
+    const [{ labels, tokens }, adapters] = [readout, 2 * queries];
+    const found = weights.map(() => new Float32Array(rows.length * labels));
+    for (let first = 0; first < rows.length; first += batch) {
+      const some = Array.from({ length: batch }, (_, at) => rows[(first + at) % rows.length]!);
+      const own = some.map((row) => examples.tokens.subarray(row * tokens, (row + 1) * tokens));
+      const ids = own.flatMap((one) => Array.from(one.subarray(0, -1)));
+      const inputs = this.#inputs(ids, own.map((one) => one.at(-1)!));
+      for (let from = 0; from < weights.length; from += adapters) {
+        const given = new Float32Array(adapters * layout.size);
+        const tried = weights.slice(from, from + adapters);
+        tried.forEach((one, at) => given.set(one, at * layout.size));
+        const tensor = new ort.Tensor("float32", given, [adapters, layout.size]);
+        const scores = read(await this.#session.run({ weights: tensor, ...inputs }), "scores");
+        const kept = Math.min(batch, rows.length - first) * labels;
+        tried.forEach((_, at) => {
+          const start = at * batch * labels;
+          found[from + at]!.set(scores.subarray(start, start + kept), first * labels);
+        });
+      }
+    }
+    return found;
+  }
+
+  get #hasCandidates(): boolean {
+    return (this.#program.manifest.answer_tokens ?? 0) > 0;
+  }
+
+  #inputs(
+    ids: readonly number[],
+    positions: readonly number[],
+  ): Readonly<Record<"ids" | "positions", ort.Tensor>> {
+    const { words } = this.#program.manifest;
+    const count = positions.length;
+    const length = ids.length / count / (this.#hasCandidates ? words.length : 1);
+    const shape = this.#hasCandidates ? [count, words.length, length] : [count, length];
+    return {
+      ids: new ort.Tensor("int64", BigInt64Array.from(ids, BigInt), shape),
+      positions: new ort.Tensor("int64", BigInt64Array.from(positions, BigInt), [count]),
+    };
+  }
+}
+
+function read(outputs: Outputs, name: string): Float32Array<ArrayBuffer> {
+  return Float32Array.from(outputs[name]!.data as Float32Array);
 }
 
 /** Returns whether bytes have a SHA-256 in hexadecimal. */

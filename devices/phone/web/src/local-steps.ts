@@ -5,7 +5,7 @@ import type { Bytes } from "./bytes.ts";
 import { TrainingError } from "./errors.ts";
 import { SEED_POLICY, seedsOf, type TrainInstruction } from "./instructions.ts";
 import { batchOrder, direction, type Distribution } from "./philox.ts";
-import { meanLoss, perturbed, type Readout, type Represented } from "./readout.ts";
+import { meanLosses, perturbed, type Readout, type Represented, type Scorer } from "./readout.ts";
 import { quantize, replay, toFloat32, type State } from "./replay.ts";
 import { mean } from "./softmax.ts";
 
@@ -17,6 +17,7 @@ const REACH = 30;
 export interface Training {
   readonly client: number;
   readonly readout: Readout;
+  readonly scorer: Scorer;
   readonly distribution: Distribution;
   readonly start: State;
   readonly examples: Represented;
@@ -56,12 +57,12 @@ export function smallestBatch(
  * @throws TrainingError if a loss is not finite.
  * @throws ReplayError if a step does not fit the exact state.
  */
-export function takeSteps(
+export async function takeSteps(
   instruction: TrainInstruction,
   token: Bytes,
   state: State,
   training: Training,
-): Report {
+): Promise<Report> {
   const { client, distribution, examples } = training;
   const { steps, queries, batch, root, epsilon } = instruction;
   const count = examples.labels.length;
@@ -78,7 +79,7 @@ export function takeSteps(
     const available = order.length;
     const rows = available ? order.subarray(0, batch) : Uint32Array.of(0);
     const own = seeds.slice(step * queries, (step + 1) * queries);
-    const estimate = estimateStep(instruction, step, own, rows, reached, training);
+    const estimate = await estimateStep(instruction, step, own, rows, reached, training);
     if (!Number.isFinite(estimate.meanLoss) || !estimate.gradients.every(Number.isFinite))
       throw new TrainingError(`the loss is not finite at step ${step + 1}`, step + 1);
     const share = takesTurns ? Math.fround(Math.min(1, available / batch)) : 1;
@@ -108,33 +109,35 @@ export function takeSteps(
 }
 
 /** Returns the projected gradients along the directions of one step (P-RGE, section 3). */
-function estimateStep(
+async function estimateStep(
   instruction: TrainInstruction,
   step: number,
   seeds: BigUint64Array,
   rows: Uint32Array,
   state: State,
-  { readout, distribution, start, examples }: Training,
-): Estimate {
+  { scorer, distribution, start, examples }: Training,
+): Promise<Estimate> {
   const { epsilon, curvatureEvery } = instruction;
   const weights = toFloat32(added(state, start));
-  const lossAt = (moved: Float32Array): number => meanLoss(readout, moved, examples, rows);
-  const lossesOf = (sign: number): Float64Array<ArrayBuffer> =>
-    Float64Array.from(seeds, (seed) =>
-      lossAt(perturbed(weights, direction(seed, weights.length, distribution), epsilon, sign)),
-    );
+  const directions = Array.from(seeds, (seed) => direction(seed, weights.length, distribution));
+  const moved = (sign: number): Float32Array<ArrayBuffer>[] =>
+    directions.map((z) => perturbed(weights, z, epsilon, sign));
+  const lossesOf = (
+    some: readonly Float32Array<ArrayBuffer>[],
+  ): Promise<Float64Array<ArrayBuffer>> => meanLosses(scorer, some, examples, rows);
   const measures = curvatureEvery > 0 && step % curvatureEvery === 0;
-  const plus = lossesOf(1);
   if (instruction.differences === "forward" && !measures) {
-    const center = lossAt(weights);
+    const plus = await lossesOf(moved(1));
+    const center = (await lossesOf([weights]))[0]!;
     const gradients = Float32Array.from(plus, (loss) => (loss - center) / epsilon);
     return { gradients, meanLoss: center, curvature: null };
   }
-  const minus = lossesOf(-1);
+  const both = await lossesOf([...moved(1), ...moved(-1)]);
+  const [plus, minus] = [both.slice(0, seeds.length), both.slice(seeds.length)];
   const gradients = Float32Array.from(plus, (loss, at) => (loss - minus[at]!) / (2 * epsilon));
   const meanOfBoth = (mean(plus) + mean(minus)) / 2;
   if (!measures) return { gradients, meanLoss: meanOfBoth, curvature: null };
-  const center = lossAt(weights);
+  const center = (await lossesOf([weights]))[0]!;
   const second = plus.map((loss, at) => loss + minus[at]! - 2 * center);
   return { gradients, meanLoss: meanOfBoth, curvature: mean(second) / epsilon ** 2 };
 }

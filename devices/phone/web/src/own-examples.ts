@@ -91,16 +91,18 @@ export class ExampleBook implements OwnExamples {
     const kept = this.#kept.get(split);
     if (kept) return kept;
     const examples = await this.#inSplit(split);
-    const { labels, features } = this.#encoder.readout;
+    const { labels, features, tokens } = this.#encoder.readout;
     const numbers = await this.#numbersOf(examples);
     const whole = {
       scores: new Float32Array(examples.length * labels),
       features: new Float32Array(examples.length * features),
+      tokens: new Int32Array(examples.length * tokens),
       labels: Int32Array.from(examples, ({ label }) => label),
     };
     numbers.forEach((one, at) => {
       whole.scores.set(one.scores, at * labels);
       whole.features.set(one.features, at * features);
+      whole.tokens.set(one.tokens, at * tokens);
     });
     this.#kept.set(split, whole);
     return whole;
@@ -128,7 +130,7 @@ export class ExampleBook implements OwnExamples {
   }
 
   #keyOf(id: string): string {
-    return `represented/${this.#encoder.program.slice(0, 16)}/${id}`;
+    return `numbers/${this.#encoder.program.slice(0, 16)}/${id}`;
   }
 }
 

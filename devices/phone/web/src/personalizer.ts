@@ -124,7 +124,7 @@ export class Personalizer {
   async #begin(personal: Personal, start: Start): Promise<Personal> {
     const { ledger } = personal;
     const first = ledger.round + 1;
-    const before = this.#accuracy(start.state, ledger.state);
+    const before = await this.#accuracy(start.state, ledger.state);
     const progress = { first, deltas: [], observations: [], state: ledger.state };
     const begun = { start, progress, data: this.#run.dataHash, before };
     return this.#write({ ...personal, next: null, begun });
@@ -142,7 +142,7 @@ export class Personalizer {
     }
     if (!next) {
       const { round, digest } = start;
-      const after = this.#accuracy(start.state, personal.ledger.state);
+      const after = await this.#accuracy(start.state, personal.ledger.state);
       const finished = { round, digest, data: begun.data, before: begun.before, after };
       return this.#write({ ...personal, begun: null, finished });
     }
@@ -159,10 +159,10 @@ export class Personalizer {
   }
 
   /** Returns the accuracy of a personal model on the validation examples; null without any. */
-  #accuracy(w: State, p: State): number | null {
+  async #accuracy(w: State, p: State): Promise<number | null> {
     const { validation, training } = this.#learner;
     if (!validation.labels.length) return null;
-    const { counts } = columnOf(this.#learner, "", added(w, p), validation);
+    const { counts } = await columnOf(this.#learner, "", added(w, p), validation);
     return accuracy(counts, training.readout.labels);
   }
 

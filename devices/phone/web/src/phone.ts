@@ -35,7 +35,7 @@ import type { PrivacyTerms } from "./privacy-terms.ts";
 import { chargeOf, checkBudget, PrivateReports, withoutExamples } from "./private-reports.ts";
 import { interceptForTraining, type Learner } from "./private-rounds.ts";
 import type { Program } from "./program.ts";
-import type { Represented } from "./readout.ts";
+import type { Represented, Scorer } from "./readout.ts";
 import type { State } from "./replay.ts";
 import { keysOf, readAnswered, readSession } from "./run-records.ts";
 import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
@@ -61,6 +61,7 @@ export interface OwnExamples {
 /** What a phone is: its program, key, store and examples, and what its owner was promised. */
 export interface PhoneParts {
   readonly program: Program;
+  readonly scorer: Scorer;
   readonly client: number;
   readonly key: OwnKey;
   readonly store: Store;
@@ -126,11 +127,11 @@ export class Phone {
 
   /** Returns the examples and the readout that models are evaluated with. */
   async learner(): Promise<Learner> {
-    const { program, client, examples } = this.#parts;
+    const { program, client, examples, scorer } = this.#parts;
     const { readout, layout, start } = program;
     const train = await examples.represented(SPLIT.train);
     const { distribution } = layout;
-    const training = { client, readout, distribution, start, examples: train };
+    const training = { client, readout, scorer, distribution, start, examples: train };
     return { layout, training, validation: await examples.represented(SPLIT.validation) };
   }
 
@@ -215,9 +216,9 @@ export class Phone {
     if (smallest < LEAST_BATCH) throw new BatchLimitError(smallest, LEAST_BATCH);
     const state =
       terms.method === "readout"
-        ? added(session.state, interceptForTraining(training, program.layout, session.state))
+        ? added(session.state, await interceptForTraining(training, program.layout, session.state))
         : session.state;
-    const taken = takeSteps(instruction, token, state, training);
+    const taken = await takeSteps(instruction, token, state, training);
     const report = privacy
       ? await this.#reports.encode(taken, instruction, settings, privacy)
       : encodeReport(taken);
@@ -375,12 +376,16 @@ function firstWord(hash: Bytes): number {
 }
 
 /** Returns the first examples of a split: as many as the hello has introduced, for no more count. */
-function firstOnes({ scores, features, labels }: Represented, count: number): Represented {
+function firstOnes(
+  { scores, features, tokens, labels }: Represented,
+  count: number,
+): Represented {
   const all = labels.length || 1;
   const kept = Math.min(count, labels.length);
   return {
     scores: scores.slice(0, (scores.length / all) * kept),
     features: features.slice(0, (features.length / all) * kept),
+    tokens: tokens.slice(0, (tokens.length / all) * kept),
     labels: labels.slice(0, kept),
   };
 }

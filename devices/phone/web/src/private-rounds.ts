@@ -18,7 +18,7 @@ import {
   type Training,
 } from "./local-steps.ts";
 import { roundRoot } from "./philox.ts";
-import { scoresUnder, type Represented } from "./readout.ts";
+import { meanLosses, type Represented } from "./readout.ts";
 import {
   checkFits,
   denseValues,
@@ -36,7 +36,7 @@ import {
 } from "./replay.ts";
 import { PERSONAL_TRACK, replayed, reverting, type RoundDelta } from "./round-delta.ts";
 import type { RunTerms } from "./run-terms.ts";
-import { crossEntropies, mean } from "./softmax.ts";
+import { mean } from "./softmax.ts";
 import { fitIntercept, fitPrivatePart, type SoftmaxFit } from "./softmax-fit.ts";
 import { StepSize, type Observation } from "./step-size.ts";
 import { tokenOf } from "./wire.ts";
@@ -92,7 +92,7 @@ export async function nextRecord(
   const { first, deltas, state } = progress;
   if (terms.method === "readout") {
     if (deltas.length) return null;
-    const fitted = privateFit(learner, w);
+    const fitted = await privateFit(learner, w);
     return record(first, differences(fitted, state, learner.layout));
   }
   const beginning = terms.retrains && first > 1 ? 1 : 0;
@@ -101,7 +101,7 @@ export async function nextRecord(
   if (done < terms.privateRounds)
     return nextRound(learner, terms, w, progress, first + beginning);
   if (terms.method !== "mixture" || done > terms.privateRounds) return null;
-  return record(first + deltas.length, mixtureShrinks(learner, w, state));
+  return record(first + deltas.length, await mixtureShrinks(learner, w, state));
 }
 
 function record(round: number, entries: RoundDelta["entries"]): NextRecord {
@@ -125,7 +125,7 @@ async function nextRound(
   const token = await tokenOf(encodeTrain(instruction));
   let report: Report | null = null;
   try {
-    report = takeSteps(instruction, token, model, learner.training);
+    report = await takeSteps(instruction, token, model, learner.training);
   } catch (error) {
     const hasFailed = error instanceof TrainingError || error instanceof ReplayError;
     if (!hasFailed || round === firstRound) throw error;
@@ -219,47 +219,51 @@ function observe(instruction: TrainInstruction, report: Report | null): Observat
 }
 
 /** Returns the shrinks of p after which w + p has the least validation loss. */
-function mixtureShrinks(
+async function mixtureShrinks(
   { training, validation, layout }: Learner,
   w: State,
   p: State,
-): readonly Shrink[] {
+): Promise<readonly Shrink[]> {
   const rows = Array.from(validation.labels.keys());
   if (!rows.length) return KEPT_SHARES.find(([share]) => share === DEFAULT_SHARE)![1];
-  const losses = KEPT_SHARES.map(([, shrinks]) => {
-    const kept = added(added(w, replay(p, shrinks, layout.distribution)), training.start);
-    const scores = scoresUnder(training.readout, toFloat32(kept), validation, rows);
-    return mean(crossEntropies(scores, validation.labels, training.readout.labels));
+  const models = KEPT_SHARES.map(([, shrinks]) => {
+    const kept = added(w, replay(p, shrinks, layout.distribution));
+    return toFloat32(added(kept, training.start));
   });
+  const losses = await meanLosses(training.scorer, models, validation, rows);
   return KEPT_SHARES[losses.indexOf(Math.min(...losses))]![1];
 }
 
 /** Returns the examples with scores under a state in place of those of the base model. */
-export function scoredUnder(
-  { readout, start }: Training,
+export async function scoredUnder(
+  { scorer, start }: Training,
   state: State,
   examples: Represented,
-): Represented {
+): Promise<Represented> {
   const rows = Array.from(examples.labels.keys());
-  const weights = toFloat32(added(state, start));
-  return { ...examples, scores: scoresUnder(readout, weights, examples, rows) };
+  const [scores] = await scorer([toFloat32(added(state, start))], examples, rows);
+  return { ...examples, scores: scores! };
 }
 
 /** Returns the private state that a client would have with a state of the federation. */
-export function privateFit({ training, layout }: Learner, w: State): State {
-  const examples = scoredUnder(training, w, training.examples);
+export async function privateFit({ training, layout }: Learner, w: State): Promise<State> {
+  const examples = await scoredUnder(training, w, training.examples);
   return stateOf(fitPrivatePart(examples, training.readout, true), layout);
 }
 
 /** Returns the private state of a client that fits an intercept and no readout. */
-export function interceptState({ training, layout }: Learner, w: State): State {
-  const examples = scoredUnder(training, w, training.examples);
+export async function interceptState({ training, layout }: Learner, w: State): Promise<State> {
+  const examples = await scoredUnder(training, w, training.examples);
   return stateOf(fitPrivatePart(examples, training.readout, false), layout);
 }
 
 /** Returns the private state that a client adds to the common one while it trains that. */
-export function interceptForTraining(training: Training, layout: Layout, w: State): State {
-  const examples = scoredUnder(training, w, training.examples);
+export async function interceptForTraining(
+  training: Training,
+  layout: Layout,
+  w: State,
+): Promise<State> {
+  const examples = await scoredUnder(training, w, training.examples);
   return stateOf(fitIntercept(examples, training.readout), layout);
 }
 

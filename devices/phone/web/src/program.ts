@@ -4,11 +4,11 @@ import { areEqual, fromHex, sha256, toHex, type Bytes } from "./bytes.ts";
 import { ProgramError } from "./errors.ts";
 import { firstOf, GROUP, readLayout, type Layout } from "./layout.ts";
 import { direction } from "./philox.ts";
-import { perturbed, scoresUnder, type Readout, type Represented } from "./readout.ts";
+import { perturbed, type Readout, type Represented, type Scorer } from "./readout.ts";
 import { digest, zeroState, type State } from "./replay.ts";
 import { crossEntropies } from "./softmax.ts";
 
-const MANIFEST_VERSION = 4;
+const MANIFEST_VERSION = 5;
 /** Largest allowed difference of a loss in the self-check, in nats. */
 const TOLERANCE = 5e-3;
 
@@ -39,6 +39,7 @@ export interface Manifest {
   readonly model_id: string;
   readonly layout: string;
   readonly layout_hash: string;
+  readonly queries: number;
   readonly batch: number;
   readonly sequence: number;
   readonly least_sequence?: number;
@@ -47,7 +48,8 @@ export interface Manifest {
   readonly quantization: string;
   readonly start?: string;
   readonly weights?: readonly WeightsFile[];
-  readonly readout: {
+  /** Missing with adapters inside the model. */
+  readonly readout?: {
     readonly labels: number;
     readonly features: number;
     readonly contrasts: readonly (readonly number[])[];
@@ -74,20 +76,36 @@ export interface Call {
 export async function readProgram(text: string): Promise<Program> {
   const manifest = parse(text);
   const layout = await readLayout(manifest.layout);
-  const { labels, features, contrasts } = manifest.readout;
-  const readout = { labels, features, contrasts: Float32Array.from(contrasts.flat()) };
-  const bias = firstOf(layout, GROUP.labelBias);
-  const size = (labels - 1) * features;
+  const readout = manifest.readout ? readoutOf(manifest.readout) : adaptersOf(manifest);
   const isSound =
     toHex(layout.hash) === manifest.layout_hash &&
-    firstOf(layout, GROUP.readout) === 0 &&
-    layout.size === (bias < 0 ? size : size + labels) &&
-    (bias < 0 || bias === size) &&
-    manifest.words.length === labels &&
-    readout.contrasts.length === (labels - 1) * labels;
+    manifest.words.length === readout.labels &&
+    (manifest.readout ? isLaidOut(readout, layout) : firstOf(layout, GROUP.readout) < 0);
   if (!isSound) throw new ProgramError("the program's shapes contradict each other");
   const start = await startOf(manifest, layout);
   return { manifest, layout, modelId: fromHex(manifest.model_id), readout, start };
+}
+
+function readoutOf({ labels, features, contrasts }: NonNullable<Manifest["readout"]>): Readout {
+  return { labels, features, contrasts: Float32Array.from(contrasts.flat()), tokens: 0 };
+}
+
+/** Returns what is known of rows where the model runs in every step. */
+function adaptersOf({ words, answer_tokens, sequence }: Manifest): Readout {
+  const tokens = (answer_tokens ? words.length : 1) * sequence + 1;
+  return { labels: words.length, features: 0, contrasts: new Float32Array(), tokens };
+}
+
+/** Returns whether a layout is that of a readout, which a label bias may follow. */
+function isLaidOut({ labels, features, contrasts }: Readout, layout: Layout): boolean {
+  const bias = firstOf(layout, GROUP.labelBias);
+  const size = (labels - 1) * features;
+  return (
+    firstOf(layout, GROUP.readout) === 0 &&
+    layout.size === (bias < 0 ? size : size + labels) &&
+    (bias < 0 || bias === size) &&
+    contrasts.length === (labels - 1) * labels
+  );
 }
 
 function parse(text: string): Manifest {
@@ -99,7 +117,7 @@ function parse(text: string): Manifest {
   }
   if (manifest.version > MANIFEST_VERSION)
     throw new ProgramError("the program is newer than this page; load the page again");
-  if (manifest.runtime !== "onnx" || typeof manifest.readout !== "object")
+  if (manifest.runtime !== "onnx")
     throw new ProgramError("the program is none for browsers: export it with --runtime onnx");
   return manifest;
 }
@@ -141,12 +159,14 @@ export function callLength(manifest: Manifest, longest: number): number {
 /**
  * Returns the largest difference of a loss in the self-check, in nats.
  *
- * @param represent gives scores and features of a call.
+ * @param represent gives the numbers of a call's rows.
+ * @param scorer gives scores under weights.
  * @throws ProgramError if replay is not exact, or a loss differs too much.
  */
 export async function selfCheck(
   { manifest, layout, readout }: Program,
   represent: (call: Call) => Promise<Omit<Represented, "labels">>,
+  scorer: Scorer,
 ): Promise<number> {
   const { check } = manifest;
   const ids = check.ids.map((row) => (Array.isArray(row[0]) ? row : [row])) as number[][][];
@@ -157,19 +177,17 @@ export async function selfCheck(
   const directions = check.seeds.map((seed) =>
     direction(seed, layout.size, layout.distribution),
   );
-  let worst = 0;
-  [1, -1].forEach((sign, half) =>
-    directions.forEach((z, at) => {
-      const weights = perturbed(zeros, z, check.epsilon, sign);
-      const scores = scoresUnder(readout, weights, examples, rows);
-      const losses = crossEntropies(scores, examples.labels, readout.labels);
-      const expected = check.losses[half * directions.length + at]!;
-      losses.forEach((loss, row) => {
-        const difference = Math.abs(loss - expected[row]!);
-        if (!(difference <= worst)) worst = difference;
-      });
-    }),
+  const weights = [1, -1].flatMap((sign) =>
+    directions.map((z) => perturbed(zeros, z, check.epsilon, sign)),
   );
+  let worst = 0;
+  (await scorer(weights, examples, rows)).forEach((scores, at) => {
+    const losses = crossEntropies(scores, examples.labels, readout.labels);
+    losses.forEach((loss, row) => {
+      const difference = Math.abs(loss - check.losses[at]![row]!);
+      if (!(difference <= worst)) worst = difference;
+    });
+  });
   const state = zeroState(layout.size).map((_, at) =>
     check.coefficients.reduce((sum, one, each) => sum + one * BigInt(directions[each]![at]!), 0n),
   );

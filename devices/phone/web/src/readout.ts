@@ -7,25 +7,44 @@
 
 import { mean, crossEntropies } from "./softmax.ts";
 
-/** What a readout computes with beside an example's numbers; `contrasts` is [labels − 1 × labels]. */
+/**
+ * What a readout computes with beside an example's numbers; `contrasts` is [labels − 1 × labels].
+ *
+ * Of adapters inside the model there are no features, and as many `tokens` as a row has numbers.
+ */
 export interface Readout {
   readonly labels: number;
   readonly features: number;
   readonly contrasts: Float32Array<ArrayBuffer>;
+  readonly tokens: number;
 }
 
 /**
- * Examples as a readout sees them: scores of the base model [n × labels], features φ [n × features],
- * and labels [n].
+ * Examples as the worker keeps them: scores of the base model [n × labels], features φ [n × features],
+ * tokens of rows and the place of the last one [n × tokens], and labels [n].
  */
 export interface Represented {
   readonly scores: Float32Array<ArrayBuffer>;
   readonly features: Float32Array<ArrayBuffer>;
+  readonly tokens: Int32Array<ArrayBuffer>;
   readonly labels: Int32Array<ArrayBuffer>;
 }
 
+/** Returns the scores [n × labels] of some examples under each of several weights. */
+export type Scorer = (
+  weights: readonly Float32Array<ArrayBuffer>[],
+  examples: Represented,
+  rows: ArrayLike<number>,
+) => Promise<Float32Array<ArrayBuffer>[]>;
+
+/** Returns what computes scores of a readout. */
+export function readoutScorer(readout: Readout): Scorer {
+  return async (weights, examples, rows) =>
+    weights.map((one) => scoresUnder(readout, one, examples, rows));
+}
+
 /** Returns the scores [n × labels] of some examples under weights, each rounded to float32. */
-export function scoresUnder(
+function scoresUnder(
   readout: Readout,
   weights: Float32Array,
   examples: Represented,
@@ -66,14 +85,16 @@ export function perturbed(
   return Float32Array.from(weights, (weight, at) => weight + sign * Math.fround(z[at]! * step));
 }
 
-/** Returns the mean loss of some examples under weights, in nats. */
-export function meanLoss(
-  readout: Readout,
-  weights: Float32Array,
+/** Returns the mean loss of some examples under each of several weights, in nats. */
+export async function meanLosses(
+  scorer: Scorer,
+  weights: readonly Float32Array<ArrayBuffer>[],
   examples: Represented,
   rows: ArrayLike<number>,
-): number {
-  const scores = scoresUnder(readout, weights, examples, rows);
+): Promise<Float64Array<ArrayBuffer>> {
   const answers = Int32Array.from(rows, (row) => examples.labels[row]!);
-  return mean(crossEntropies(scores, answers, readout.labels));
+  const scores = await scorer(weights, examples, rows);
+  return Float64Array.from(scores, (one) =>
+    mean(crossEntropies(one, answers, one.length / answers.length)),
+  );
 }

@@ -128,6 +128,7 @@ export function part(
   return {
     scores: some(scores, readout.labels),
     features: some(features, readout.features),
+    tokens: new Int32Array(), // what is fitted here runs no model
     labels: Int32Array.from(rows, (row) => labels[row]!),
   };
 }
