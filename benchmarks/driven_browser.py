@@ -91,9 +91,9 @@ class Tab:
         """Choose a file in a field of the page, by its id."""
         made = f"new File([{json.dumps(content)}], {json.dumps(name)})"
         self.run(
-            f"{{ const given = new DataTransfer(); given.items.add({made});"
+            f"(() => {{ const given = new DataTransfer(); given.items.add({made});"
             f"const field = document.getElementById({json.dumps(field)});"
-            "field.files = given.files; field.dispatchEvent(new Event('change')); }"
+            "field.files = given.files; field.dispatchEvent(new Event('change')); })()"
         )
 
     def show(self, width: int, dark: bool, file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.driven_browser import FLAGS, find_chromium
+from benchmarks.driven_firefox import find_firefox
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -26,6 +27,11 @@ class Quiet(SimpleHTTPRequestHandler):
 def chromium() -> str:
     """The program; the test is skipped if there is none."""
     return find_chromium() or pytest.skip("needs Chromium on the PATH")
+
+
+def firefox() -> str:
+    """The program; the test is skipped if there is none."""
+    return find_firefox() or pytest.skip("needs Firefox on the PATH")
 
 
 def dom_of(address: str, profile: Path) -> str:

@@ -65,9 +65,7 @@ def export(
     ] = 8,
     model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
-    runtime: Annotated[
-        Runtime, typer.Option(help="onnx: of a readout, for browsers.")
-    ] = Runtime.EXECUTORCH,
+    runtime: Annotated[Runtime, typer.Option(help="onnx: for browsers.")] = Runtime.EXECUTORCH,
     quantization: Annotated[
         Quantization, typer.Option(help="8da4w: executorch; float16, int4: onnx.")
     ] = Quantization.NONE,

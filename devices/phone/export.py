@@ -239,7 +239,8 @@ def export_program(
     shards: dict[str, bytes] = {}
     weights: tuple[WeightsFile, ...] = ()
     if runtime == "onnx":
-        products = len(block_products(ready.base)) if quantization == "int4" else 0
+        layers = block_products(ready.base) if quantization == "int4" else []
+        products = [(layer.in_features, layer.out_features) for layer in layers]
         graph = lower_to_onnx(methods["forward"], quantization, products)
         split = split_weights(graph, out.stem)
         program, shards, weights = split.graph, split.shards, split.listed

@@ -1,5 +1,6 @@
 """Lowering of a program's method to an ONNX graph, which browsers can run."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,9 @@ MAX_GRAPH_BYTES = 2**31 - 2**20
 """The most bytes of a graph with its weights in one file, which protobuf limits."""
 
 
-def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: int) -> "ModelProto":
+def lower_to_onnx(
+    forward: Method, quantization: PhoneQuantization, products: Sequence[tuple[int, int]]
+) -> "ModelProto":
     """Lower the method of a program to an ONNX graph.
 
     Args:
@@ -30,7 +33,8 @@ def lower_to_onnx(forward: Method, quantization: PhoneQuantization, products: in
             of 32 inputs; their weights must have been rounded already
             (`devices.phone.quantization.round_to_4_bits`), so that this changes none. With
             ``float16`` they are stored so, and must have been rounded, too.
-        products: number of linear layers in the blocks.
+        products: inputs and outputs of each linear layer in the blocks; other products, as those
+            of an adapter's A, keep their weights.
 
     Returns:
         The graph with its weights.
@@ -77,7 +81,7 @@ def _forget_origin(model: "ModelProto") -> None:
         part.doc_string = ""
 
 
-def _with_4_bit_products(graph: "ModelProto", products: int) -> "ModelProto":
+def _with_4_bit_products(graph: "ModelProto", products: Sequence[tuple[int, int]]) -> "ModelProto":
     """Return the graph with 4-bit weights in the products of the blocks.
 
     Raises:
@@ -85,15 +89,25 @@ def _with_4_bit_products(graph: "ModelProto", products: int) -> "ModelProto":
     """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
+    others = [
+        node.name
+        for node in graph.graph.node
+        if node.op_type == "MatMul" and sizes.get(node.input[1]) not in products
+    ]
     quantizer = MatMulNBitsQuantizer(
-        graph, block_size=GROUP, is_symmetric=True, op_types_to_quantize=("MatMul",)
+        graph,
+        block_size=GROUP,
+        is_symmetric=True,
+        nodes_to_exclude=others,
+        op_types_to_quantize=("MatMul",),
     )
     quantizer.process()
     quantized: ModelProto = quantizer.model.model
     found = sum(node.op_type == "MatMulNBits" for node in quantized.graph.node)
-    if found != products:
+    if found != len(products):
         raise DeviceError(
-            f"the model's blocks have {products} linear layers, and {found} products of its ONNX "
-            "graph could be quantized; use --quantization int8"
+            f"the model's blocks have {len(products)} linear layers, and {found} products of its "
+            "ONNX graph could be quantized; use --quantization int8"
         )
     return quantized

@@ -1,20 +1,21 @@
 """The page in a real browser is a phone of a gateway: steps, restarts, answers, and leaving."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from browsers import chromium
+from browsers import chromium, firefox
 from built_page import built_page
 from gateways import Served
 from helpers import delta_of, history_of, instruction_with
 from phones import assert_same_report
 
 from benchmarks.driven_browser import Tab, driven
+from benchmarks.driven_firefox import driven_firefox
 from benchmarks.scale.mixed_run import MODEL, TASK
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import load_run
@@ -64,9 +65,10 @@ class Joined(NamedTuple):
         return answer.frame
 
 
-@pytest.fixture
-def joined(tmp_path: Path) -> Iterator[Joined]:
-    chromium()
+@pytest.fixture(
+    params=["readout", pytest.param("top:1", marks=pytest.mark.exhaustive)],
+)
+def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
     folder, data = built_page(), tmp_path / "data"
     data.mkdir()
     (writer,) = writers(1, 0)
@@ -76,7 +78,8 @@ def joined(tmp_path: Path) -> Iterator[Joined]:
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
         rows += "".join(json.dumps({**row, "split": split}) + "\n" for row in made)
     own = {"model.path": MODEL, "task": TASK, "data.path": str(data), "threads": 1}
-    config = RunConfig.of(own | {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}, "test")
+    own |= {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}
+    config = RunConfig.of(own | {"adapter.layers": request.param}, "test")
     program = tmp_path / "model.onnx"
     ready = prepare_model(config, "none")
     export_program(ready, ProgramShapes(2, 4, 32), "none", "none", program, runtime="onnx")
@@ -90,8 +93,17 @@ def joined(tmp_path: Path) -> Iterator[Joined]:
         yield Joined(served, f"http://127.0.0.1:{port}", config, rows, tmp_path / "profile")
 
 
-def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(joined: Joined) -> None:
-    run, browser = joined, chromium()
+@pytest.mark.parametrize(
+    ("find", "driven"),
+    [
+        pytest.param(chromium, driven, id="chromium"),
+        pytest.param(firefox, driven_firefox, id="firefox", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
+    joined: Joined, find: Callable[[], str], driven: Callable[..., AbstractContextManager[Tab]]
+) -> None:
+    run, browser = joined, find()
     runtime, source = load_run(run.config)
     run_id = run_id_of(run.config, runtime.layout, runtime.model_id)
     history = history_of([delta_of(1), delta_of(2)], runtime.layout, run_id)

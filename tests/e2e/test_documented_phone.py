@@ -52,7 +52,8 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     shim = folder / "bin" / "samara"
     shim.write_text(SAMARA.format(server=server, gateway=server + 1, python=sys.executable))
     shim.chmod(0o755)
-    block = next(blocks(PAGE.read_text(encoding="utf-8")))
+    text = PAGE.read_text(encoding="utf-8")
+    block = next(block for block in blocks(text) if "samara phone up" in block)
     script = block
     for written, port in ((":8000", server), (":9100", server + 1)):
         assert written in script

@@ -54,9 +54,12 @@ def made(
 ) -> Callable[..., tuple[Settings, Path]]:
     """Settings of a run with a readout, and programs of it."""
 
-    def make(family: str, quantization: PhoneQuantization) -> tuple[Settings, Path]:
+    def make(
+        family: str, quantization: PhoneQuantization, layers: str = "readout"
+    ) -> tuple[Settings, Path]:
         embedded = family == "embedded"
         settings = {
+            "adapter.layers": layers,
             "model.path": family if embedded else str(model_folder(family)),
             "model.max-length": SHAPES.sequence,
             "data.path": "messages" if embedded else str(data_file),
@@ -67,7 +70,7 @@ def made(
             "threads": 1,
             "out": str(programs / "run"),
         }
-        file = programs / f"{family}-{quantization}.onnx"
+        file = programs / f"{family}-{quantization}-{layers[:3]}.onnx"
         if not file.exists():
             ready = prepare_model(RunConfig.of(settings, "test"), quantization)
             export_program(ready, SHAPES, quantization, "none", file, runtime="onnx")
@@ -131,6 +134,38 @@ def test_representations_losses_and_200_steps_are_those_of_eager(
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
         expected = take_local_steps(runtime, data, instruction, state)
         assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_evaluation(phone, runtime, data, state)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        "none",
+        pytest.param("float16", marks=pytest.mark.exhaustive),
+        pytest.param("int8", marks=pytest.mark.exhaustive),
+        pytest.param("int4", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_steps_of_adapters_inside_the_model_are_those_of_eager(
+    made: Any, tmp_path: Path, quantization: PhoneQuantization
+) -> None:
+    settings, file = made("embedded", quantization, "top:1")
+    more = {"model.quantization": "int8"} if quantization == "int8" else {}
+    runtime, data, phone = pair_of(settings | more, file, tmp_path)
+    if quantization == "int4":
+        round_to_4_bits(runtime.base)
+    elif quantization == "float16":
+        round_to_float16(runtime.base)
+    assert '"version": 5' in file.with_suffix(".json").read_text()
+    state = some_state(runtime.layout.size) // 8
+    tolerance = 1e-4 if quantization == "int4" else 1e-5
+    for changes in (
+        {"steps": 3, "queries": 3, "batch": 5, "curvature_every": 2},
+        {"batch": 3, "differences": "forward"},
+    ):
+        instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
+        expected = take_local_steps(runtime, data, instruction, state)
+        assert_same_report(phone.train(instruction, state, 0), expected, tolerance)
     assert_same_evaluation(phone, runtime, data, state)
 
 
@@ -237,8 +272,7 @@ def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
     ("options", "problem"),
     [
         (["--quantization", "8da4w"], "8da4w is of --runtime executorch"),
-        (["--form", "algorithm-1"], "functional programs of a readout alone"),
-        (["--set", "adapter.layers=top:1"], "functional programs of a readout alone"),
+        (["--form", "algorithm-1"], "functional programs alone"),
     ],
 )
 def test_what_onnx_runtime_has_not_is_refused(
@@ -258,7 +292,7 @@ def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(onnx_lowering, "MAX_GRAPH_BYTES", 10)
     with pytest.raises(ConfigError, match="use --quantization int8, or --runtime executorch"):
-        lower_to_onnx(Method(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), "none", 0)
+        lower_to_onnx(Method(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), "none", [])
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])

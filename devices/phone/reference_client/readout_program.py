@@ -167,5 +167,6 @@ def load_program(file: Path) -> PhoneProgram | ReadoutProgram:
     """
     manifest = Manifest.read(file)
     if manifest.runtime == "onnx":
-        return (OnnxPhoneProgram if manifest.readout is None else OnnxReadoutProgram)(file, manifest)
+        kind = OnnxPhoneProgram if manifest.readout is None else OnnxReadoutProgram
+        return kind(file, manifest)
     return (PhoneProgram if manifest.readout is None else ReadoutProgram)(file, manifest)

@@ -1,0 +1,244 @@
+"""The phone page's engine in Chromium beside others: steps by rows, quantized programs, replay.
+
+    python -m benchmarks.devices.page_engine [--model MODEL] [--layers readout]
+        [--part steps|programs|replay]
+
+*steps*: the losses of 2q adapters (top:1) on B examples of 32 tokens, by the page's modules with
+ONNX Runtime in WebAssembly, by torch eagerly and by ExecuTorch with XNNPACK, each on one thread.
+*programs*: of each quantization the bytes that a browser fetches, the time in which it loads them,
+the memory of the page's process, and the largest difference of a loss in the self-check. *replay*:
+elements per second of the page's replay and of numba's. Seconds are those of the processor, in a
+browser of the process that has the page, since others use the machine; medians of the repetitions.
+Needs the built page (`make phone-page`), Chromium, and the extras phone and onnx.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.devices.page_replay import CASES, DISTRIBUTIONS, numba_speed
+from benchmarks.driven_browser import Tab, driven, find_chromium
+from devices.phone.export import (
+    PreparedModel,
+    ProgramShapes,
+    export_program,
+    prepare_model,
+    step_inputs,
+)
+from devices.phone.manifest import Manifest, PhoneQuantization
+from devices.phone.page_server.published_files import page_files, program_files
+from devices.phone.page_server.settings import BUILT_PAGE
+from devices.phone.program import ScoresModule, TrainStepModule
+from devices.phone.reference_client.runtime import load_module, run_method
+from shared.config import RunConfig
+from shared.replay import zero_state
+
+SEQUENCE, REPETITIONS = 32, 5
+STEPS = ((1, 4), (2, 8), (8, 8), (8, 16))
+"""Queries q and examples B of a step, which has 2·q·B rows."""
+QUANTIZATIONS: tuple[PhoneQuantization, ...] = ("none", "float16", "int8", "int4")
+LOAD = """(async () => {
+  Object.defineProperty(globalThis, "crossOriginIsolated", { value: false }); // one thread
+  const [{ Encoder }, { readProgram, selfCheck }, files, { readoutScorer }] = await Promise.all(
+    ["encoder", "program", "download", "readout"].map((name) => import(`/${name}.js`)));
+  const index = await files.fetchIndex();
+  const text = new TextDecoder().decode(await files.fetchFile(index.manifest, () => {}));
+  const program = await readProgram(text);
+  const model = await files.fetchModel(index, () => {});
+  const encoder = await Encoder.load(model, program);
+  const scorer = program.readout.tokens
+    ? (...given) => encoder.scores(...given)
+    : readoutScorer(program.readout);
+  globalThis.loaded = { program, encoder, scorer };
+  const worst = await selfCheck(program, (call) => encoder.represent(call), scorer);
+  return { worst, bytes: files.sizeOf(index) };
+})()"""
+PREPARE = """(async () => {
+  const { program, encoder, scorer } = globalThis.loaded;
+  const { ids, positions, labels } = program.manifest.check;
+  const call = { ids: ids.map((row) => (Array.isArray(row[0]) ? row : [row])), positions };
+  const examples = { ...(await encoder.represent(call)), labels: Int32Array.from(labels) };
+  const adapters = 2 * program.manifest.queries;
+  const weights = Array.from({ length: adapters }, () => new Float32Array(program.layout.size));
+  const rows = labels.map((_, row) => row);
+  globalThis.work = () => scorer(weights, examples, rows).then(() => 0);
+})()"""
+REPLAY = """(async (size, count, distribution) => {
+  const { replay, zeroState } = await import("/replay.js");
+  const seeds = BigUint64Array.from({ length: count }, (_, at) => BigInt(at) + 7n);
+  const coefficients = Int32Array.from(seeds, (_, at) => 2 ** 30 - at);
+  const entries = [{ seeds, scalars: { shift: 0, coefficients } }];
+  globalThis.work = async () => replay(zeroState(size), entries, distribution).length;
+})"""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serves files and prints nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def page_with(program: Path | None) -> Iterator[Tab]:
+    """A page of the built files in Chromium, with a program as a gateway serves it."""
+    browser = find_chromium()
+    if browser is None:
+        raise SystemExit("needs Chromium on the PATH")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "page"
+        published = page_files(BUILT_PAGE) | (program_files(program) if program else {})
+        for path, one in published.items():
+            file = folder / (path.removeprefix("/") or "index.html")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(one.file, file)
+        (folder / "empty.html").write_text("<!DOCTYPE html>")
+        handler = partial(_Quiet, directory=str(folder))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            with driven(browser, Path(made) / "profile") as tab:
+                tab.open(f"http://127.0.0.1:{server.server_port}/empty.html")
+                tab.until("location.pathname === '/empty.html'")
+                yield tab
+            server.shutdown()
+
+
+def prepared(model: str, layers: str, quantization: PhoneQuantization) -> PreparedModel:
+    """The model with its adapter."""
+    settings = {"model.path": model, "task": "messages", "adapter.layers": layers, "threads": 1}
+    return prepare_model(RunConfig.of(settings, "benchmark"), quantization)
+
+
+def page_processes() -> list[psutil.Process]:
+    """Return the processes that have the pages of this process's browsers."""
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if "--type=renderer" in process.cmdline()]
+
+
+def page_seconds() -> float:
+    """Return the seconds of the processor that these pages have had."""
+    times = [process.cpu_times() for process in page_processes()]
+    return float(sum(one.user + one.system for one in times))
+
+
+def page_memory() -> float:
+    """Return the most MiB, resident, that one of these pages has had."""
+    status = [Path(f"/proc/{one.pid}/status").read_text() for one in page_processes()]
+    peaks = [re.search(r"VmHWM:\s+(\d+) kB", text) for text in status]
+    return max(int(peak[1]) for peak in peaks if peak) / 1024
+
+
+def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
+    """Return the median seconds of some work, after one time that is not counted."""
+    work()
+    found = []
+    for _ in range(REPETITIONS):
+        begun = clock()
+        work()
+        found.append(clock() - begun)
+    return median(found)
+
+
+def seconds_in_page(tab: Tab) -> float:
+    """Return the median seconds of what a page has prepared as its work."""
+    return seconds_of(partial(tab.run, "work()"), page_seconds)
+
+
+def steps(model: str, folder: Path) -> None:
+    """Print the seconds of a step in each engine, by its rows."""
+    from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
+
+    torch.set_num_threads(1)
+    _unsafe_reset_threadpool(1)
+    for queries, batch in STEPS:
+        shapes, layers = ProgramShapes(queries, batch, SEQUENCE), "top:1"
+        page, phone = folder / "page.onnx", folder / "phone.pte"
+        export_program(
+            prepared(model, layers, "none"), shapes, "none", "none", page, runtime="onnx"
+        )
+        with page_with(page) as tab:
+            tab.run(LOAD)
+            tab.run(PREPARE)
+            browser = seconds_in_page(tab)
+        ready = prepared(model, layers, "none")
+        assert isinstance(ready.parts, ScoresModule)
+        inputs = step_inputs(zero_state(ready.layout.size), Manifest.read(page).check)
+        module = TrainStepModule(ready.parts, ready.layout)
+        with torch.no_grad():
+            eager = seconds_of(partial(module, *inputs))
+        export_program(ready, shapes, "none", "xnnpack", phone)
+        arrays = [tensor.numpy() for tensor in inputs]
+        executed = seconds_of(partial(run_method, load_module(phone), "forward", arrays))
+        print(
+            f"{2 * queries * batch} rows (q {queries}, B {batch}): page {1e3 * browser:.0f} ms, "
+            f"eager {1e3 * eager:.0f}, ExecuTorch {1e3 * executed:.0f}",
+            flush=True,
+        )
+
+
+def programs(model: str, kinds: list[str], folder: Path) -> None:
+    """Print what each quantization is in a browser."""
+    for layers in kinds:
+        for quantization in QUANTIZATIONS:
+            file = folder / f"{layers[:3]}-{quantization}.onnx"
+            ready = prepared(model, layers, quantization)
+            shapes = ProgramShapes(2, 4, SEQUENCE)
+            export_program(ready, shapes, quantization, "none", file, runtime="onnx")
+            with page_with(file) as tab:
+                before = page_seconds()
+                found = tab.run(LOAD)
+                seconds, peak = page_seconds() - before, page_memory()
+            print(
+                f"{layers}, {quantization}: {found['bytes'] / 2**20:.1f} MiB, loaded in "
+                f"{seconds:.1f} s, at most {peak:.0f} MiB resident, losses differ by at most "
+                f"{found['worst']:.2g}",
+                flush=True,
+            )
+
+
+def replays() -> None:
+    """Print the speeds of replay."""
+    with page_with(None) as tab:
+        for size, count in CASES:
+            for distribution in DISTRIBUTIONS:
+                tab.run(f"{REPLAY}(...{json.dumps([size, count, distribution])})")
+                page = size * count / seconds_in_page(tab)
+                numba = numba_speed(size, count, distribution)
+                print(
+                    f"d = {size}, {count} seeds, {distribution}: Chromium {page / 1e6:.0f}, numba "
+                    f"{numba / 1e6:.0f} million elements/s, {numba / page:.1f}x",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--layers", nargs="+", default=["readout", "top:1"], help="of programs")
+    parser.add_argument("--part", choices=("steps", "programs", "replay"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        if given.part in ("replay", None):
+            replays()
+        if given.part in ("programs", None):
+            programs(given.model, given.layers, Path(made))
+        if given.part in ("steps", None):
+            steps(given.model, Path(made))
+
+
+if __name__ == "__main__":
+    main()
