@@ -2,9 +2,10 @@
 
 The version is the one in pyproject.toml. Refused, before anything is made: uncommitted changes, a
 version that has a tag, a changelog without a section of the version, a CITATION.cff of another one.
-Then come `make check` and `make docs`, and into dist/VERSION: wheel, sdist, documentation, SBOM
-(CycloneDX, of an environment with the wheel and the versions of constraints.txt), the changelog's
-section, and SHA256SUMS. The tag, last of all, is not pushed.
+Then come `make check`, `make docs` and `make phone-page`, and into dist/VERSION: wheel and sdist,
+both with the page for browsers, documentation, SBOM (CycloneDX, of an environment with the wheel
+and the versions of constraints.txt), the changelog's section, and SHA256SUMS. The tag, last of all,
+is not pushed.
 
 The times in wheel, sdist and documentation are the commit's, and their order and modes do not
 depend on the machine: the same commit, setuptools and zlib give the same bytes.
@@ -25,6 +26,8 @@ from pathlib import Path
 
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
 NAME = "samara_fl"
+BUILT_PAGE, SHIPPED_PAGE = "build/phone-page", "devices/phone/web/page"
+"""Folders of the page for browsers: as it was built, and in the wheel."""
 
 
 class ReleaseError(Exception):
@@ -97,7 +100,9 @@ def pack(folder: Path, file: Path, epoch: int) -> None:
 
 
 def build_distributions(root: Path, out: Path) -> None:
-    """Build wheel and sdist of the commit that is checked out; uncommitted files have no part.
+    """Build wheel and sdist of the commit that is checked out, with the page for browsers.
+
+    Uncommitted files have no part.
 
     Args:
         root: repository.
@@ -113,6 +118,7 @@ def build_distributions(root: Path, out: Path) -> None:
         run("git", "archive", "--output", archive, "HEAD", folder=root)
         with tarfile.open(archive) as tar:
             tar.extractall(source, filter="data")
+        shutil.copytree(root / BUILT_PAGE, source / SHIPPED_PAGE)
         before = os.umask(0o022)
         try:
             for kind in ("build_wheel", "build_sdist"):
@@ -164,7 +170,7 @@ def release(root: Path) -> Path:
     version: str = project["version"]
     if obstacles := find_obstacles(root, version):
         raise ReleaseError("\n".join(obstacles))
-    for target in ("check", "docs"):
+    for target in ("check", "docs", "phone-page"):
         print(f"make {target}", flush=True)
         run("make", "--no-print-directory", target, folder=root)
     epoch = int(run("git", "log", "-1", "--format=%ct", folder=root))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGE = [f"devices/phone/web/page/{name}" for name in ("index.html", "library/ort.wasm")]
 FIRST_PARTY = {"samara", "server", "client", "shared", "simulations", "devices"}
 
 
@@ -48,6 +49,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
+    for name in PAGE:  # a release puts the built page there
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(b"")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
     printed = finished(*pip, *build, "--wheel-dir", folder, source, folder=folder)
@@ -83,6 +87,7 @@ def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
     }
     assert any(name.endswith("model/embedded/model.safetensors") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert set(PAGE) <= set(names)
 
 
 def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
