@@ -148,7 +148,7 @@ class Disturbed:
         of_gateway = ("--gateway", self._door, "--certs", str(self._authority))
         own = ("--program", "phone.pte", "--rows", f"{name}.jsonl", "--key", f"{name}.key")
         live.start(name, ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))])
-        live.names.append(name)  # where it stands in the end counts
+        live.names.append(name)
 
 
 @contextmanager
