@@ -8,8 +8,10 @@ are answered by
 
 - the default, with and without the return to the lowest loss on validation;
 - the same rounds with whole gradients, which have no noise of directions;
-- the default whose model's own scores have another temperature, if it is sure to lower the
-  training loss (`readout_rounds.tempered`), or are left out;
+- the default whose model's own scores are a quarter of what they are, have another temperature if
+  it is sure to lower the training loss (`readout_rounds.tempered`), or are left out;
+- these with a return to the lowest *calibrated* loss: that of the temperature which suits a round's
+  scores best, so that rounds are not compared by how sure they are;
 - gradient descent on all clients' examples together, in the same features and with the model's
   scores, stopped where validation has the lowest loss, and the same without these scores;
 - logistic regressions: C by cross-validation, C = 1, and C by the loss on validation.
@@ -26,13 +28,14 @@ with their standard errors, and gradient descent and the other regressions are l
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from benchmarks.accuracy.cells import STRENGTHS, Cell, cells_parser, settings_of
 from benchmarks.accuracy.data_sets import DATA_SETS
@@ -40,6 +43,7 @@ from benchmarks.accuracy.readout_rounds import (
     Clients,
     Examples,
     Floats,
+    Rounds,
     Variant,
     pooled,
     read_clients,
@@ -52,6 +56,11 @@ from shared.frames.instructions import Split
 
 Right = NDArray[np.float64]
 """The share of right answers to every test example [n], over seeds."""
+Choice = Callable[[Rounds, Clients], Floats]
+"""A choice of one of the readouts that a run has had."""
+QUARTER = 0.25
+TEMPERATURES = 2.0 ** np.arange(-5, 1.5, 0.5)
+"""Factors of scores, of which the one with the lowest loss calibrates them."""
 LAST_STEP = 3000
 STOPS = set(np.unique(np.logspace(0, np.log10(LAST_STEP), 60).astype(int)))
 """The steps after which gradient descent is validated."""
@@ -70,19 +79,53 @@ def answers(config: RunConfig, clients: Clients, seeds: list[int]) -> dict[str, 
 
 def answers_of_rounds(config: RunConfig, clients: Clients, seeds: list[int]) -> dict[str, Right]:
     """Return the right answers of each way that has rounds, by its name."""
-    softer = tempered(clients)
-    bare = {split: [with_scores(part, 0) for part in parts] for split, parts in clients.items()}
-    return {
-        name: mean_over_seeds(config, start, variant, is_last, seeds)
-        for name, start, variant, is_last in (
-            ("default", clients, Variant(), False),
-            ("no return", clients, Variant(), True),
-            ("whole gradients", clients, Variant(exact=True), False),
-            ("tempered", softer, Variant(), False),
-            ("tempered, no return", softer, Variant(), True),
-            ("without scores", bare, Variant(), False),
-        )
-    }
+    plain, exact = Variant(), Variant(exact=True)
+    ways: tuple[tuple[Clients, Variant, dict[str, Choice]], ...] = (
+        (clients, plain, {"default": returned, "no return": last, "calibrated": calibrated}),
+        (clients, exact, {"whole gradients": returned}),
+        (scaled(clients, QUARTER), plain, {"quarter": returned, "quarter, calibrated": calibrated}),
+        (tempered(clients), plain, {"tempered": returned, "tempered, calibrated": calibrated}),
+        (scaled(clients, 0), plain, {"no scores": returned, "no scores, calibrated": calibrated}),
+    )
+    found: dict[str, Right] = {}
+    for start, variant, choices in ways:
+        found |= mean_over_seeds(config, start, variant, choices, seeds)
+    return found
+
+
+def returned(rounds: Rounds, _: Clients) -> Floats:
+    """Return the readout of the round that a run returns to."""
+    return rounds.weights[rounds.best]
+
+
+def last(rounds: Rounds, _: Clients) -> Floats:
+    """Return the readout of the last round."""
+    return rounds.weights[rounds.end]
+
+
+def calibrated(rounds: Rounds, clients: Clients) -> Floats:
+    """Return the readout with the lowest calibrated loss on validation, the first of equals."""
+    parts = [part for part in clients[Split.VALIDATION] if len(part.labels)]
+
+    def loss(weights: Floats) -> float:
+        """Return the least loss by temperature, each the mean over clients of their means."""
+        losses = [_tempered_losses(part, weights) for part in parts]
+        return float(np.mean(losses, axis=0).min())
+
+    return min(rounds.weights.values(), key=loss)
+
+
+def _tempered_losses(examples: Examples, weights: Floats) -> NDArray[np.float64]:
+    """Return the mean loss under a readout by temperature, float64 [temperatures]."""
+    scores = examples.scores(weights).astype(np.float64)
+    chances = log_softmax(TEMPERATURES[:, None, None] * scores, axis=2)
+    losses: NDArray[np.float64] = -chances[:, np.arange(len(scores)), examples.labels].mean(axis=1)
+    return losses
+
+
+def scaled(clients: Clients, scale: float) -> Clients:
+    """Return clients whose scores of the base model are multiplied by a scale."""
+    return {split: [with_scores(part, scale) for part in parts] for split, parts in clients.items()}
 
 
 def with_scores(examples: Examples, scale: float) -> Examples:
@@ -104,16 +147,18 @@ def redivided(clients: Clients, seed: int) -> Clients:
 
 
 def mean_over_seeds(
-    config: RunConfig, clients: Clients, variant: Variant, is_last: bool, seeds: list[int]
-) -> Right:
-    """Return the share of runs that are right, per test example."""
+    config: RunConfig,
+    clients: Clients,
+    variant: Variant,
+    choices: dict[str, Choice],
+    seeds: list[int],
+) -> dict[str, Right]:
+    """Return the share of runs that are right, per test example, by the name of each choice."""
     test, shares = pooled(clients[Split.TEST]), []
     for seed in seeds:
         rounds = train_rounds(RunConfig.of(config.flat() | {"seed": seed}, ""), clients, variant)
-        weights = rounds.weights[rounds.end if is_last else rounds.best]
-        shares.append(right_answers(test, weights))
-    mean: Right = np.mean(shares, axis=0)
-    return mean
+        shares.append([right_answers(test, choose(rounds, clients)) for choose in choices.values()])
+    return dict(zip(choices, np.mean(shares, axis=0), strict=True))
 
 
 def right_answers(examples: Examples, weights: Floats) -> Right:

@@ -8,8 +8,23 @@ import pytest
 from scipy.optimize import check_grad
 
 from benchmarks.accuracy.cells import Cell, settings_of
-from benchmarks.accuracy.readout_rounds import Clients, Examples, Variant, pooled, run, tempered
-from benchmarks.accuracy.readout_shortfall import answers, compare, descend, measure, redivided
+from benchmarks.accuracy.readout_rounds import (
+    Clients,
+    Examples,
+    Rounds,
+    Variant,
+    pooled,
+    run,
+    tempered,
+)
+from benchmarks.accuracy.readout_shortfall import (
+    answers,
+    calibrated,
+    compare,
+    descend,
+    measure,
+    redivided,
+)
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
@@ -86,6 +101,17 @@ def test_a_temperature_that_lowers_the_loss_by_chance_is_not_used() -> None:
     assert tempered(clients) is clients
 
 
+def test_a_calibrated_choice_does_not_mind_how_sure_a_readout_is() -> None:
+    """The loss of the better readout is higher, since it is far too sure."""
+    phi = np.array([[1], [1], [1], [1], [-1]], np.float32)
+    part = Examples(phi, np.zeros((5, 2), np.float32), np.array([0, 0, 0, 1, 1]))
+    sure, unsure = np.full((1, 1), 20, np.float32), np.full((1, 1), 0.01, np.float32)
+    assert part.judge(sure)[1] > part.judge(unsure)[1]
+    assert part.judge(sure)[0] == part.judge(unsure)[0] == 0.8
+    clients: Clients = {split: [part] for split in Split}
+    assert calibrated(Rounds({0: unsure, 1: sure}, 0, 0.0), clients) is sure
+
+
 def test_descent_ends_below_the_loss_that_rounds_reach() -> None:
     train, validation = examples_of(0, 200), examples_of(1, 200)
     found = descend(train, validation)
@@ -138,9 +164,9 @@ def test_differences_over_divisions_have_the_error_of_their_mean() -> None:
     measured = measure(config, clients, [0], 3)
     assert measured["tests"] == 120
     assert "descent" not in measured["accuracy"]
-    mean, error = measured["difference"]["without scores"]
+    mean, error = measured["difference"]["no scores"]
     accuracy = measured["accuracy"]
-    assert mean == pytest.approx(accuracy["without scores"] - accuracy["probe CV"])
+    assert mean == pytest.approx(accuracy["no scores"] - accuracy["probe CV"])
     assert 0 < error < 0.2
 
 
