@@ -28,7 +28,8 @@ class ClientStatus:
         bytes_up: size of its reports' frames.
         bytes_down: size of the instructions and catch-ups that were sent to it.
         wire: ``stream`` or ``SuperNode``, by which its last report came; empty before the first.
-        state: ``resting``, ``refused`` when it introduced itself last, ``revoked``, or empty.
+        state: ``resting``, ``refused`` when it introduced itself last, ``revoked``, ``gateway`` for
+            one that is no client itself, or empty.
         link: whether its node is `CONNECTED` or `AWAY`; empty if nobody has noted it, or it is
             connected through a gateway.
         cost_rounds: number of reports whose cost its owner shares; the next figures are of these.

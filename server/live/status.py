@@ -61,7 +61,8 @@ class StatusReader:
         for key in keys:
             client = clients.setdefault(key.client, ClientStatus())
             client.name = key.name
-            client.state = "revoked" if key.revoked else client.state
+            if key.revoked or key.gateway:
+                client.state = "revoked" if key.revoked else "gateway"
             if connections and key.name in connections.connected:
                 client.link = CONNECTED
             elif connections and key.name in connections.away:

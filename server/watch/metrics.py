@@ -12,7 +12,7 @@ from server.live.run_status import CONNECTED, ClientStatus, RunStatus
 
 MOST_CLIENTS = 1000
 """Most clients of a run that have series of their own; of a larger one there are sums alone."""
-STATES = "", "refused", "resting", "revoked"
+STATES = "", "refused", "resting", "revoked", "gateway"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """The values of a metric, each with the values of its labels besides ``run``."""
@@ -161,7 +161,7 @@ METRICS = (
         "nodes that are connected, gateways included; none if no server serves the run",
         lambda s: _one(s.connected),
     ),
-    RunMetric("samara_clients", "clients by state", _by_state, ("state",)),
+    RunMetric("samara_clients", "clients, and gateways, by state", _by_state, ("state",)),
     RunMetric(
         "samara_client_reports_total",
         "reports of a client in the ledger",

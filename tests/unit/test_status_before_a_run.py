@@ -46,6 +46,14 @@ def test_keys_without_a_log_are_a_run_that_waits(tmp_path: Path) -> None:
     assert read_status(tmp_path).waits_for.endswith("its server has logged nothing yet")
 
 
+def test_a_gateway_is_told_from_clients(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path / KEYS_FOLDER)
+    keys.create("door", gateway=True)
+    keys.create("kitchen")
+    states = {client.name: client.state for client in read_status(tmp_path).clients.values()}
+    assert states == {"door": "gateway", "kitchen": ""}
+
+
 def test_a_folder_of_something_else_holds_no_run(tmp_path: Path) -> None:
     with pytest.raises(SamaraError, match="there is no run: no ledger, no server's log and no"):
         read_status(tmp_path)
