@@ -13,6 +13,7 @@ from client.training.text_generation import Sampling, generate
 from shared.columns import GLOBAL, IN_CONTEXT, PERSONALIZED, ZERO_SHOT
 from shared.frames.instructions import Split
 from shared.model.lora_fa import Perturbations
+from shared.tasks.chats import describe_chat
 from shared.tasks.kinds import GenerationTask
 from shared.tasks.rows import Example
 from simulations.adapter import FinishedRun
@@ -109,7 +110,7 @@ def _passages_of(
             yield Passage(
                 share.client,
                 split.name.lower(),
-                example.text,
+                describe_chat(example.text) if task.chat else example.text,
                 accepted,
                 _written(runtime, asked, example, greedy),
                 _written(runtime, asked, example, drawn) if is_test else {},

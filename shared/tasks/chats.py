@@ -44,3 +44,8 @@ def read_chat(value: object, name: str) -> tuple[str, str]:
             f"{ANSWERING}"
         )
     return json.dumps(before, ensure_ascii=False), last["content"]
+
+
+def describe_chat(text: str) -> str:
+    """Return messages in JSON as people read them, one to a line."""
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in json.loads(text))

@@ -1,6 +1,7 @@
 """`samara new` from its questions to a run of what it wrote."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -217,23 +218,39 @@ def test_simulate_alone_explains_itself(run: Run) -> None:
     assert "samara new DIR writes one" in errors
 
 
+THINGS = ("film", "day", "meal", "walk")
+
+
+@pytest.fixture
+def chat_model(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A causal model that reads 256 tokens and has a chat template."""
+    folder = shutil.copytree(model_folder("causal"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    template = (
+        "{% for m in messages %}the {{ m['role'] }} was {{ m['content'] }} .\n{% endfor %}"
+        "{% if add_generation_prompt %}the assistant was {% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer | {"chat_template": template})
+    )
+    return folder
+
+
 @pytest.mark.parametrize("task", ["responses", "texts"])
 def test_texts_of_users_make_a_federation(
-    task: str, run: Run, model_folder: Callable[[str], Path], tmp_path: Path
+    task: str, run: Run, chat_model: Path, tmp_path: Path
 ) -> None:
-    things = ("film", "day", "meal", "walk")
     rows = [
-        {"user": f"u{i % 3}", "text": f"the {things[i % 4]} was {'very ' * (i // 4 % 5)}good"}
+        {"user": f"u{i % 3}", "text": f"the {THINGS[i % 4]} was {'very ' * (i // 4 % 5)}good"}
         for i in range(48)
     ]
     if task == "responses":
         rows = [{"user": r["user"], "prompt": "and?", "response": r["text"]} for r in rows]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = shutil.copytree(model_folder("causal"), tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
-    given = ("--data", file, "--model", model)
+    given = ("--data", file, "--model", chat_model)
     status, printed, errors = run("new", tmp_path / "mine", *given)
     assert (status, errors) == (0, "")
     assert f"task: {task}, by its columns" in printed
@@ -250,3 +267,26 @@ def test_texts_of_users_make_a_federation(
     status, printed, _ = run("new", tmp_path / "alone", *given)
     assert status == 0
     assert "next: samara tune" in printed
+
+
+def test_chats_go_from_a_file_to_a_page(run: Run, chat_model: Path, tmp_path: Path) -> None:
+    """Data, project, run, comparison, and what the models answer."""
+    file, folder, page = tmp_path / "chats.jsonl", tmp_path / "mine", tmp_path / "page.html"
+    rows = []
+    for i in range(48):
+        turns = [("user", f"a {THINGS[i % 4]}"), ("assistant", f"{'very ' * (i // 4 % 4)}good")]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        rows.append({"user": f"u{i % 3}", "messages": messages})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, printed, errors = run("new", folder, "--data", file, "--model", chat_model)
+    assert (status, errors) == (0, "")
+    assert "task: chat, by its columns" in printed
+    quick = ("--set", "rounds=1", "--set", "personal.rounds=1", "--set", "queries=2")
+    short = ("--set", "evaluate.passages=1", "--set", "evaluate.retrieved=2")
+    assert run("simulate", folder / "scenario.toml", *quick, *short)[0] == 0
+    status, printed, _ = run("compare", folder / "run", "--html", page)
+    assert status == 0
+    assert "icl-personal" in printed
+    shown = page.read_text()
+    assert "user: a " in shown
+    assert not re.search('("|&#34;|&quot;)content', shown)  # nobody reads messages as JSON
