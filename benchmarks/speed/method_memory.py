@@ -4,7 +4,9 @@
 
 Every method takes a step in a process of its own, on random weights in float32. Two measures: the
 most bytes that the weights and all tensors of a step hold at once, and the most that the process
-had resident, with Python and the libraries in it.
+had resident, with Python and the libraries in it. The compiled generator of directions, which takes
+as much for every model, is loaded in all processes, in that of inference too; `--plain` leaves it
+out where it is not used.
 """
 
 import argparse
@@ -93,8 +95,20 @@ class Rig:
         optimizer.step()
 
 
-def measure(method: str, shape: str, batch: int, tokens: int) -> dict[str, int]:
-    """Take a step in this process and return bytes by measure."""
+def measure(
+    method: str, shape: str, batch: int, tokens: int, plain: bool = False
+) -> dict[str, int]:
+    """Take a step in this process and return bytes by measure.
+
+    Args:
+        method: a name in `METHODS`.
+        shape: name of the model's shape.
+        batch: number of examples.
+        tokens: length of each of them.
+        plain: whether the generator of directions is loaded by methods that use it alone.
+    """
+    if not plain:
+        NumbaBackend(1).directions(SEEDS, 1, "gaussian")
     rig = Rig(shape, batch, tokens)
     with measure_peak_memory(CPU) as peak:
         rig.step(method)()
@@ -106,11 +120,13 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-34m", choices=SHAPES)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--plain", action="store_true", help="load no generator without need")
     parser.add_argument("--measure", choices=METHODS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
         torch.set_num_threads(1)
-        print(json.dumps(measure(given.measure, given.shape, given.batch, given.tokens)))
+        work = given.measure, given.shape, given.batch, given.tokens
+        print(json.dumps(measure(*work, given.plain)))
         return
     table = Table(title=f"{given.shape}, {given.batch} examples of {given.tokens} tokens", box=None)
     for column in (
@@ -132,6 +148,7 @@ def main() -> None:
             "--tokens",
             str(given.tokens),
         ]
+        command += ["--plain"] if given.plain else []
         ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
         first = first or found
