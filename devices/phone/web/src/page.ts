@@ -269,9 +269,11 @@ onSubmit("add", async (form) => {
 at<HTMLInputElement>("file").addEventListener("change", async ({ target }) => {
   const input = target as HTMLInputElement;
   const file = input.files?.[0];
-  if (!file || !shown) return;
+  if (!file) return;
   try {
-    const { examples, wrongLines } = readRows(await file.text(), shown);
+    const { task } = await client.status(); // the page may not have shown it yet
+    if (!task) return;
+    const { examples, wrongLines } = readRows(await file.text(), task);
     await addExamples(examples, wrongLines);
   } catch (error) {
     complain(error);
