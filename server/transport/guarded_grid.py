@@ -95,7 +95,8 @@ class GuardedGrid(DelegatingGrid):
     def connected_nodes(self) -> dict[int, bytes]:
         """Return the public key (PEM) of every node that was connected within the last second.
 
-        It is empty for nodes without one.
+        It is empty for nodes without one. After a message that did not reach its node, or an error
+        in place of a reply, they are asked for anew.
         """
         if time.monotonic() > self._nodes_known + _KNOWN_SECONDS:
             self._ask_for_nodes()
@@ -105,9 +106,14 @@ class GuardedGrid(DelegatingGrid):
         self._nodes = {node.node_id: node.public_key for node in self._http_grid.get_nodes()}
         self._nodes_known = time.monotonic()
 
+    def _forget_nodes(self) -> None:
+        self._nodes_known = -math.inf
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids; empty for those that could not be sent."""
         message_ids = self._push(list(messages))
+        if not all(message_ids):
+            self._forget_nodes()
         self._confirm()
         return message_ids
 
@@ -140,6 +146,8 @@ class GuardedGrid(DelegatingGrid):
             if content is not None:
                 del self._announced[message_id], self._sent[message_id]
                 self._fetched.append(announced)
+                if isinstance(content, Error):
+                    self._forget_nodes()
                 replies.append(Message(content, reply_to=sent))
         if not replies:
             self._confirm()

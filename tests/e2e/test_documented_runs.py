@@ -5,6 +5,7 @@ with what runs them instead.
 """
 
 import csv
+import json
 import re
 import runpy
 import sys
@@ -133,6 +134,11 @@ def folder(
     (tmp_path / "writing.toml").write_text(
         'task = "texts"\n[data]\nclients = 3\n[adapter]\nlayers = "top:2"\n'
     )
+    titles = [
+        {"user": f"user{i % 3}", "text": f"it rained on day {i}", "title": "Rain"}
+        for i in range(60)
+    ]
+    (tmp_path / "titles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in titles))
     (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path

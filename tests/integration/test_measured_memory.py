@@ -35,6 +35,5 @@ def test_a_drawn_step_has_every_kind_of_work(tmp_path: Path) -> None:
     marks = step_marks(model, tmp_path / "blocks", "ZO2", 8)
     assert {mark.work for mark in marks} == set(COLOURS)
     assert all(0 <= mark.start <= mark.end for mark in marks if mark.lane == "compute")
-    assert sum(mark.work == "read" for mark in marks) >= 4
     draw({"ZO2": marks}, tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 1000

@@ -304,7 +304,7 @@ def test_the_command_knows_an_installed_package(
     command = [sys.executable, "-m", "samara", "simulate", "empty.toml", *options]
     for path, status, said in (
         (f"{ROOT}:{installed}", 0, "objective"),
-        (str(ROOT), 1, "objective: Input should be 'cross-entropy' (got 'bounded')"),
+        (str(ROOT), 1, "'summed-cross-entropy' or 'metric' (got 'bounded')"),
     ):
         done = subprocess.run(
             command,

@@ -192,6 +192,22 @@ def test_the_connected_nodes_are_asked_for_while_nothing_comes(
     assert grid.connected_nodes() == {3: b"PEM"}
 
 
+def test_after_an_error_the_connected_nodes_are_asked_for_anew(
+    http_grid: HttpGrid, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise rounds are begun, within a second, with a client that has just left."""
+    monkeypatch.setattr(guarded_grid.time, "monotonic", lambda: 100.0)
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HONEST)
+    assert grid.connected_nodes() == {1: b"PEM"}
+    superlink.reply(HONEST, Error(ErrorCode.NODE_UNAVAILABLE, "it has left"))
+    assert len(list(grid.pull_messages(ids.values()))) == 1
+    assert grid.connected_nodes() == {2: b"PEM"}
+    monkeypatch.setattr(grid, "_push", lambda messages: [""])
+    grid.push_messages([])
+    assert grid.connected_nodes() == {3: b"PEM"}
+
+
 def test_flowers_own_grid_loses_every_reply_to_a_broken_one(
     http_grid: HttpGrid, superlink: SuperLink
 ) -> None:
