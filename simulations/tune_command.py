@@ -35,7 +35,7 @@ def tune(
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
     seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
     sweep: Annotated[
-        Path | None, typer.Option(help="TOML file of lists; a run for each choice.")
+        Path | None, typer.Option(help="TOML file of lists; a run per choice.")
     ] = None,
     devices: Annotated[str | None, typer.Option(help="Runs side by side on cuda:0,cuda:1.")] = None,
     stream: Annotated[
