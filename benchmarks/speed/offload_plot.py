@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.speed.lanes_plot import Bar, draw_lanes
 from client.offload.timeline import LANES, Timeline
 
 _COLOURS = {
@@ -17,38 +18,11 @@ _COLOURS = {
 
 def draw(timelines: Mapping[str, Timeline], file: Path) -> None:
     """Draw who was busy when, one schedule below the other on one time axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
-    figure, axes = plt.subplots(
-        len(timelines), 1, sharex=True, squeeze=False, figsize=(11, 1.9 * len(timelines) + 0.8)
-    )
-    for axis, (name, timeline) in zip(axes[:, 0], timelines.items(), strict=True):
+    bars = {}
+    for name, timeline in timelines.items():
         begin = min(each.start for each in timeline.intervals)
-        for each in timeline.intervals:
-            lane = len(LANES) - 1 - LANES.index(each.lane)
-            axis.barh(
-                lane,
-                each.end - each.start,
-                left=each.start - begin,
-                height=0.8,
-                color=_COLOURS[each.work],
-                edgecolor="white",
-                linewidth=0.2,
-            )
-        axis.set_yticks(range(len(LANES)), LANES[::-1])
-        axis.set_title(name, loc="left", fontsize=10)
-    axes[-1, 0].set_xlabel("seconds")
-    figure.legend(
-        handles=[Patch(color=colour, label=work) for work, colour in _COLOURS.items()],
-        loc="upper right",
-        ncols=len(_COLOURS),
-        fontsize=8,
-    )
-    figure.tight_layout(rect=(0, 0, 1, 0.96))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
+        bars[name] = [
+            Bar(each.lane, each.work, each.start - begin, each.end - begin)
+            for each in timeline.intervals
+        ]
+    draw_lanes(bars, LANES, _COLOURS, "seconds", file)

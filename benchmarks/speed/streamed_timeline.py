@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.speed.lanes_plot import Bar, draw_lanes
 from benchmarks.speed.shapes import SHAPES, write_checkpoint
 from benchmarks.speed.streamed_ablations import ZO2, make_step
 from client.spaces import streamed
@@ -100,33 +101,11 @@ def step_marks(folder: Path, blocks: Path, variant: str, tokens: int) -> list[Ma
 
 def draw(runs: dict[str, list[Mark]], file: Path) -> None:
     """Draw the marks of several runs, one below the other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
-    figure, axes = plt.subplots(
-        len(runs), 1, sharex=True, squeeze=False, figsize=(11, 1.7 * len(runs) + 0.8)
-    )
-    for axis, (name, marks) in zip(axes[:, 0], runs.items(), strict=True):
-        for mark in marks:
-            lane = len(LANES) - 1 - LANES.index(mark.lane)
-            width, colour = 1000 * (mark.end - mark.start), COLOURS[mark.work]
-            axis.barh(lane, width, left=1000 * mark.start, height=0.8, color=colour)
-        axis.set_yticks(range(len(LANES)), LANES[::-1])
-        axis.set_title(name, loc="left", fontsize=10)
-    axes[-1, 0].set_xlabel("milliseconds")
-    figure.legend(
-        handles=[Patch(color=colour, label=work) for work, colour in COLOURS.items()],
-        loc="upper right",
-        ncols=len(COLOURS),
-        fontsize=8,
-    )
-    figure.tight_layout(rect=(0, 0, 1, 0.95))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
+    bars = {
+        name: [Bar(m.lane, m.work, 1000 * m.start, 1000 * m.end) for m in marks]
+        for name, marks in runs.items()
+    }
+    draw_lanes(bars, LANES, COLOURS, "milliseconds", file)
 
 
 def main() -> None:
