@@ -1,7 +1,7 @@
 """Points that a readout's default misses beside a probe, where they are lost, standard errors.
 
     python -m benchmarks.accuracy.readout_shortfall --data SOURCES --model MODEL --out FOLDER \\
-        [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2] [--divisions 6]
+        [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2] [--divisions 6] [--train 32]
 
 On the features and divisions of `cells`, by the rounds of `readout_rounds`, the same test examples
 are answered by
@@ -11,7 +11,10 @@ are answered by
 - the default whose model's own scores are a quarter of what they are, have another temperature if
   it is sure to lower the training loss (`readout_rounds.tempered`), or are left out;
 - these with a return to the lowest *calibrated* loss: that of the temperature which suits a round's
-  scores best, so that rounds are not compared by how sure they are;
+  scores best, so that rounds are not compared by how sure they are. One temperature is for all
+  clients, and their losses are averaged by it; *trimmed*, by the server's trimmed mean, which a
+  hostile client cannot set; or every client has a temperature of its own (*by client*), so that it
+  tells one loss;
 - gradient descent on all clients' examples together, in the same features and with the model's
   scores, stopped where validation has the lowest loss, and the same without these scores;
 - logistic regressions: C by cross-validation, C = 1, and C by the loss on validation.
@@ -23,7 +26,9 @@ any. FOLDER/readout_shortfall.jsonl has a line per cell; the same command contin
 One set of test examples is easier for one way to train than for another by chance, and so is one
 set of training examples. With `--divisions` all examples of a data set are divided anew as often
 as that, into splits and clients of the same sizes. Then differences are means over the divisions
-with their standard errors, and gradient descent and the other regressions are left out.
+with their standard errors, and gradient descent and the other regressions are left out. With
+`--train` so many of them are for training, a quarter as many, at least 20, for validation, and the
+others for test; clients have equally many.
 """
 
 import json
@@ -51,6 +56,7 @@ from benchmarks.accuracy.readout_rounds import (
     train_rounds,
 )
 from benchmarks.accuracy.rows import Row, Rows
+from server.rounds.robust_rules import trimmed_mean
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
@@ -59,6 +65,8 @@ Right = NDArray[np.float64]
 Choice = Callable[[Rounds, Clients], Floats]
 """A choice of one of the readouts that a run has had."""
 QUARTER = 0.25
+LEAST_VALIDATION = 20
+"""The fewest validation examples of a division with few for training."""
 TEMPERATURES = 2.0 ** np.arange(-5, 1.5, 0.5)
 """Factors of scores, of which the one with the lowest loss calibrates them."""
 LAST_STEP = 3000
@@ -81,9 +89,9 @@ def answers_of_rounds(config: RunConfig, clients: Clients, seeds: list[int]) -> 
     """Return the right answers of each way that has rounds, by its name."""
     plain, exact = Variant(), Variant(exact=True)
     ways: tuple[tuple[Clients, Variant, dict[str, Choice]], ...] = (
-        (clients, plain, {"default": returned, "no return": last, "calibrated": calibrated}),
+        (clients, plain, {"default": returned, "no return": last, **_calibrations("")}),
         (clients, exact, {"whole gradients": returned}),
-        (scaled(clients, QUARTER), plain, {"quarter": returned, "quarter, calibrated": calibrated}),
+        (scaled(clients, QUARTER), plain, {"quarter": returned, **_calibrations("quarter, ")}),
         (tempered(clients), plain, {"tempered": returned, "tempered, calibrated": calibrated}),
         (scaled(clients, 0), plain, {"no scores": returned, "no scores, calibrated": calibrated}),
     )
@@ -105,12 +113,36 @@ def last(rounds: Rounds, _: Clients) -> Floats:
 
 def calibrated(rounds: Rounds, clients: Clients) -> Floats:
     """Return the readout with the lowest calibrated loss on validation, the first of equals."""
+    return _lowest(rounds, clients, lambda losses: losses.mean(axis=0).min())
+
+
+def calibrated_trimmed(rounds: Rounds, clients: Clients) -> Floats:
+    """Return the readout with the lowest calibrated loss by trimmed means over clients."""
+    return _lowest(rounds, clients, lambda losses: trimmed_mean(losses).min())
+
+
+def calibrated_by_client(rounds: Rounds, clients: Clients) -> Floats:
+    """Return the readout with the lowest mean of the losses that each client calibrates itself."""
+    return _lowest(rounds, clients, lambda losses: losses.min(axis=1).mean())
+
+
+def _calibrations(name: str) -> dict[str, Choice]:
+    """Return the choices by calibrated losses, by a name in front."""
+    return {
+        f"{name}calibrated": calibrated,
+        f"{name}calibrated, trimmed": calibrated_trimmed,
+        f"{name}calibrated by client": calibrated_by_client,
+    }
+
+
+def _lowest(
+    rounds: Rounds, clients: Clients, reduce: Callable[[NDArray[np.float64]], float]
+) -> Floats:
+    """Return the readout with the least of what losses [clients, temperatures] are reduced to."""
     parts = [part for part in clients[Split.VALIDATION] if len(part.labels)]
 
     def loss(weights: Floats) -> float:
-        """Return the least loss by temperature, each the mean over clients of their means."""
-        losses = [_tempered_losses(part, weights) for part in parts]
-        return float(np.mean(losses, axis=0).min())
+        return reduce(np.array([_tempered_losses(part, weights) for part in parts]))
 
     return min(rounds.weights.values(), key=loss)
 
@@ -133,15 +165,26 @@ def with_scores(examples: Examples, scale: float) -> Examples:
     return replace(examples, base=examples.base * np.float32(scale))
 
 
-def redivided(clients: Clients, seed: int) -> Clients:
-    """Return clients and splits of the same sizes, among whom all examples are divided anew."""
-    parts = [part for split in Split for part in clients[split]]
-    whole = pooled(parts)
+def redivided(clients: Clients, seed: int, train: int = 0) -> Clients:
+    """Return clients and splits of the same sizes, among whom all examples are divided anew.
+
+    Args:
+        clients: examples of every client.
+        seed: seed of the division.
+        train: number of training examples, a quarter of which, at least `LEAST_VALIDATION`, are
+            for validation besides, and the others for test; 0 leaves sizes as they are.
+    """
+    whole = pooled(part for split in Split for part in clients[split])
     order = np.random.default_rng(seed).permutation(len(whole.labels))
-    ends = np.cumsum([len(part.labels) for part in parts])
+    if train:
+        ends = np.cumsum([train, max(LEAST_VALIDATION, train // 4)])
+        count = len(clients[Split.TRAIN])
+        shares = [rows for part in np.split(order, ends) for rows in np.array_split(part, count)]
+    else:
+        sizes = [len(part.labels) for split in Split for part in clients[split]]
+        shares = np.split(order, np.cumsum(sizes)[:-1])
     drawn = (
-        Examples(whole.features[rows], whole.base[rows], whole.labels[rows])
-        for rows in np.split(order, ends[:-1])
+        Examples(whole.features[rows], whole.base[rows], whole.labels[rows]) for rows in shares
     )
     return {split: list(islice(drawn, len(clients[split]))) for split in Split}
 
@@ -224,7 +267,9 @@ def render_table(rows: Rows) -> str:
                 "| data, test examples | " + " | ".join([*names, *row["difference"]]) + " |",
                 "|---" * (1 + len(row["accuracy"])) + "|",
             ]
-        cells = [f"{row['data_set']}, {row['clients']} clients, α {row['alpha']}, {row['tests']}"]
+        few = f", {row['train']} for training" if "train" in row else ""
+        cell = f"{row['data_set']}{few}, {row['clients']} clients, α {row['alpha']}"
+        cells = [f"{cell}, {row['tests']}"]
         cells.append(f"{100 * row['accuracy']['probe CV']:.1f}")
         for name, (mean, error) in row["difference"].items():
             accuracy = 100 * row["accuracy"][name]
@@ -261,14 +306,14 @@ def mean_and_error(values: Right) -> tuple[float, float]:
 
 
 def measure(
-    config: RunConfig, clients: Clients, seeds: list[int], divisions: int
+    config: RunConfig, clients: Clients, seeds: list[int], divisions: int, train: int = 0
 ) -> dict[str, Any]:
     """Return the comparison of a cell: as it is divided, or over divisions at random."""
     if not divisions:
         return compare(answers(config, clients, seeds))
     found = []
     for division in range(divisions):
-        anew = redivided(clients, division)
+        anew = redivided(clients, division, train)
         probe, *_ = fit_probes(*(pooled(anew[split]) for split in Split)).items()
         found.append(dict([probe]) | answers_of_rounds(config, anew, seeds))
     return compare_divisions(found)
@@ -277,18 +322,23 @@ def measure(
 def main() -> None:
     parser = cells_parser(__doc__)
     parser.add_argument("--divisions", type=int, default=0)
+    parser.add_argument("--train", type=int, default=0)
     parser.set_defaults(clients=["8"], alpha=["inf"])
     arguments = parser.parse_args()
+    if arguments.train and not arguments.divisions:
+        parser.error("--train: it needs --divisions")
     rows = Rows(arguments.out / "readout_shortfall.jsonl")
     seeds = list(map(int, arguments.seeds))
     for name, clients, alpha in product(arguments.sets, arguments.clients, arguments.alpha):
         key: Row = {"data_set": name, "clients": int(clients), "alpha": float(alpha)}
         key["seeds"] = json.dumps(seeds)
         key |= {"divisions": arguments.divisions} if arguments.divisions else {}
+        key |= {"train": arguments.train} if arguments.train else {}
         if not rows.find(**key):
             where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
             config = settings_of(arguments, Cell(name, int(clients), float(alpha)), where)
-            rows.add(key | measure(config, read_clients(config), seeds, arguments.divisions))
+            rest = seeds, arguments.divisions, arguments.train
+            rows.add(key | measure(config, read_clients(config), *rest))
             (arguments.out / "readout_shortfall.md").write_text(render_table(rows))
     print(render_table(rows))
 

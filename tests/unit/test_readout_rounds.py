@@ -20,6 +20,8 @@ from benchmarks.accuracy.readout_rounds import (
 from benchmarks.accuracy.readout_shortfall import (
     answers,
     calibrated,
+    calibrated_by_client,
+    calibrated_trimmed,
     compare,
     descend,
     measure,
@@ -112,6 +114,20 @@ def test_a_calibrated_choice_does_not_mind_how_sure_a_readout_is() -> None:
     assert calibrated(Rounds({0: unsure, 1: sure}, 0, 0.0), clients) is sure
 
 
+def test_one_temperature_for_all_is_not_one_for_each_client() -> None:
+    """Half of the clients the second readout answers wrongly, which it is as sure of."""
+    phi, labels = np.ones((4, 1), np.float32), np.zeros(4, np.int64)
+    good = Examples(phi, np.zeros((4, 2), np.float32), labels)
+    bad = Examples(-phi, np.zeros((4, 2), np.float32), labels)
+    weak, strong = (np.full((1, 1), size, np.float32) for size in (0.01, 4))
+    rounds = Rounds({0: weak, 1: strong}, 0, 0.0)
+    clients: Clients = {split: [good, bad] for split in Split}
+    assert calibrated(rounds, clients) is weak
+    assert calibrated_by_client(rounds, clients) is strong
+    hostile: Clients = {split: [good, good, good, good, bad] for split in Split}
+    assert calibrated_trimmed(rounds, hostile) is strong
+
+
 def test_descent_ends_below_the_loss_that_rounds_reach() -> None:
     train, validation = examples_of(0, 200), examples_of(1, 200)
     found = descend(train, validation)
@@ -156,6 +172,11 @@ def test_examples_are_divided_anew_into_the_same_sizes() -> None:
             getattr(before, field)[rows[0]], getattr(after, field)[rows[1]]
         )
     assert not np.array_equal(after.features, third.features)
+    few = redivided(clients, 0, train=10)
+    sizes = {split: [len(part.labels) for part in few[split]] for split in Split}
+    rest = len(before.labels) - 10 - 20
+    assert sizes[Split.TRAIN] == [4, 3, 3]
+    assert (sum(sizes[Split.VALIDATION]), sum(sizes[Split.TEST])) == (20, rest)
 
 
 def test_differences_over_divisions_have_the_error_of_their_mean() -> None:
