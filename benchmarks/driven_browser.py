@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from websockets.sync.client import ClientConnection, connect
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 SECONDS = 60.0
-_PORT_FILE = "DevToolsActivePort"
 _POLL_SECONDS = 0.2
 
 
@@ -121,41 +120,64 @@ class Tab:
 
 
 @contextmanager
-def driven(browser: str, profile: Path, *flags: str) -> Iterator[Tab]:
+def driven(browser: str, profile: Path, *flags: str, trusts_all: bool = False) -> Iterator[Tab]:
     """A browser with one page, which is killed at the end of the block.
 
     Args:
         browser: program of Chromium.
         profile: folder of what it keeps, which the next one with the same goes on with.
         flags: more of its options.
+        trusts_all: whether it takes certificates that no public authority has signed.
     """
-    (profile / _PORT_FILE).unlink(missing_ok=True)
-    own = ("--remote-debugging-port=0", f"--user-data-dir={profile}", *flags, "about:blank")
+    own = ["--remote-debugging-port=0", f"--user-data-dir={profile}", *flags, "about:blank"]
+    trust = ["--ignore-certificate-errors"] if trusts_all else []
+    command = [browser, *FLAGS, *trust, *own]
+    with started_browser(command, profile / "DevToolsActivePort", _page_address) as socket:
+        yield Tab(socket)
+
+
+def _page_address(told: str) -> str:
+    """Return the DevTools address of a browser's first page, from the port file's content."""
+    port, browser = told.splitlines()
+    with connect(f"ws://127.0.0.1:{port}{browser}") as socket:
+        socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
+        targets = json.loads(socket.recv(timeout=SECONDS))["result"]["targetInfos"]
+    page = next(one["targetId"] for one in targets if one["type"] == "page")
+    return f"ws://127.0.0.1:{port}/devtools/page/{page}"
+
+
+@contextmanager
+def started_browser(
+    command: Sequence[str], port_file: Path, address_in: Callable[[str], str]
+) -> Iterator[ClientConnection]:
+    """The connection that drives a browser, which is killed at the end of the block.
+
+    Args:
+        command: its program and options.
+        port_file: file in its profile that says where it is driven.
+        address_in: function that gives the address from the file's content, or fails as long as
+            the browser is not ready.
+
+    Raises:
+        TimeoutError: if the browser does not begin.
+    """
+    port_file.unlink(missing_ok=True)
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([browser, *FLAGS, *own], stdout=quiet, stderr=quiet)
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
     try:
-        with connect(_page_address(profile), max_size=None, ping_interval=None) as socket:
-            yield Tab(socket)
+        address = _address(port_file, address_in)
+        with connect(address, max_size=None, ping_interval=None, open_timeout=SECONDS) as socket:
+            yield socket
     finally:
         process.kill()
         process.wait()
 
 
-def _page_address(profile: Path) -> str:
-    """Return the DevTools address of a browser's first page, once it is there.
-
-    Raises:
-        TimeoutError: if it does not come.
-    """
+def _address(port_file: Path, address_in: Callable[[str], str]) -> str:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         try:
-            port, browser = (profile / _PORT_FILE).read_text().splitlines()
-            with connect(f"ws://127.0.0.1:{port}{browser}") as socket:
-                socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-                targets = json.loads(socket.recv(timeout=SECONDS))["result"]["targetInfos"]
-            page = next(one["targetId"] for one in targets if one["type"] == "page")
-            return f"ws://127.0.0.1:{port}/devtools/page/{page}"
-        except (OSError, ValueError, StopIteration):
+            return address_in(port_file.read_text())
+        except (OSError, ValueError, KeyError, StopIteration):
             time.sleep(_POLL_SECONDS)
     raise TimeoutError("the browser does not begin")

@@ -3,20 +3,16 @@
 import itertools
 import json
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
-from benchmarks.driven_browser import SECONDS, Tab
+from benchmarks.driven_browser import Tab, started_browser
 
 FIREFOX = ("firefox", "firefox-esr")
-_PORT_FILE = "WebDriverBiDiServer.json"
-_POLL_SECONDS = 0.2
 _QUIET = """user_pref("app.normandy.enabled", false);
 user_pref("app.update.auto", false);
 user_pref("browser.aboutwelcome.enabled", false);
@@ -36,12 +32,14 @@ class FirefoxTab(Tab):
 
     Args:
         socket: BiDi connection.
+        trusts_all: whether it takes certificates that no public authority has signed.
     """
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: ClientConnection, trusts_all: bool = False) -> None:
         self._socket, self._numbers = socket, itertools.count(1)
         self.said: list[str] = []
-        self.call("session.new", capabilities={})
+        asked = {"alwaysMatch": {"acceptInsecureCerts": trusts_all}}
+        self.call("session.new", capabilities=asked)
         self.call("session.subscribe", events=["log.entryAdded"])
         contexts = self.call("browsingContext.getTree")["contexts"]
         self._context = contexts[0]["context"]
@@ -70,40 +68,26 @@ class FirefoxTab(Tab):
 
 
 @contextmanager
-def driven_firefox(program: str, profile: Path, *flags: str) -> Iterator[Tab]:
+def driven_firefox(
+    program: str, profile: Path, *flags: str, trusts_all: bool = False
+) -> Iterator[Tab]:
     """A Firefox with one page, which is killed at the end of the block.
 
     Args:
         program: program of Firefox.
         profile: folder of what it keeps, which the next one with the same goes on with.
         flags: more of its options.
+        trusts_all: whether it takes certificates that no public authority has signed.
     """
     profile.mkdir(parents=True, exist_ok=True)
     (profile / "user.js").write_text(_QUIET)
-    (profile / _PORT_FILE).unlink(missing_ok=True)
-    own = ("--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port=0")
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen([program, *own, *flags, "about:blank"], stdout=quiet, stderr=quiet)
-    try:
-        address = f"ws://{_address(profile)}/session"
-        with connect(address, max_size=None, ping_interval=None, open_timeout=SECONDS) as socket:
-            yield FirefoxTab(socket)
-    finally:
-        process.kill()
-        process.wait()
+    own = ["--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port=0"]
+    command = [program, *own, *flags, "about:blank"]
+    with started_browser(command, profile / "WebDriverBiDiServer.json", _address) as socket:
+        yield FirefoxTab(socket, trusts_all)
 
 
-def _address(profile: Path) -> str:
-    """Return host and port of a Firefox's BiDi server, once they are there.
-
-    Raises:
-        TimeoutError: if they do not come.
-    """
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        try:
-            told = json.loads((profile / _PORT_FILE).read_text())
-            return f"{told['ws_host']}:{told['ws_port']}"
-        except (OSError, ValueError, KeyError):
-            time.sleep(_POLL_SECONDS)
-    raise TimeoutError("Firefox does not begin")
+def _address(told: str) -> str:
+    """Return the address of a Firefox's BiDi server, from the port file's content."""
+    server = json.loads(told)
+    return f"ws://{server['ws_host']}:{server['ws_port']}/session"

@@ -2,10 +2,12 @@
 
 import { fromHex, toHex, toUtf8 } from "./src/bytes.ts";
 import { readCode } from "./src/join.ts";
+import { enginesOf, OnEngines, WASM, WEBGPU, type Graphics } from "./src/engines.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
 import { ExampleBook, type NewExample } from "./src/own-examples.ts";
 import { Phone, type OwnExamples, type PhoneParts } from "./src/phone.ts";
+import { limitEpsilon, whatStops } from "./src/private-reports.ts";
 import { readProgram } from "./src/program.ts";
 import { readoutScorer, type Represented } from "./src/readout.ts";
 import { pastedRows, readRows } from "./src/rows.ts";
@@ -48,7 +50,7 @@ interface GivenPhone {
 
 interface PhoneCase extends GivenPhone {
   readonly client: number;
-  readonly tasks: (GivenTask | "private rounds" | "restart")[];
+  readonly tasks: (GivenTask | "private rounds" | "restart" | { readonly limit: number })[];
 }
 
 /** What a phone is made of. */
@@ -106,6 +108,7 @@ const functions = {
     for (const task of given.tasks) {
       if (task === "restart") phone = new Phone(parts);
       else if (task === "private rounds") await phone.takePrivateRounds(() => false);
+      else if ("limit" in task) await limitEpsilon(store, task.limit);
       else answers.push(toHex(await phone.answer(taskOf(task))));
     }
     const models = await phone.models();
@@ -113,9 +116,40 @@ const functions = {
     return {
       answers,
       records: records.map(([, record]) => toHex(record as Uint8Array<ArrayBuffer>)),
+      stoppedBy: models && (await whatStops(store, models.terms.privacy)),
       w: models ? Array.from(models.w, String) : [],
       p: models ? Array.from(models.p, String) : [],
     };
+  },
+  /** The engines of a browser whose `navigator.gpu` gives an adapter, none, or throws. */
+  async engines(given: "missing" | "throws" | null | { readonly isFallbackAdapter?: boolean }) {
+    const requestAdapter = async () => {
+      if (given === "throws") throw new Error("lost");
+      return given === "missing" ? null : given && { info: given };
+    };
+    const graphics: Graphics | undefined = given === "missing" ? undefined : { requestAdapter };
+    return (await enginesOf(graphics)).map(({ name }) => name);
+  },
+  /** What is made and used, in turn, where some of it fails; it is used three times. */
+  async onEngines(failing: string[]) {
+    console.warn = () => {};
+    const log: string[] = [];
+    const doing = (what: string): void => {
+      log.push(what);
+      if (failing.includes(what)) throw new Error(what);
+    };
+    const model = new OnEngines(
+      async () => [WEBGPU, WASM],
+      async ({ name }) => {
+        doing(`make ${name}`);
+        return name;
+      },
+    );
+    for (const time of [1, 2, 3])
+      await model
+        .use(async (name) => doing(`use ${name} ${time}`))
+        .catch((error: Error) => log.push(`failed: ${error.message}`));
+    return log;
   },
   /** A message of the gateway, read, and a phone's, written. */
   toPhone: (message: string) =>

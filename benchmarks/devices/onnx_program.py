@@ -1,14 +1,15 @@
-"""A readout's program for ONNX Runtime beside the eager model, on one writer's messages.
+"""A program for ONNX Runtime beside the eager model, on one writer's messages.
 
-    python -m benchmarks.devices.onnx_program [--model MODEL]
+    python -m benchmarks.devices.onnx_program [--model MODEL] [--layers readout|top:1]
 
-Representations of the training examples, and the projected gradients of 200 steps, each engine by
-its own. The eager client is weight-only INT8 beside int8, and has its weights rounded to 4 bits
-beside int4.
+Representations of the training examples, which only a readout has, and losses and projected
+gradients of 200 steps, each engine by its own. The eager client is weight-only INT8 beside int8,
+and has its weights rounded as the program beside float16 and int4.
 """
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,11 @@ from client.training.local_steps import take_local_steps
 from client.training.model_runtime import load_run
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import PhoneQuantization
-from devices.phone.quantization import round_to_4_bits
+from devices.phone.quantization import (
+    round_to_4_bits,
+    round_to_float16,
+    round_tokens_to_8_bits,
+)
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_calls import ReadoutCalls
@@ -25,17 +30,25 @@ from devices.phone.reference_client.readout_program import load_program
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.instructions import Split, make_local_instruction
+from shared.model.loading import BaseModel
 from shared.replay import digest, zero_state
 
 CLIENTS, STEPS, QUERIES, BATCH = 8, 200, 4, 8
 SHAPES = ProgramShapes(QUERIES, 16, 32)
 EPSILON, LEARNING_RATE = 0.01, 0.1
-QUANTIZATIONS: tuple[PhoneQuantization, ...] = ("none", "int8", "int4")
+ROUNDINGS: dict[PhoneQuantization, tuple[Callable[[BaseModel], None], ...]] = {
+    "none": (),
+    "float16": (round_to_float16,),
+    "int8": (round_tokens_to_8_bits,),
+    "int4": (round_to_4_bits, round_tokens_to_8_bits),
+}
+"""Changes of the weights by an export."""
 
 
-def compare(model: str, quantization: PhoneQuantization, folder: Path) -> str:
+def compare(model: str, layers: str, quantization: PhoneQuantization, folder: Path) -> str:
     """Return a line of figures for a program."""
     settings = {"model.path": model, "data.clients": CLIENTS, "threads": 1}
+    settings["adapter.layers"] = layers
     settings["model.quantization"] = "int8" if quantization == "int8" else "none"
     program_config = {key: value for key, value in settings.items() if "quantization" not in key}
     ready = prepare_model(RunConfig.of(program_config, "benchmark"), quantization)
@@ -45,20 +58,21 @@ def compare(model: str, quantization: PhoneQuantization, folder: Path) -> str:
     data = source.share_of(0, CLIENTS)
     rows.write_text(examples_as_jsonl(data))
     prompts = data.tokenized(Split.TRAIN).prompts
-    if quantization == "int4":
+    if layers == "readout":
         runtime.prepare(data.tokenized(Split.TEST).prompts)
         runtime.features(data.tokenized(Split.TEST).prompts)  # measures the damping, as an export
-        round_to_4_bits(runtime.base)
+    for rounding in ROUNDINGS[quantization]:
+        rounding(runtime.base)
     program = load_program(file)
     trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
-    calls = trainer._calls
-    assert isinstance(calls, ReadoutCalls)
-    scores, features = calls.numbers(Split.TRAIN, np.arange(len(prompts)))
-    runtime.prepare(prompts)
-    apart = [
-        np.abs(scores - runtime.base_scores(prompts)).max(),
-        np.abs(features - runtime.features(prompts)).max(),
-    ]
+    apart = ""
+    if isinstance(calls := trainer._calls, ReadoutCalls):
+        scores, features = calls.numbers(Split.TRAIN, np.arange(len(prompts)))
+        runtime.prepare(prompts)
+        apart = (
+            f"scores {np.abs(scores - runtime.base_scores(prompts)).max():.2g}, "
+            f"features {np.abs(features - runtime.features(prompts)).max():.2g}; "
+        )
     state = zero_state(runtime.layout.size)
     instruction = make_local_instruction(
         *(1, 0, 0),
@@ -71,11 +85,14 @@ def compare(model: str, quantization: PhoneQuantization, folder: Path) -> str:
         layout_hash=runtime.layout.hash,
         start_digest=digest(runtime.layout.hash, state),
     )
-    expected = take_local_steps(runtime, data, instruction, state).gradients
-    g = np.abs(trainer.train(instruction, state, 0).gradients - expected)
+    expected = take_local_steps(runtime, data, instruction, state)
+    found = trainer.train(instruction, state, 0)
+    g = np.abs(found.gradients - expected.gradients)
+    size = file.stat().st_size + sum(one.bytes for one in program.manifest.weights)
     return (
-        f"{quantization}: {file.stat().st_size / 2**20:.1f} MiB; scores {apart[0]:.2g}, features "
-        f"{apart[1]:.2g}; g {g.max():.2g} / {g.mean():.2g} of {np.sqrt((expected**2).mean()):.2g}"
+        f"{quantization}: {size / 2**20:.1f} MiB; {apart}"
+        f"mean loss {abs(found.mean_loss - expected.mean_loss):.2g}; g {g.max():.2g} / "
+        f"{g.mean():.2g} of {np.sqrt((expected.gradients**2).mean()):.2g}"
     )
 
 
@@ -83,10 +100,11 @@ def main() -> None:
     """Print one line for each quantization."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
-    model = parser.parse_args().model
+    parser.add_argument("--layers", choices=("readout", "top:1"), default="readout")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for quantization in QUANTIZATIONS:
-            print(compare(model, quantization, Path(folder)), flush=True)
+        for quantization in ROUNDINGS:
+            print(compare(given.model, given.layers, quantization, Path(folder)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """The phone page's engine in Chromium beside others: steps by rows, quantized programs, replay.
 
     python -m benchmarks.devices.page_engine [--model MODEL] [--layers readout]
-        [--part steps|programs|replay]
+        [--part steps|programs|replay|graphics]
 
 *steps*: the losses of 2q adapters (top:1) on B examples of 32 tokens, by the page's modules with
 ONNX Runtime in WebAssembly, by torch eagerly and by ExecuTorch with XNNPACK, each on one thread.
 *programs*: of each quantization the bytes that a browser fetches, the time in which it loads them,
 the memory of the page's process, and the largest difference of a loss in the self-check. *replay*:
-elements per second of the page's replay and of numba's. Seconds are those of the processor, in a
-browser of the process that has the page, since others use the machine; medians of the repetitions.
+elements per second of the page's replay and of numba's. *graphics*: the projected gradients of 200
+queries by WebGPU beside those by WebAssembly; SwiftShader takes a graphics processor's place, a
+program, so that nothing is learnt of seconds. Seconds are those of the processor, in a browser of
+the process that has the page, since others use the machine; medians of the repetitions.
 Needs the built page (`make phone-page`), Chromium, and the extras phone and onnx.
 """
 
@@ -27,8 +29,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.devices.page_replay import CASES, DISTRIBUTIONS, numba_speed
 from benchmarks.driven_browser import Tab, driven, find_chromium
@@ -52,25 +56,30 @@ STEPS = ((1, 4), (2, 8), (8, 8), (8, 16))
 """Queries q and examples B of a step, which has 2·q·B rows."""
 STEPS_AT_ONCE = 20
 """Steps of a page that are timed as one: the clock of a process has hundredths of a second."""
+QUERIES, PIECE = 200, 5
+"""Queries of the comparison, and of a call of the page."""
+SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+"""Chromium's options for WebGPU on a machine without a graphics processor."""
 QUANTIZATIONS: tuple[PhoneQuantization, ...] = ("none", "float16", "int8", "int4")
 LOAD = """(async () => {
   Object.defineProperty(globalThis, "crossOriginIsolated", { value: false }); // one thread
-  const [{ Encoder }, { readProgram, selfCheck }, files, { readoutScorer }] = await Promise.all(
-    ["encoder", "program", "download", "readout"].map((name) => import(`/${name}.js`)));
+  const [{ Encoder }, engines, { readProgram, selfCheck }, files, { readoutScorer }] =
+    await Promise.all(["encoder", "engines", "program", "download", "readout"].map(
+      (name) => import(`/${name}.js`)));
   const index = await files.fetchIndex();
   const text = new TextDecoder().decode(await files.fetchFile(index.manifest, () => {}));
   const program = await readProgram(text);
   const model = await files.fetchModel(index, () => {});
-  const encoder = await Encoder.load(model, program);
+  const encoder = await Encoder.load(model, program, engines.ENGINE);
   const scorer = program.readout.tokens
     ? (...given) => encoder.scores(...given)
     : readoutScorer(program.readout);
-  globalThis.loaded = { program, encoder, scorer };
+  (globalThis.loaded ??= []).push({ program, encoder, scorer });
   const worst = await selfCheck(program, (call) => encoder.represent(call), scorer);
   return { worst, bytes: files.sizeOf(index) };
 })()"""
 PREPARE = """(async () => {
-  const { program, encoder, scorer } = globalThis.loaded;
+  const [{ program, encoder, scorer }] = globalThis.loaded;
   const { ids, positions, labels } = program.manifest.check;
   const call = { ids: ids.map((row) => (Array.isArray(row[0]) ? row : [row])), positions };
   const examples = { ...(await encoder.represent(call)), labels: Int32Array.from(labels) };
@@ -79,6 +88,27 @@ PREPARE = """(async () => {
   const rows = labels.map((_, row) => row);
   globalThis.work = () => scorer(weights, examples, rows).then(() => 0);
 })()"""
+GRADIENTS = """(async (which, first, count) => {
+  const [{ direction }, { perturbed, meanLosses }] = [
+    await import("/philox.js"), await import("/readout.js")];
+  const { program, encoder, scorer } = globalThis.loaded[which];
+  const [{ check }, { size, distribution }] = [program.manifest, program.layout];
+  const ids = check.ids.map((row) => (Array.isArray(row[0]) ? row : [row]));
+  const numbers = await encoder.represent({ ids, positions: check.positions });
+  const examples = { ...numbers, labels: Int32Array.from(check.labels) };
+  const rows = check.labels.map((_, row) => row);
+  const found = [];
+  for (let seed = first; seed < first + count; seed++) {
+    const z = direction(BigInt(seed), size, distribution);
+    const weights = [1, -1].map((sign) =>
+      perturbed(new Float32Array(size), z, check.epsilon, sign));
+    const [plus, minus] = await meanLosses(scorer, weights, examples, rows);
+    found.push((plus - minus) / (2 * check.epsilon));
+  }
+  return found;
+})"""
+ADAPTER = """import("/library/onnxruntime-webgpu.mjs").then(({ env }) => env.webgpu.device).then(
+  ({ adapterInfo: { vendor, architecture } }) => `${vendor} ${architecture}`)"""
 REPLAY = """(async (size, count, distribution) => {
   const { replay, zeroState } = await import("/replay.js");
   const seeds = BigUint64Array.from({ length: count }, (_, at) => BigInt(at) + 7n);
@@ -96,7 +126,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def page_with(program: Path | None) -> Iterator[Tab]:
+def page_with(program: Path | None, *flags: str) -> Iterator[Tab]:
     """A page of the built files in Chromium, with a program as a gateway serves it."""
     browser = find_chromium()
     if browser is None:
@@ -112,11 +142,16 @@ def page_with(program: Path | None) -> Iterator[Tab]:
         handler = partial(_Quiet, directory=str(folder))
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            with driven(browser, Path(made) / "profile") as tab:
+            with driven(browser, Path(made) / "profile", *flags) as tab:
                 tab.open(f"http://127.0.0.1:{server.server_port}/empty.html")
                 tab.until("location.pathname === '/empty.html'")
                 yield tab
             server.shutdown()
+
+
+def loading(engine: str) -> str:
+    """Return the script that loads and checks the program on an engine of the page."""
+    return LOAD.replace("ENGINE", engine)
 
 
 def prepared(model: str, layers: str, quantization: PhoneQuantization) -> PreparedModel:
@@ -174,7 +209,7 @@ def steps(model: str, folder: Path) -> None:
             prepared(model, layers, "none"), shapes, "none", "none", page, runtime="onnx"
         )
         with page_with(page) as tab:
-            tab.run(LOAD)
+            tab.run(loading("WASM"))
             tab.run(PREPARE)
             browser = seconds_in_page(tab, STEPS_AT_ONCE)
         ready = prepared(model, layers, "none")
@@ -203,12 +238,45 @@ def programs(model: str, kinds: list[str], folder: Path) -> None:
             export_program(ready, shapes, quantization, "none", file, runtime="onnx")
             with page_with(file) as tab:
                 before = page_seconds()
-                found = tab.run(LOAD)
+                found = tab.run(loading("WASM"))
                 seconds, peak = page_seconds() - before, page_memory()
             print(
                 f"{layers}, {quantization}: {found['bytes'] / 2**20:.1f} MiB, loaded in "
                 f"{seconds:.1f} s, at most {peak:.0f} MiB resident, losses differ by at most "
                 f"{found['worst']:.2g}",
+                flush=True,
+            )
+
+
+def by_graphics(
+    model: str, layers: str, quantization: PhoneQuantization, folder: Path, queries: int = QUERIES
+) -> tuple[str, NDArray[np.float64]]:
+    """Return the graphics adapter, and projected gradients [2, queries]: WebAssembly, WebGPU."""
+    file = folder / f"graphics-{layers[:3]}-{quantization}.onnx"
+    ready, shapes = prepared(model, layers, quantization), ProgramShapes(1, 4, SEQUENCE)
+    export_program(ready, shapes, quantization, "none", file, runtime="onnx")
+    with page_with(file, *SWIFTSHADER) as tab:
+        tab.run(loading("WASM"))
+        tab.run(loading("WEBGPU"))
+        g = [
+            [
+                one
+                for first in range(0, queries, PIECE)
+                for one in tab.run(f"{GRADIENTS}({at}, {first}, {PIECE})")
+            ]
+            for at in range(2)
+        ]
+        return tab.run(ADAPTER), np.array(g)
+
+
+def graphics(model: str, kinds: list[str], folder: Path) -> None:
+    """Print what WebGPU computes beside WebAssembly."""
+    for layers in kinds:
+        for quantization in QUANTIZATIONS:
+            adapter, g = by_graphics(model, layers, quantization, folder)
+            print(
+                f"{layers}, {quantization}, {adapter}: g of {g.shape[1]} queries differ by at most "
+                f"{np.abs(g[0] - g[1]).max():.2g}, root mean square {np.sqrt((g**2).mean()):.2g}",
                 flush=True,
             )
 
@@ -232,13 +300,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--layers", nargs="+", default=["readout", "top:1"], help="of programs")
-    parser.add_argument("--part", choices=("steps", "programs", "replay"))
+    parser.add_argument("--part", choices=("steps", "programs", "replay", "graphics"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         if given.part in ("replay", None):
             replays()
         if given.part in ("programs", None):
             programs(given.model, given.layers, Path(made))
+        if given.part in ("graphics", None):
+            graphics(given.model, given.layers, Path(made))
         if given.part in ("steps", None):
             steps(given.model, Path(made))
 

@@ -1,23 +1,24 @@
 """A run of boards, reference phones and browsers, which are disturbed: real processes on loopback.
 
     python -m benchmarks.faults.browser_run [--rounds 20] [--boards 2] [--phones 2] [--browsers 3]
-        [--model MODEL] [--folder DIR]
+        [--model MODEL] [--firefox] [--folder DIR]
 
 Needs Chromium, the built page (`make phone-page`), and the extras phone, onnx and web. The model is
 the embedded one unless another is given, and each takes part with the messages of a writer of its
 own. Every browser is a process of its own that joins by a link over TLS, the first one over a link
-that can be cut. While the rounds go on the first browser's page is loaded again, the last one's
-process is killed and started anew, the first one's network is cut for 20 s, and the gateway's
-process is killed (-9) and started anew. Prints as JSON where everybody stands in the end, and the
-accuracies that each page shows. Each figure is proven: the run ends, `samara server verify`
-reproduces every digest, and round and digest of every browser are the server's.
+that can be cut; with --firefox that is Firefox. While the rounds go on the first browser's page is
+loaded again, the last one's process is killed and started anew, the first one's network is cut for
+20 s, and the gateway's process is killed (-9) and started anew. Prints as JSON where everybody
+stands in the end, and the accuracies that each page shows. Each figure is proven: the run ends,
+`samara server verify` reproduces every digest, and round and digest of every browser are the
+server's.
 """
 
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.driven_browser import Tab, driven, find_chromium
+from benchmarks.driven_firefox import driven_firefox, find_firefox
 from benchmarks.faults.cut_link import cut_link
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, samara
@@ -45,8 +47,6 @@ SETTINGS: dict[str, Scalar] = {
 SECONDS = 900.0
 CUT_SECONDS = 20.0
 """The time for which a browser's network is cut."""
-TRUSTING = "--ignore-certificate-errors"
-"""Chromium's option for the gateway's own certificate, which no public authority has signed."""
 
 
 def write_messages(folder: Path, names: list[str]) -> None:
@@ -76,13 +76,17 @@ class Disturbed:
         browsers: names of the browsers.
         stack: ends the browsers.
         model: model that all of them have.
+        firefox: name of the browser that is Firefox, if one is.
 
     Attributes:
         link: link of the first browser.
     """
 
-    def __init__(self, live: LiveRun, browsers: list[str], stack: ExitStack, model: str) -> None:
+    def __init__(
+        self, live: LiveRun, browsers: list[str], stack: ExitStack, model: str, firefox: str = ""
+    ) -> None:
         self.live, self.browsers, self._stack, self._model = live, browsers, stack, model
+        self._firefox = firefox
         host, port = live.address.rsplit(":", 1)
         self._door, self._web = (f"{host}:{int(port) + more}" for more in (1, 2))
         self.link = stack.enter_context(cut_link(host, int(port) + 2))
@@ -112,10 +116,13 @@ class Disturbed:
 
     def open(self, name: str) -> Tab:
         """Start a browser, or start it again with what it kept."""
-        browser = find_chromium()
-        assert browser, "needs Chromium on the PATH"
-        stack = ExitStack()
-        tab = stack.enter_context(driven(browser, self.live.folder / f"profile-{name}", TRUSTING))
+        is_firefox = name == self._firefox
+        browser, drive = (
+            (find_firefox(), driven_firefox) if is_firefox else (find_chromium(), driven)
+        )
+        assert browser, "needs Chromium, or with --firefox Firefox, on the PATH"
+        stack, profile = ExitStack(), self.live.folder / f"profile-{name}"
+        tab = stack.enter_context(drive(browser, profile, trusts_all=True))
         self._stack.push(stack)
         self._open[name], self.tabs[name] = stack, tab
         return tab
@@ -153,24 +160,36 @@ class Disturbed:
 
 @contextmanager
 def started(
-    folder: Path, rounds: int, counts: tuple[int, int, int], model: str = MODEL
+    folder: Path,
+    settings: Mapping[str, Scalar],
+    counts: tuple[int, int, int],
+    model: str = MODEL,
+    firefox: bool = False,
 ) -> Iterator[Disturbed]:
-    """A run whose boards, phones and browsers have all begun."""
+    """A run whose boards, phones and browsers have all begun.
+
+    Args:
+        folder: of everything; short, as sockets lie in it.
+        settings: of the run beside `SETTINGS`.
+        counts: number of boards, phones and browsers.
+        model: model that all of them have.
+        firefox: whether the first browser is Firefox.
+    """
     kinds = ("board", "phone", "browser")
     boards, phones, browsers = (
         [f"{kind}-{number}" for number in range(count)]
         for kind, count in zip(kinds, counts, strict=True)
     )
     write_messages(folder, [*boards, *phones, *browsers])
-    settings = SETTINGS | {"rounds": rounds, "cohort.available": sum(counts)}
+    own = {**SETTINGS, "cohort.available": sum(counts), **settings}
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
     shape = ("--batch", "16", "--seq", "32", "--model", model, "--task", TASK)
     samara(folder, "phone", "export", "--runtime", "onnx", *shape, "--out", "page.onnx")
     if phones:
         samara(folder, "phone", "export", *shape, "--out", "phone.pte")
-    with ExitStack() as stack, LiveRun(folder, settings, [*boards, GATEWAY], address) as live:
-        run = Disturbed(live, browsers, stack, model)
+    with ExitStack() as stack, LiveRun(folder, own, [*boards, GATEWAY], address) as live:
+        run = Disturbed(live, browsers, stack, model, browsers[0] if firefox else "")
         live.start_server()
         live.wait(lambda: live.said().count("may join") > len(boards), "the server")
         run.start_gateway()
@@ -209,20 +228,29 @@ def disturb(run: Disturbed, rounds: int) -> dict[str, Any]:
     return after
 
 
+def at_the_end(run: Disturbed) -> dict[str, Any]:
+    """Wait for the end of the run; returns each browser's status then.
+
+    Raises:
+        AssertionError: if the server failed.
+    """
+    live, server = run.live, run.live.server
+    assert server is not None, "it was started"
+    live.wait(lambda: server.poll() is not None, "the end of the run")
+    assert server.returncode == 0, live.said()[-2000:]
+    is_over = "samara.status().then((now) => now.connection === 'finished' && now)"
+    return {name: run.tabs[name].until(is_over, SECONDS) for name in run.browsers}
+
+
 def ended(run: Disturbed) -> dict[str, Any]:
     """Wait for the end; returns where everybody stands, which must be one state.
 
     Raises:
         AssertionError: if it is not.
     """
-    live, server = run.live, run.live.server
-    assert server is not None, "it was started"
-    live.wait(lambda: server.poll() is not None, "the end of the run")
-    assert server.returncode == 0, live.said()[-2000:]
+    live, status = run.live, at_the_end(run)
     rounds = live.check()
     digest = live.digests()[rounds]
-    is_over = "samara.status().then((now) => now.connection === 'finished' && now)"
-    status = {name: run.tabs[name].until(is_over, SECONDS) for name in run.browsers}
     for name, one in status.items():
         assert (one["round"], one["digest"]) == (rounds, digest), f"{name} stands elsewhere"
     assert "every digest reproduced" in samara(live.folder, "server", "verify", str(live.run))
@@ -236,10 +264,14 @@ def ended(run: Disturbed) -> dict[str, Any]:
 
 
 def measure(
-    folder: Path, rounds: int, counts: tuple[int, int, int], model: str = MODEL
+    folder: Path,
+    rounds: int,
+    counts: tuple[int, int, int],
+    model: str = MODEL,
+    firefox: bool = False,
 ) -> dict[str, Any]:
     """Run and disturb; returns the figures."""
-    with started(folder, rounds, counts, model) as run:
+    with started(folder, {"rounds": rounds}, counts, model, firefox) as run:
         run.live.wait_for_round(1, SECONDS)
         return {"after round": disturb(run, rounds)} | ended(run)
 
@@ -250,13 +282,16 @@ def main(
     phones: Annotated[int, typer.Option(help="Reference phones on ExecuTorch.")] = 2,
     browsers: Annotated[int, typer.Option(help="Browsers, at least one.")] = 3,
     model: Annotated[str, typer.Option(help="Model folder.")] = MODEL,
+    firefox: Annotated[bool, typer.Option("--firefox", help="The first is Firefox.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Folder that stays; short.")] = None,
 ) -> None:
     """Print the figures."""
     with ExitStack() as stack:
         used = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="b")))
         used.mkdir(parents=True, exist_ok=True)
-        print(json.dumps(measure(used, rounds, (boards, phones, browsers), model), indent=1))
+        print(
+            json.dumps(measure(used, rounds, (boards, phones, browsers), model, firefox), indent=1)
+        )
 
 
 if __name__ == "__main__":

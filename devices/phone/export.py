@@ -37,6 +37,7 @@ from devices.phone.quantization import (
     quantize_to_4_bit,
     round_to_4_bits,
     round_to_float16,
+    round_tokens_to_8_bits,
     use_batched_products,
 )
 from devices.phone.readout_export import ReadoutParts
@@ -226,6 +227,8 @@ def export_program(
         round_to_4_bits(ready.base)
     elif quantization == "float16":
         round_to_float16(ready.base)
+    if runtime == "onnx" and quantization in ("int8", "int4"):
+        round_tokens_to_8_bits(ready.base)
     check = _check(ready, shapes)
     least = _least_sequence(ready, shapes)
     if isinstance(parts, ReadoutParts):

@@ -8,7 +8,7 @@ import torch
 from devices.phone.extra import MISSING_ONNX
 from devices.phone.lowering import Method, warnings_suppressed
 from devices.phone.manifest import PhoneQuantization
-from devices.phone.onnx_weights import store_as_float16
+from devices.phone.onnx_weights import store_as_float16, store_tables_as_int8
 from devices.phone.quantization import GROUP
 from shared.errors import ConfigError, DeviceError
 
@@ -32,7 +32,9 @@ def lower_to_onnx(
         quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
             of 32 inputs; their weights must have been rounded already
             (`devices.phone.quantization.round_to_4_bits`), so that this changes none. With
-            ``float16`` they are stored so, and must have been rounded, too.
+            ``float16`` they are stored so, and must have been rounded, too. With ``int8`` and
+            ``int4`` the tokens' embeddings are int8, if they have been rounded
+            (`devices.phone.quantization.round_tokens_to_8_bits`).
         products: inputs and outputs of each linear layer in the blocks; other products, as those
             of an adapter's A, keep their weights.
 
@@ -66,6 +68,8 @@ def lower_to_onnx(
         assert program is not None
         graph = program.model_proto
         _forget_origin(graph)
+        if quantization in ("int8", "int4"):
+            store_tables_as_int8(graph)
         if quantization == "int4":
             graph = _with_4_bit_products(graph, products)
         elif quantization == "float16":

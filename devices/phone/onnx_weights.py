@@ -1,15 +1,17 @@
 """The weights of an ONNX graph in files of their own, which a browser fetches and keeps."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from devices.phone.manifest import WeightsFile
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 SHARD_BYTES = 16 * 2**20
 """Size at which a file of weights is full; a larger tensor has one for itself."""
@@ -92,6 +94,56 @@ def store_as_float16(model: "ModelProto") -> None:
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(casts + nodes)
+
+
+def store_tables_as_int8(model: "ModelProto") -> None:
+    """Store the tables that a graph looks up rows of as int8, each row with a scale of its own.
+
+    A row that is looked up becomes float32 again. Tables that int8 cannot hold exactly, or that
+    are also used otherwise, stay as they are, so that no result changes.
+
+    Args:
+        model: graph, changed in place.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph, nodes = model.graph, []
+    tables = {one.name: one for one in graph.initializer if _size(one) >= LEAST_BYTES}
+    uses = Counter(name for node in graph.node for name in node.input)
+    for node in graph.node:
+        table = tables.get(node.input[0]) if _looks_up_rows(node) else None
+        coded = _codes_and_scales(table) if table and uses[table.name] == 1 else None
+        if table is None or coded is None:
+            nodes.append(node)
+            continue
+        (row,), name, rows = node.output, table.name, node.input[1]
+        graph.initializer.remove(table)
+        for kind, values in zip(("codes", "scale"), coded, strict=True):
+            graph.initializer.append(numpy_helper.from_array(values, f"{name}.{kind}"))
+            nodes.append(helper.make_node("Gather", [f"{name}.{kind}", rows], [f"{row}.{kind}"]))
+        cast = helper.make_node("Cast", [f"{row}.codes"], [f"{row}.cast"], to=TensorProto.FLOAT)
+        nodes += [cast, helper.make_node("Mul", [f"{row}.cast", f"{row}.scale"], [row])]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _looks_up_rows(node: "NodeProto") -> bool:
+    return node.op_type == "Gather" and not any(one.i for one in node.attribute)  # axis 0
+
+
+def _codes_and_scales(table: "TensorProto") -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+    """Return the codes [n, m] of a table and its rows' scales [n, 1], if it is their product."""
+    from onnx import TensorProto, numpy_helper
+
+    if table.data_type != TensorProto.FLOAT or len(table.dims) != 2:
+        return None
+    values = numpy_helper.to_array(table)
+    farthest = np.take_along_axis(values, np.abs(values).argmax(1)[:, None], 1)
+    scales = np.where(farthest == 0, np.float32(1), farthest / np.float32(-128))
+    codes = np.rint(values / scales)
+    if codes.min() < -128 or codes.max() > 127 or not np.array_equal(codes * scales, values):
+        return None
+    return codes.astype(np.int8), scales
 
 
 def _size(tensor: "TensorProto") -> int:

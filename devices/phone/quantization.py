@@ -100,7 +100,22 @@ def round_to_4_bits(base: BaseModel) -> None:
     """
     for product in block_products(base):
         weight = product.weight
-        groups = weight.view(-1, GROUP)
-        farthest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-        scale = torch.where(farthest == 0, 1.0, farthest / -8)
-        weight.copy_(((groups / scale).round().clamp(-8, 7) * scale).view_as(weight))
+        weight.copy_(_rounded(weight.view(-1, GROUP), 8).view_as(weight))
+
+
+@torch.no_grad()
+def round_tokens_to_8_bits(base: BaseModel) -> None:
+    """Round the table of the tokens' embeddings to what 8 bits can hold, in place.
+
+    A token's numbers share a scale, the one farthest from zero divided by −128.
+    `devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result.
+    """
+    weight = base.network.get_input_embeddings().weight
+    weight.copy_(_rounded(weight, 128))
+
+
+def _rounded(groups: Tensor, levels: int) -> Tensor:
+    """Return rows [n, m] as −levels … levels − 1 times the row's scale."""
+    farthest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+    scale = torch.where(farthest == 0, 1.0, farthest / -levels)
+    return (groups / scale).round().clamp(-levels, levels - 1) * scale

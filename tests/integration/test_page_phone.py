@@ -19,6 +19,7 @@ from typescript import PHONE, RunCore, node_runner
 
 from client.personal.private_rounds import personal_ledger
 from client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
+from client.protocol.privacy_budget import OWN_DELTA
 from client.training.model_runtime import load_run
 from devices.live.keys import create_key
 from devices.phone.manifest import manifest_file
@@ -46,6 +47,8 @@ from shared.ledger.catch_up import CatchUp
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader, read_records
 from shared.ledger.verification import verify_ledger
+from shared.privacy.accountant import epsilon_of
+from shared.privacy.terms import PrivacyTerms
 from shared.privacy.vector import SENSITIVITY
 from shared.proto.trainer_pb2 import (
     Challenge,
@@ -68,6 +71,7 @@ from shared.signing import (
     sign,
 )
 from shared.step_size import Observation, StepSize
+from shared.wire import Kind, kind_of
 
 CLIENT = 0
 PRIVATE = {
@@ -324,6 +328,75 @@ def test_with_privacy_no_refusal_tells_of_examples_and_no_round_is_reported_twic
         else:
             refusal = Refusal.decode(answer)
             assert (refusal.code, refusal.numbers) == (code, (0, 0))
+
+
+def test_an_owners_limit_ends_the_rounds_and_lasts(
+    made: Callable[..., Made], run_page: RunCore
+) -> None:
+    run = made(**PRIVATE, privacy__mode="local", rounds=3)
+    terms = PrivacyTerms.of(json.loads(run.settings), 3, 8)
+    assert terms is not None
+    rho = terms.mechanism.rho
+    limit = 1.0001 * epsilon_of(2 * rho, OWN_DELTA)
+    tail, frames = run.history.tail(0, 2), [run.train(3, root=root) for root in (1, 2, 3)]
+    first, second, third = (run.task(TaskKind.TRAIN, frame, tail) for frame in frames)
+    case = run.case([{"limit": limit}, first, second, third, "restart", third])
+    lifted = run.case([{"limit": limit / 3}, first, {"limit": 0}, first])
+    noiseless = made(personal__rounds=0)
+    task = noiseless.task(TaskKind.TRAIN, noiseless.train(3), noiseless.history.tail(0, 2))
+    bare = noiseless.case([{"limit": 1e9}, task, {"limit": 0}, task])
+    found = run_page([case, lifted, bare])
+    kinds = [
+        [
+            Refusal.decode(frame).code if kind_of(frame) == Kind.REFUSAL else None
+            for frame in map(bytes.fromhex, result["answers"])
+        ]
+        for result in found
+    ]
+    budget = RefusalCode.BUDGET
+    assert kinds == [[None, None, budget, budget], [budget, None], [budget, None]]
+    assert [result["stoppedBy"] for result in found] == ["reached", None, None]
+    (stopped,) = run_page([noiseless.case([{"limit": 1}, task])])
+    assert stopped["stoppedBy"] == "no noise"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "engines"),
+    [
+        ("missing", ["wasm"]),
+        (None, ["wasm"]),
+        ("throws", ["wasm"]),
+        ({"isFallbackAdapter": True}, ["wasm"]),
+        ({"isFallbackAdapter": False}, ["webgpu", "wasm"]),
+        ({}, ["webgpu", "wasm"]),
+    ],
+)
+def test_a_graphics_processor_is_used_where_there_is_one(
+    run_page: RunCore, adapter: Any, engines: list[str]
+) -> None:
+    assert run_page([["engines", adapter]]) == [engines]
+
+
+@pytest.mark.parametrize(
+    ("failing", "done"),
+    [
+        ("", "make webgpu, use webgpu 1, use webgpu 2, use webgpu 3"),
+        ("make webgpu", "make webgpu, make wasm, use wasm 1, use wasm 2, use wasm 3"),
+        (
+            "use webgpu 2",
+            "make webgpu, use webgpu 1, use webgpu 2, make wasm, use wasm 2, use wasm 3",
+        ),
+        (
+            "make webgpu, use wasm 1",
+            "make webgpu, make wasm, use wasm 1, failed: use wasm 1, make wasm, use wasm 2, "
+            "use wasm 3",
+        ),
+    ],
+)
+def test_where_a_graphics_processor_fails_webassembly_goes_on(
+    run_page: RunCore, failing: str, done: str
+) -> None:
+    assert run_page([["onEngines", failing.split(", ")]]) == [done.split(", ")]
 
 
 def test_signatures_of_every_curve_are_checked(run_page: RunCore) -> None:

@@ -23,13 +23,19 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from client.training.local_steps import take_local_steps
+from client.training.model_runtime import ModelRuntime
 from devices.phone.commands import app
 from devices.phone.export import export_program, prepare_model
 from devices.phone.manifest import Manifest, PhoneQuantization
 from devices.phone.onnx_lowering import lower_to_onnx
 from devices.phone.page_server.published_files import program_files
 from devices.phone.program_index import ProgramIndex, tokenizer_folder
-from devices.phone.quantization import GROUP, round_to_4_bits, round_to_float16
+from devices.phone.quantization import (
+    GROUP,
+    round_to_4_bits,
+    round_to_float16,
+    round_tokens_to_8_bits,
+)
 from devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
 from server.live.invitations import phone_welcome
 from shared.config import RunConfig
@@ -87,15 +93,22 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., Pair]:
         settings, file = made(family, quantization)
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         runtime, data, phone = pair_of(settings | more, file, tmp_path)
-        if quantization == "int4":
+        if quantization != "none":
             runtime.forward._readout.load_damping()  # an export measures it before it rounds
-            round_to_4_bits(runtime.base)
-        elif quantization == "float16":
-            runtime.forward._readout.load_damping()
-            round_to_float16(runtime.base)
+        round_as(quantization, runtime)
         return runtime, data, phone
 
     return make
+
+
+def round_as(quantization: PhoneQuantization, runtime: ModelRuntime) -> None:
+    """Round an eager model as an export does."""
+    if quantization == "int4":
+        round_to_4_bits(runtime.base)
+    elif quantization == "float16":
+        round_to_float16(runtime.base)
+    if quantization in ("int8", "int4"):
+        round_tokens_to_8_bits(runtime.base)
 
 
 def some_state(size: int) -> np.ndarray[Any, Any]:
@@ -138,29 +151,27 @@ def test_representations_losses_and_200_steps_are_those_of_eager(
 
 
 @pytest.mark.parametrize(
-    "quantization",
+    ("quantization", "steps"),
     [
-        "none",
-        pytest.param("float16", marks=pytest.mark.exhaustive),
-        pytest.param("int8", marks=pytest.mark.exhaustive),
-        pytest.param("int4", marks=pytest.mark.exhaustive),
+        ("none", 3),
+        pytest.param("none", 200, marks=pytest.mark.exhaustive),
+        pytest.param("float16", 200, marks=pytest.mark.exhaustive),
+        pytest.param("int8", 200, marks=pytest.mark.exhaustive),
+        pytest.param("int4", 200, marks=pytest.mark.exhaustive),
     ],
 )
 def test_steps_of_adapters_inside_the_model_are_those_of_eager(
-    made: Any, tmp_path: Path, quantization: PhoneQuantization
+    made: Any, tmp_path: Path, quantization: PhoneQuantization, steps: int
 ) -> None:
     settings, file = made("embedded", quantization, "top:1")
     more = {"model.quantization": "int8"} if quantization == "int8" else {}
     runtime, data, phone = pair_of(settings | more, file, tmp_path)
-    if quantization == "int4":
-        round_to_4_bits(runtime.base)
-    elif quantization == "float16":
-        round_to_float16(runtime.base)
+    round_as(quantization, runtime)
     assert '"version": 5' in file.with_suffix(".json").read_text()
     state = some_state(runtime.layout.size) // 8
     tolerance = 1e-4 if quantization == "int4" else 1e-5
     for changes in (
-        {"steps": 3, "queries": 3, "batch": 5, "curvature_every": 2},
+        {"steps": steps, "queries": 3, "batch": 5, "curvature_every": 2},
         {"batch": 3, "differences": "forward"},
     ):
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)

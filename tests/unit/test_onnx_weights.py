@@ -1,4 +1,4 @@
-"""Weights of a graph in files of their own, and stored as float16: the same results."""
+"""Weights of a graph in files of their own, as float16 and as int8: the same results."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from devices.phone import onnx_weights
-from devices.phone.onnx_weights import split_weights, store_as_float16
+from devices.phone.onnx_weights import split_weights, store_as_float16, store_tables_as_int8
 
 onnx = pytest.importorskip("onnx", reason="pip install 'samara-fl[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
@@ -97,3 +97,52 @@ def test_what_float16_cannot_hold_stays() -> None:
     kinds = [tensor.data_type for tensor in model.graph.initializer]
     half, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     assert kinds == [half, float32, half, float32]
+
+
+def lookup_of(table: Any, is_also_added: bool = False) -> Any:
+    """A graph that looks up rows of a table."""
+    helper, float32, int64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"])]
+    if is_also_added:
+        nodes.append(helper.make_node("ReduceSum", ["table"], ["sum"], keepdims=1))
+        nodes.append(helper.make_node("Add", ["rows", "sum"], ["y"]))
+    else:
+        nodes.append(helper.make_node("Identity", ["rows"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("ids", int64, [2, 3])],
+        [helper.make_tensor_value_info("y", float32, [2, 3, table.shape[1]])],
+        [onnx.numpy_helper.from_array(table, "table")],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=10)
+
+
+def rounded(table: Any) -> Any:
+    """A table of which int8 can hold every row, times a scale."""
+    farthest = np.abs(table).argmax(1)[:, None]
+    scales = np.take_along_axis(table, farthest, 1) / np.float32(-128)
+    return np.clip(np.rint(table / scales), -128, 127) * scales
+
+
+@pytest.mark.parametrize("case", ["rounded", "not rounded", "also used otherwise", "small"])
+def test_tables_are_stored_as_int8_where_nothing_changes(case: str) -> None:
+    rows = 8 if case == "small" else 50
+    table = np.random.default_rng(3).normal(size=(rows, 16)).astype(np.float32)
+    if case != "not rounded":
+        table[1] = 0
+        table[2:] = rounded(table[2:])
+        table[0] = np.eye(16)[3]
+    model = lookup_of(table, case == "also used otherwise")
+    before, ids = model.SerializeToString(), np.array([[0, 1, 2], [3, 4, 7]])
+    store_tables_as_int8(model)
+    after = model.SerializeToString()
+    assert (len(after) < len(before) / 2) == (case == "rounded")
+    contents = [
+        onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(
+            None, {"ids": ids}
+        )[0]
+        for content in (before, after)
+    ]
+    np.testing.assert_array_equal(*contents)

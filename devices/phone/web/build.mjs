@@ -13,7 +13,9 @@ const library = join(page, "library");
 cpSync(join(here, "static"), page, { recursive: true });
 mkdirSync(library, { recursive: true });
 cpSync(join(runtime, "ort.wasm.min.mjs"), join(library, "onnxruntime.mjs"));
-for (const name of ["ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"])
+cpSync(join(runtime, "ort.webgpu.min.mjs"), join(library, "onnxruntime-webgpu.mjs"));
+const engines = ["ort-wasm-simd-threaded", "ort-wasm-simd-threaded.asyncify"];
+for (const name of engines.flatMap((engine) => [`${engine}.mjs`, `${engine}.wasm`]))
   cpSync(join(runtime, name), join(library, name));
 cpSync(tokenizers, join(library, "tokenizers.mjs"));
 

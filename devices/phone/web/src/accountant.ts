@@ -58,7 +58,7 @@ export function noiseMultiplierFor(epsilon: number, delta: number, reports: numb
 }
 
 /** Returns the largest ρ that stays within (ε, δ), rounded down. */
-function rhoWithin(epsilon: number, delta: number): number {
+export function rhoWithin(epsilon: number, delta: number): number {
   let [low, high] = [0, 1];
   while (epsilonOf(high, delta) <= epsilon) [low, high] = [high, 2 * high];
   for (let step = 0; step < SEARCH_STEPS; step++) {

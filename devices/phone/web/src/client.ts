@@ -2,18 +2,18 @@
 
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
-import { fetchFile, fetchIndex, fetchModel, forgetFiles, sizeOf } from "./download.ts";
-import { Encoder, type Numbers } from "./encoder.ts";
+import { fetchFile, fetchIndex, forgetFiles, sizeOf } from "./download.ts";
 import { ProgramError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import { readCode, register } from "./join.ts";
 import { added } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
+import { Model } from "./model.ts";
 import { ExampleBook, type NewExample, type OwnExample } from "./own-examples.ts";
 import { Phone, type Models } from "./phone.ts";
-import { epsilonSpent } from "./private-reports.ts";
-import { readProgram, selfCheck, type Program } from "./program.ts";
-import { readoutScorer, type Represented, type Scorer } from "./readout.ts";
+import { epsilonLimit, epsilonSpent, limitEpsilon, whatStops } from "./private-reports.ts";
+import { readProgram, type Program } from "./program.ts";
+import type { Represented } from "./readout.ts";
 import { toFloat32, zeroState } from "./replay.ts";
 import { roundsOfFederation } from "./run-terms.ts";
 import { readScenario } from "./signed-run.ts";
@@ -23,7 +23,6 @@ import type { Store } from "./store.ts";
 import type { Accuracies, Activity, Prediction, Status } from "./status.ts";
 import { Stream, type Connection } from "./stream.ts";
 import type { ProgramIndex, Row } from "./task.ts";
-import { RowTokenizer } from "./tokens.ts";
 
 interface Joined {
   readonly key: OwnKey;
@@ -34,7 +33,7 @@ interface Joined {
 interface Loaded {
   readonly index: ProgramIndex;
   readonly program: Program;
-  readonly scorer: Scorer;
+  readonly model: Model;
   readonly book: ExampleBook;
   readonly phone: Phone;
 }
@@ -49,7 +48,6 @@ export class Client {
   readonly #changed: () => void;
   #joined: Joined | null = null;
   #loaded: Promise<Loaded> | null = null;
-  #model: Promise<readonly [Encoder, RowTokenizer]> | null = null;
   #stream: Stream | null = null;
   #connection: Connection = "closed";
   #activity: Activity = NOTHING;
@@ -119,13 +117,13 @@ export class Client {
   /** Returns what the models answer to a row. */
   async predict(row: Row): Promise<Prediction> {
     return this.#alone(async () => {
-      const { program, index, phone, scorer } = await this.#load();
-      const [numbers] = await this.#represent([row], () => {});
+      const { program, index, phone, model } = await this.#load();
+      const [numbers] = await model.represent([row], () => {});
       const example: Represented = { ...numbers!, labels: Int32Array.of(0) };
       const models = await phone.models();
       const states = models ? [models.w, added(models.w, models.p)] : [];
       const weights = states.map((state) => toFloat32(added(state, program.start)));
-      const [global, personal] = (await scorer(weights, example, [0])).map(probabilities);
+      const [global, personal] = (await model.scorer(weights, example, [0])).map(probabilities);
       this.#do(NOTHING);
       return {
         labels: index.task.words.map((word) => word.trim()),
@@ -149,12 +147,18 @@ export class Client {
     this.#stopOrGoOn();
   }
 
+  /** Limits the ε of all reports together; 0 is no limit. */
+  async limitEpsilon(limit: number): Promise<void> {
+    await limitEpsilon(this.#store, limit);
+    this.#changed();
+  }
+
   /** Leaves the run, and deletes key, examples, models and program from this browser. */
   async leave(): Promise<void> {
     this.#stream?.close();
     await this.#alone(async () => {
       this.#stream = null;
-      this.#joined = this.#loaded = this.#model = this.#accuracies = null;
+      this.#joined = this.#loaded = this.#accuracies = null;
       this.#isPaused = false;
       this.#problem = "";
       await this.#store.erase("");
@@ -191,6 +195,8 @@ export class Client {
         bytes: sent.reduce((sum, one) => sum + one.bytes, 0),
         epsilon: await epsilonSpent(this.#store),
       },
+      epsilonLimit: await epsilonLimit(this.#store),
+      stoppedBy: models && (await whatStops(this.#store, models.terms.privacy)),
       problem: this.#problem,
     };
   }
@@ -326,20 +332,17 @@ export class Client {
     )
       throw new ProgramError("the program is not the one that its manifest describes");
     const { layout, modelId, readout } = program;
-    const represent = this.#represent.bind(this);
+    const model = new Model(index, program, (done, of) => this.#do({ name: "loading", done, of }));
     const book = new ExampleBook(this.#store, {
       program: index.graph.sha256,
       readout,
-      represent,
+      represent: (...given) => model.represent(...given),
     });
     book.onProgress = (done, of) => this.#do({ name: "reading", done, of });
     const { scenario } = joined;
-    const scorer: Scorer = readout.tokens
-      ? async (...given) => (await this.#encoder())[0].scores(...given)
-      : readoutScorer(readout);
     const phone = new Phone({
       program,
-      scorer,
+      scorer: model.scorer,
       client: await clientIndex(joined.key.publicPem),
       key: joined.key,
       store: this.#store,
@@ -348,48 +351,6 @@ export class Client {
       facts: { device: "browser", platform: navigator.userAgent },
     });
     this.#problem = "";
-    return { index, program, scorer, book, phone };
-  }
-
-  /** Returns the numbers of rows. */
-  async #represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
-    const [encoder, tokenizer] = await this.#encoder();
-    const { program } = await this.#load();
-    const tokens = rows.map((row) => tokenizer.tokens(row));
-    const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
-    const order = Array.from(rows.keys()).sort((a, b) => lengths[a]! - lengths[b]! || a - b);
-    const numbers = new Array<Numbers>(rows.length);
-    const { batch } = program.manifest;
-    for (let first = 0; first < order.length; first += batch) {
-      const some = order.slice(first, first + batch);
-      const found = await encoder.representRows(some.map((row) => tokens[row]!));
-      some.forEach((row, at) => (numbers[row] = found[at]!));
-      onDone(some.length);
-    }
-    return numbers;
-  }
-
-  /** Returns the model, which is loaded and checked when it is needed first. */
-  #encoder(): Promise<readonly [Encoder, RowTokenizer]> {
-    this.#model ??= this.#loadModel().catch((error: unknown) => {
-      this.#model = null;
-      throw error;
-    });
-    return this.#model;
-  }
-
-  async #loadModel(): Promise<readonly [Encoder, RowTokenizer]> {
-    const { index, program, scorer } = await this.#load();
-    const of = sizeOf(index);
-    let done = 0;
-    const { texts, ...files } = await fetchModel(index, (count) =>
-      this.#do({ name: "loading", done: (done += count), of }),
-    );
-    const tokenizer = new RowTokenizer(index, texts);
-    const encoder = await Encoder.load(files, program);
-    const ofModel: Scorer = (...given) => encoder.scores(...given); // not kept before the check
-    const { tokens } = program.readout;
-    await selfCheck(program, (call) => encoder.represent(call), tokens ? ofModel : scorer);
-    return [encoder, tokenizer];
+    return { index, program, model, book, phone };
   }
 }

@@ -1,8 +1,9 @@
-/** The model: scores of rows, and what a readout reads of them, by ONNX Runtime in WebAssembly. */
+/** The model: scores of rows, and what a readout reads of them, by ONNX Runtime. */
 
 import { fromHex, type Bytes } from "./bytes.ts";
+import type { Engine } from "./engines.ts";
 import { ProgramError } from "./errors.ts";
-import * as ort from "./library/onnxruntime.mjs";
+import type { InferenceSession, Tensor } from "./library/onnxruntime.mjs";
 import { callLength, type Call, type Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
 import type { Tokens } from "./tokens.ts";
@@ -12,7 +13,8 @@ const MOST_THREADS = 4;
 /** Scores of the base model, features and tokens of some rows, one after the other. */
 export type Numbers = Omit<Represented, "labels">;
 
-type Outputs = Readonly<Record<string, ort.Tensor>>;
+type Outputs = Readonly<Record<string, Tensor>>;
+type Runtime = Awaited<ReturnType<Engine["load"]>>;
 
 /** The files of a model: its graph, and weights by the paths that the graph names. */
 export interface ModelFiles {
@@ -22,28 +24,30 @@ export interface ModelFiles {
 
 /** A loaded model; one call at a time. */
 export class Encoder {
-  readonly #session: ort.InferenceSession;
+  readonly #ort: Runtime;
+  readonly #session: InferenceSession;
   readonly #program: Program;
 
-  private constructor(session: ort.InferenceSession, program: Program) {
+  private constructor(ort: Runtime, session: InferenceSession, program: Program) {
+    this.#ort = ort;
     this.#session = session;
     this.#program = program;
   }
 
-  /** Loads a model; throws `ProgramError` if ONNX Runtime refuses it. */
-  static async load(files: ModelFiles, program: Program): Promise<Encoder> {
-    ort.env.wasm.wasmPaths = new URL("./library/", import.meta.url).href;
-    ort.env.wasm.numThreads = crossOriginIsolated
-      ? Math.min(MOST_THREADS, navigator.hardwareConcurrency)
-      : 1;
-    ort.env.logLevel = "error";
-    const weights = files.weights.map(({ path, data }) => ({ path, data }));
+  /** Loads a model; throws `ProgramError` if the engine is missing or refuses it. */
+  static async load(files: ModelFiles, program: Program, engine: Engine): Promise<Encoder> {
     try {
+      const ort = await engine.load();
+      ort.env.wasm.wasmPaths = new URL("./library/", import.meta.url).href;
+      ort.env.wasm.numThreads = crossOriginIsolated
+        ? Math.min(MOST_THREADS, navigator.hardwareConcurrency)
+        : 1;
+      ort.env.logLevel = "error";
       const session = await ort.InferenceSession.create(files.graph, {
-        executionProviders: ["wasm"],
-        externalData: weights,
+        executionProviders: [engine.name],
+        externalData: files.weights.map(({ path, data }) => ({ path, data })),
       });
-      return new Encoder(session, program);
+      return new Encoder(ort, session, program);
     } catch (error) {
       throw new ProgramError(`the model cannot be loaded: ${String(error)}`);
     }
@@ -107,7 +111,7 @@ export class Encoder {
         const given = new Float32Array(adapters * layout.size);
         const tried = weights.slice(from, from + adapters);
         tried.forEach((one, at) => given.set(one, at * layout.size));
-        const tensor = new ort.Tensor("float32", given, [adapters, layout.size]);
+        const tensor = new this.#ort.Tensor("float32", given, [adapters, layout.size]);
         const scores = read(await this.#session.run({ weights: tensor, ...inputs }), "scores");
         const kept = Math.min(batch, rows.length - first) * labels;
         tried.forEach((_, at) => {
@@ -126,14 +130,14 @@ export class Encoder {
   #inputs(
     ids: readonly number[],
     positions: readonly number[],
-  ): Readonly<Record<"ids" | "positions", ort.Tensor>> {
+  ): Readonly<Record<"ids" | "positions", Tensor>> {
     const { words } = this.#program.manifest;
     const count = positions.length;
     const length = ids.length / count / (this.#hasCandidates ? words.length : 1);
     const shape = this.#hasCandidates ? [count, words.length, length] : [count, length];
     return {
-      ids: new ort.Tensor("int64", BigInt64Array.from(ids, BigInt), shape),
-      positions: new ort.Tensor("int64", BigInt64Array.from(positions, BigInt), [count]),
+      ids: new this.#ort.Tensor("int64", BigInt64Array.from(ids, BigInt), shape),
+      positions: new this.#ort.Tensor("int64", BigInt64Array.from(positions, BigInt), [count]),
     };
   }
 }

@@ -71,6 +71,7 @@ export class WorkerClient {
   predict = (row: Row): Promise<Prediction> => this.#call("predict", row);
   pause = (isPaused: boolean): Promise<void> => this.#call("pause", isPaused);
   holdBack = (isHeldBack: boolean): Promise<void> => this.#call("holdBack", isHeldBack);
+  limitEpsilon = (limit: number): Promise<void> => this.#call("limitEpsilon", limit);
   leave = (): Promise<void> => this.#call("leave");
   status = (): Promise<Status> => this.#call("status");
 

@@ -112,6 +112,7 @@ function showStatus(status: Status): void {
   at("sent").textContent = fill(TEXTS.sent, status.sent.answers, size(status.sent.bytes));
   const { epsilon } = status.sent;
   at("noised").textContent = epsilon ? fill(TEXTS.noised, epsilon.toPrecision(3)) : "";
+  showLimit(status);
   const digest = status.digest.slice(0, SHOWN_DIGITS);
   at("digest").textContent = digest && fill(TEXTS.digest, digest);
   showAccuracies(status.accuracies);
@@ -132,6 +133,14 @@ function showActivity({ activity, task }: Status): void {
   bar.hidden = name === "nothing";
   if (of) [bar.max, bar.value] = [of, done];
   else bar.removeAttribute("value");
+}
+
+function showLimit({ epsilonLimit, stoppedBy, round, rounds }: Status): void {
+  const stopped = round < rounds ? stoppedBy : null;
+  at("stopped").textContent = stopped ? fill(TEXTS.stoppedBy[stopped], epsilonLimit) : "";
+  show("stopped", stopped !== null);
+  const limit = at<HTMLInputElement>("limit");
+  if (document.activeElement !== limit) limit.value = epsilonLimit ? String(epsilonLimit) : "";
 }
 
 /** Makes the fields and labels of the task. */
@@ -296,6 +305,10 @@ at<HTMLButtonElement>("pause").addEventListener("click", ({ currentTarget }) => 
   const button = currentTarget as HTMLButtonElement;
   const isPaused = button.getAttribute("aria-pressed") === "true";
   void doing(button, () => client.pause(!isPaused));
+});
+at<HTMLInputElement>("limit").addEventListener("change", ({ currentTarget }) => {
+  const limit = currentTarget as HTMLInputElement;
+  if (limit.reportValidity()) client.limitEpsilon(limit.valueAsNumber || 0).catch(complain);
 });
 at("leave").addEventListener("click", () => at<HTMLDialogElement>("sure").showModal());
 at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }) => {

@@ -209,7 +209,7 @@ export class Phone {
     const isAnother = instruction.round <= answered.round && !areEqual(answered.token, token);
     if (signed && isAnother)
       throw new ScenarioError(`another report about round ${instruction.round} was sent`);
-    if (privacy) await checkBudget(store, instruction, token, privacy);
+    await checkBudget(store, instruction, token, privacy);
     const { training } = await this.learner();
     const answers = training.examples.labels;
     const smallest = smallestBatch(instruction, answers, training.readout.labels);

@@ -5,7 +5,7 @@
  * that none is made twice with fresh noise (client/protocol/private_report.py, privacy_budget.py).
  */
 
-import { epsilonOf, ROUNDING } from "./accountant.ts";
+import { epsilonOf, rhoWithin, ROUNDING } from "./accountant.ts";
 import type { Report } from "./answers.ts";
 import { areEqual, toHex, type Bytes } from "./bytes.ts";
 import { BudgetError, FrameError, HiddenRefusal, MaskingError, PhoneError } from "./errors.ts";
@@ -17,6 +17,7 @@ import type { Store } from "./store.ts";
 import { addNoise, encodeVector, encodeVectorReport } from "./vector.ts";
 
 const CHARGES = "charge/";
+const LIMIT = "epsilon-limit";
 /** The δ of a client's own ε; a server's would say what it likes. */
 const OWN_DELTA = 1e-5;
 /** The codes of refusals whose reason may tell of examples; others are of files and messages. */
@@ -88,17 +89,26 @@ export function withoutExamples(error: unknown): unknown {
   return TELLING.includes(code) ? new HiddenRefusal(String(error)) : error;
 }
 
+/** Why an owner's limit of ε lets a round go: one more is over it, or its reports have no noise. */
+export type Limit = "reached" | "no noise";
+
 /**
- * Throws `BudgetError` if a report would be one more than the run's ε is for, or a second one.
+ * Throws `BudgetError` if a report is over the owner's limit, one more than the run's ε is for, or a
+ * second one.
  *
  * @param token token of the instruction, to which no report is kept.
+ * @param privacy what hides the reports of the run; null if nothing does.
  */
 export async function checkBudget(
   store: Store,
   { runId, round }: TrainInstruction,
   token: Bytes,
-  { rho, rounds }: PrivacyTerms,
+  privacy: PrivacyTerms | null,
 ): Promise<void> {
+  const stopped = await whatStops(store, privacy);
+  if (stopped) throw new BudgetError(`round ${round} is over the owner's limit of ε: ${stopped}`);
+  if (!privacy) return;
+  const { rho, rounds } = privacy;
   if (await store.read(keyOf(runId, token)))
     throw new BudgetError(`round ${round} was answered, and another report has fresh noise`);
   const spent = sumOf(await store.list(`${CHARGES}${toHex(runId)}/`));
@@ -118,6 +128,29 @@ export function chargeOf(
 /** Returns the ε of all reports with noise together, at δ = 10⁻⁵; 0 without any. */
 export async function epsilonSpent(store: Store): Promise<number> {
   return epsilonOf(sumOf(await store.list(CHARGES)), OWN_DELTA);
+}
+
+/** Returns the largest ε that the owner allows all reports together; 0 for no limit. */
+export async function epsilonLimit(store: Store): Promise<number> {
+  return ((await store.read(LIMIT)) as number | undefined) ?? 0;
+}
+
+/** Keeps the owner's limit of ε for all reports from now on; 0 is none. */
+export async function limitEpsilon(store: Store, limit: number): Promise<void> {
+  if (!(limit >= 0 && limit < Infinity)) throw new RangeError("a limit is a number of at least 0");
+  await store.write(new Map([[LIMIT, limit]]));
+}
+
+/** Returns what of the owner's limit lets no further round of a run be answered; null if nothing. */
+export async function whatStops(
+  store: Store,
+  privacy: PrivacyTerms | null,
+): Promise<Limit | null> {
+  const limit = await epsilonLimit(store);
+  if (!limit) return null;
+  if (!privacy) return "no noise";
+  const spent = sumOf(await store.list(CHARGES));
+  return spent + privacy.rho > rhoWithin(limit, OWN_DELTA) * ROUNDING ? "reached" : null;
 }
 
 function keyOf(runId: Bytes, token: Bytes): string {

@@ -11,12 +11,14 @@ interface ExtendableEvent extends Event {
 
 const CACHE = "samara-page";
 const LIST = "integrity.json";
+/** What only a browser with WebGPU runs; it is kept once it was fetched. */
+const OF_GRAPHICS = /webgpu|asyncify/;
 
-/** Keeps every file of the page. */
+/** Keeps the page's files. */
 async function keepAll(): Promise<void> {
   const files = Object.keys((await (await fetch(LIST)).json()) as Record<string, string>);
-  const cache = await caches.open(CACHE);
-  await cache.addAll(["/", ...files.filter((name) => name !== "index.html")]);
+  const kept = files.filter((name) => name !== "index.html" && !OF_GRAPHICS.test(name));
+  await (await caches.open(CACHE)).addAll(["/", ...kept]);
 }
 
 /** Returns a file of the page from the network, or else the one that is kept. */

@@ -1,5 +1,6 @@
 /** What a client says of itself: its status, its accuracies, its answers. */
 
+import type { Limit } from "./private-reports.ts";
 import type { Connection } from "./stream.ts";
 import type { Task } from "./task.ts";
 
@@ -36,6 +37,10 @@ export interface Status {
   readonly accuracies: Accuracies | null;
   /** What has left; ε at δ = 10⁻⁵ of the reports with noise together, 0 without any. */
   readonly sent: { readonly answers: number; readonly bytes: number; readonly epsilon: number };
+  /** The owner's limit of that ε; 0 for none. */
+  readonly epsilonLimit: number;
+  /** What of that limit lets no further round of the run be answered. */
+  readonly stoppedBy: Limit | null;
   readonly problem: string;
 }
 

@@ -62,6 +62,11 @@ export const TEXTS = {
   sent: "Sent so far: {0} answers, {1} in all.",
   noised:
     "Noise hides your texts in them: all of them together have cost ε = {0} of your privacy (δ = 0.00001).",
+  stoppedBy: {
+    reached: "Your privacy limit of ε = {0} is reached: this page takes part in no more rounds.",
+    "no noise":
+      "No noise hides your texts in this run, so your privacy limit lets this page take part in no round.",
+  },
   digest: "State of the common model: {0}",
 
   accuracyHeading: "Right answers on your texts",
@@ -84,6 +89,9 @@ export const TEXTS = {
   onlyOnPower: "Only while charging",
   onlyOnWifi: "Only on Wi-Fi",
   keepAwake: "Keep the screen on",
+  limit: "Privacy limit ε",
+  limitHint:
+    "With noise, too, every answer tells a little of your texts; ε says how much all of them together can tell. 1 is little, 10 is much. Where one more answer would go over your limit, this page takes part in no more rounds, and in none of a run without noise. Empty: no limit.",
   leave: "Leave and delete everything",
   leaveSure: "Delete key, texts and models from this browser? This cannot be undone.",
   left: "Everything was deleted from this browser.",

@@ -28,6 +28,7 @@ const METHODS = [
   "predict",
   "pause",
   "holdBack",
+  "limitEpsilon",
   "leave",
   "status",
 ] as const;
