@@ -13,6 +13,7 @@ from client.spaces.low_rank import LoRASpace
 from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import FlatSpace
+from client.tuning.classifier import ClassifierScorer, write_classifier
 from client.tuning.finished_tuning import FinishedTuning
 from client.tuning.model_export import export_model
 from client.tuning.model_setup import ModelSetup
@@ -25,7 +26,8 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
     """Write the best state of a finished run of `samara tune` to a new folder.
 
     Low-rank adapters and a prefix become adapters for PEFT, a readout a file of its own, and a
-    trained head or trained parameters of the model itself a whole model.
+    trained head or trained parameters of the model itself a whole model, with a classifier in place
+    of label words as a file beside it.
 
     Args:
         folder: folder of the run.
@@ -45,11 +47,20 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
         if isinstance(space, HeadSpace):
             space.replace_head()
         if isinstance(space, HeadSpace) or not isinstance(space, FlatSpace):
+            scorer = setup.scorer
+            classifier = scorer.take_out() if isinstance(scorer, ClassifierScorer) else None
             export_model(setup.base, unfinished)
+            if classifier is not None:
+                write_classifier(classifier, unfinished)
             _write_card(run, setup, unfinished, [])
             return {}
         theta = space.values(0, space.size).cpu().numpy()
         if isinstance(space, PrefixSpace):
+            if setup.base.family == "masked":
+                raise ModelError(
+                    f"{folder}: PEFT gives a prefix to causal LMs alone, so there is no folder for "
+                    "other software; use the run with samara adapter apply"
+                )
             name = name_of_base(run.settings, setup.base)
             parts = [part.cpu().numpy() for part in space.keys_and_values(torch.from_numpy(theta))]
             if len({part.shape for part in parts}) > 1:
@@ -89,6 +100,7 @@ def _split_a(
 def _write_card(run: FinishedTuning, setup: ModelSetup, folder: Path, files: list[str]) -> None:
     settings, base = run.settings, setup.base
     name, dtype = name_of_base(settings, base), settings.model.dtype
-    card = model_card(run.about, name, base.family, setup.task, dtype, not files, files, {})
+    about, task, scores = run.about, setup.task, settings.classifier
+    card = model_card(about, name, base.family, task, dtype, not files, files, {}, scores)
     make_folder(folder)
     write_durably(folder / CARD_FILE, card.encode())

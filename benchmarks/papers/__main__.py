@@ -4,13 +4,14 @@
     python -m benchmarks.papers p-rge-3
 
 Rows that train are runs of `samara tune`, one for every task that has data and every seed; a table
-that was interrupted shows what it has, and the same command goes on. What cannot run here is
-predicted by the time and memory model, and marked so. Every number stands beside the paper's.
+that was interrupted shows what it has, and the same command goes on. Rows of equal settings, in one
+table or in several with the same `--out`, are one run. What cannot run here is predicted by the
+time and memory model, and marked so. Every number stands beside the paper's.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from shared.errors import ModelError, TaskError
 from shared.files import write_durably
 from shared.settings import parse_assignment
 
-Found = dict[str, dict[str, list[float]]]
-"""The metric of every seed, by row and task."""
+Figures = dict[str, float]
+"""``metric`` on the test split; of what trains also the validation ``loss`` and that ``before``."""
+Found = dict[str, dict[str, list[Figures]]]
+"""The figures of every seed, by row and task."""
 
 
 def settings_of(row: Row, task: str, seed: int, arguments: argparse.Namespace) -> TuneSettings:
@@ -40,12 +43,18 @@ def settings_of(row: Row, task: str, seed: int, arguments: argparse.Namespace) -
     steps = arguments.first_order_steps if first_order else arguments.steps
     own: dict[str, Any] = {"steps": steps, "validate-every": max(1, steps // 4), **row.settings}
     own |= dict(map(parse_assignment, arguments.set))
-    for assignment in arguments.row:
-        name, _, setting = assignment.partition(":")
-        own |= dict([parse_assignment(setting)]) if name == row.name else {}
+    given = _given_for(row, arguments.row)
+    own |= given
+    name = ",".join(f"{key}={own[key]}" for key in sorted(row.settings | given))
+    folder = arguments.out / task / name / f"seed-{seed}"
     own |= {"model.path": arguments.model, "data.path": arguments.data[task], "task": task}
-    folder = arguments.out / task / row.name.replace(" ", "-") / f"seed-{seed}"
     return TuneSettings.of(own | {"seed": seed, "out": str(folder)}, row.name)
+
+
+def _given_for(row: Row, assignments: Sequence[str]) -> dict[str, Any]:
+    """The settings that the command line gives for one row."""
+    named = (assignment.partition(":") for assignment in assignments)
+    return dict(parse_assignment(setting) for name, _, setting in named if name == row.name)
 
 
 def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
@@ -71,9 +80,11 @@ def _measure_cell(
     except (ModelError, TaskError) as error:  # for example no in-context learning by an encoder
         console.print(f"  left out: {error}", markup=False)
         return
-    value = result["test"][result["metric"]]
-    console.print(f"  {100 * value:.1f} in {result['seconds']:.0f} s", highlight=False)
-    found.setdefault(row.name, {}).setdefault(task, []).append(value)
+    figures = {"metric": result["test"][result["metric"]]}
+    if curve := result.get("curve"):
+        figures |= {"before": curve[0]["loss"], "loss": curve[-1]["loss"]}
+    console.print(f"  {100 * figures['metric']:.1f} in {result['seconds']:.0f} s", highlight=False)
+    found.setdefault(row.name, {}).setdefault(task, []).append(figures)
 
 
 def predicted(prediction: Prediction, table: PaperTable) -> list[float]:
@@ -88,8 +99,11 @@ def predicted(prediction: Prediction, table: PaperTable) -> list[float]:
     return values
 
 
-def shown(table: PaperTable, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    """The paper's numbers, and below each what is measured or predicted here."""
+def shown(table: PaperTable, found: Found) -> Table:
+    """The paper's numbers, and below each what is measured or predicted here.
+
+    The loss tells methods apart where a few steps change no answer.
+    """
     view = Table(title=table.title, box=None)
     view.add_column("")
     for column in table.columns:
@@ -102,15 +116,26 @@ def shown(table: PaperTable, found: Mapping[str, Mapping[str, Sequence[float]]])
             cells = (f"{value:.2f}" for value in predicted(row.predict, table))
             view.add_row("  predicted", *cells, style="cyan")
         elif row.name in found:
-            own = found[row.name]
-            cells = (_mean(own[str(c)]) if c in own else "" for c in table.columns)
-            view.add_row("  here", *cells, style="bold")
+            own = [found[row.name].get(str(column), []) for column in table.columns]
+            view.add_row("  here", *map(_mean_metric, own), style="bold")
+            if any("loss" in figures for cell in own for figures in cell):
+                view.add_row("  loss", *map(_mean_losses, own), style="dim")
     return view
 
 
-def _mean(values: Sequence[float]) -> str:
-    numbers = 100 * np.array(values)
-    return f"{numbers.mean():.1f}" + (f" ± {numbers.std(ddof=1):.1f}" if len(values) > 1 else "")
+def _mean_metric(cell: Sequence[Figures]) -> str:
+    if not cell:
+        return ""
+    numbers = 100 * np.array([figures["metric"] for figures in cell])
+    return f"{numbers.mean():.1f}" + (f" ± {numbers.std(ddof=1):.1f}" if len(cell) > 1 else "")
+
+
+def _mean_losses(cell: Sequence[Figures]) -> str:
+    """The means of the validation loss before the first and after the last step."""
+    if not cell:
+        return ""
+    before, after = (np.mean([figures[name] for figures in cell]) for name in ("before", "loss"))
+    return f"{before:.3f} → {after:.3f}"
 
 
 def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from client.tuning.methods import ClassifierName
 from shared.model.loading import Family
 from shared.model.scorers import COSINE_TEMPERATURE
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
@@ -31,6 +32,7 @@ def model_card(
     merged: bool,
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
+    classifier: ClassifierName = "label-words",
 ) -> str:
     """Return a model card in Markdown, as the Hugging Face hub reads it.
 
@@ -43,6 +45,7 @@ def model_card(
         merged: whether the folder holds a whole model, and not an adapter beside its base.
         files: names of the files with trained numbers.
         left_out: numbers that no file has a place for, by name.
+        classifier: what gives the scores of a classification.
     """
     is_peft = not merged and _PEFT_FILE in files
     header = [
@@ -57,7 +60,7 @@ def model_card(
         f"# {task.name}",
         about,
         "## Task",
-        *_describe_task(task, family),
+        *_describe_task(task, family, classifier),
         "## Use",
         f"```python\n{_loading_code(base, family, dtype, merged, files)}\n```",
     ]
@@ -73,17 +76,23 @@ def model_card(
     return "\n\n".join(blocks) + "\n"
 
 
-def _describe_task(task: Task, family: Family) -> list[str]:
+def _describe_task(task: Task, family: Family, classifier: ClassifierName) -> list[str]:
     lines = [f"- text: `{json.dumps(task.text, ensure_ascii=False)}`"]
+    asks = classifier == "label-words" or (classifier == "linear-probe" and family != "encoder")
     match task:
         case ClassificationTask():
-            if task.question:
+            if task.question and asks:
                 question = json.dumps(task.question, ensure_ascii=False)
                 lines.append(f"- question behind it: `{question}`")
             lines += [
                 f"- label words, in this order: {', '.join(f'`{word}`' for word in task.words)}",
             ]
-            rule = f"The score of a label is {_SCORES[family]}. The highest score is the answer."
+            score = _SCORES[family]
+            if classifier != "label-words":
+                h = _describe_representation(family, classifier == "new")
+                formula = "`weight @ h + bias`, of `classifier.safetensors`"
+                score = f"a number of {formula}, where `h` is {h}"
+            rule = f"The score of a label is {score}. The highest score is the answer."
         case ChoiceTask():
             rule = "The score of a candidate is its log-likelihood and that of what follows it."
         case GenerationTask():
@@ -91,9 +100,12 @@ def _describe_task(task: Task, family: Family) -> list[str]:
     return ["\n".join(lines), rule]
 
 
-def _describe_representation(family: Family) -> str:
+def _describe_representation(family: Family, of_text: bool = False) -> str:
     if family == "encoder":
         return "the pooled, normalised vector of the text"
+    if of_text:
+        token = {"causal": "last", "masked": "first"}[family]
+        return f"the last hidden state at the {token} token of the text"
     return "the last hidden state at the position that predicts the label word"
 
 

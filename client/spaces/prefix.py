@@ -1,4 +1,4 @@
-"""Prefix tuning: m keys and values per layer that every token attends to, in causal LMs.
+"""Prefix tuning: m keys and values per layer that every token attends to, in language models.
 
 Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
 (appendix E.5): the prefix is initialized with the keys and values of random tokens of the
@@ -37,7 +37,7 @@ class PrefixSpace(SequentialFlatSpace):
         tokens: ids of the tokens whose keys and values are the initial θ.
 
     Args:
-        base: a causal LM.
+        base: a language model.
         length: number m of tokens in the prefix.
         seed: seed of the tokens.
         backend: backend that draws directions.
@@ -47,8 +47,8 @@ class PrefixSpace(SequentialFlatSpace):
             are θ then and begin as random ones; 0 if θ are the keys and values themselves.
 
     Raises:
-        ModelError: if the model is no causal LM, its cache is not keys and values of all tokens,
-            or its context is too short.
+        ModelError: if the model is no language model, its cache is not keys and values of all
+            tokens, or its context is too short.
     """
 
     kind = "prefix"
@@ -64,9 +64,9 @@ class PrefixSpace(SequentialFlatSpace):
         random_start: bool = False,
         width: int = 0,
     ) -> None:
-        if base.family != "causal":
+        if base.family == "encoder":
             raise ModelError(
-                f"{base.folder}: a prefix needs a causal LM and this is a {base.family} model; "
+                f"{base.folder}: a prefix needs a language model and this is a sentence encoder; "
                 "choose another space"
             )
         if not 0 < length < base.context:
@@ -124,7 +124,7 @@ class PrefixSpace(SequentialFlatSpace):
                 )
             kwargs["past_key_values"] = _make_cache(prefix, rows)
             if (mask := kwargs.get("attention_mask")) is not None:
-                kwargs["attention_mask"] = nn.functional.pad(mask, (self._length, 0), value=1)
+                kwargs["attention_mask"] = self._mask_behind(mask)
             return args, kwargs
 
         handle = self._base.body.register_forward_pre_hook(prepend, with_kwargs=True)
@@ -132,6 +132,27 @@ class PrefixSpace(SequentialFlatSpace):
             yield self._no_adapters
         finally:
             handle.remove()
+
+    def _mask_behind(self, mask: Tensor) -> Tensor:
+        """Return the attention mask of padded sequences behind the prefix.
+
+        Args:
+            mask: int64 [rows, S], 0 for padding.
+
+        Returns:
+            int64 [rows, m + S]; of a masked LM, which does not ask its cache how long it is, what
+            its attention reads, [rows, 1, S, m + S].
+        """
+        whole = nn.functional.pad(mask, (self._length, 0), value=1)
+        if self._base.family == "causal":
+            return whole
+        visible = whole.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1)
+        if self._base.network.config._attn_implementation != "eager":
+            return visible
+        hidden = torch.finfo(self._base.network.dtype).min
+        return visible.new_zeros(visible.shape, dtype=self._base.network.dtype).masked_fill(
+            ~visible, hidden
+        )
 
 
 def draw_prefix_tokens(base: BaseModel, length: int, seed: int) -> list[int]:

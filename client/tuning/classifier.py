@@ -6,15 +6,19 @@ that all parameters include its own.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from shared.errors import TaskError
+from shared.errors import TaskError, TrainingError
+from shared.files import write_durably
 from shared.model.loading import BaseModel
 from shared.model.readout import representations
 from shared.model.scorers import Prompt, Scorer
@@ -27,6 +31,10 @@ MODULE = "label_classifier"
 
 Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Matrix, float32 [labels, features], and bias, float32 [labels]."""
+
+CLASSIFIER_FILE = "classifier.safetensors"
+"""What the classifier began with, in a run's folder; what it became, in an exported one."""
+_PARTS = ("weight", "bias")
 
 
 class ClassifierScorer(Scorer):
@@ -68,6 +76,12 @@ class ClassifierScorer(Scorer):
         """Set matrix and bias of the layer, rounded to its type."""
         for parameter, values in zip(self._layer.parameters(), weights, strict=True):
             parameter.copy_(torch.from_numpy(values))
+
+    def take_out(self) -> Weights:
+        """Remove the layer from the network, and return its weights."""
+        delattr(self.base.network, MODULE)
+        matrix, bias = (values.float().cpu().numpy() for values in self._layer.parameters())
+        return matrix, bias
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example with its question, or its text alone."""
@@ -113,3 +127,30 @@ def probe_weights(probe: Pipeline, labels: int) -> Weights:
     every = np.full(labels, bias.min(), np.float32)
     matrix[regression.classes_], every[regression.classes_] = own, bias
     return matrix, every
+
+
+def write_classifier(weights: Weights, folder: Path) -> None:
+    """Write ``classifier.safetensors``: ``weight`` [labels, features] and ``bias`` [labels].
+
+    Raises:
+        TrainingError: if it cannot be written.
+    """
+    file = folder / CLASSIFIER_FILE
+    try:
+        write_durably(file, save(dict(zip(_PARTS, weights, strict=True))))
+    except OSError as error:
+        raise TrainingError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def read_classifier(folder: Path) -> Weights:
+    """Read what `write_classifier` wrote.
+
+    Raises:
+        TrainingError: if the file is missing or damaged.
+    """
+    file = folder / CLASSIFIER_FILE
+    try:
+        tensors = load_file(file)
+        return tensors["weight"], tensors["bias"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise TrainingError(f"{file}: damaged or missing ({error!r}); repeat the run") from error

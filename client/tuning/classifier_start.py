@@ -16,15 +16,18 @@ DEFAULT_SPREAD = 0.02
 """Standard deviation of random weights where a model's configuration has none."""
 
 
-def start_classifier(setup: TuningSetup) -> None:
-    """Give the classifier of a run the weights that it begins with; nothing without a classifier.
+def start_classifier(setup: TuningSetup) -> Weights | None:
+    """Give the classifier of a run the weights that it begins with, and return them, if it has one.
 
     Raises:
         DataError: if linear probing has training examples of one label only.
     """
-    if isinstance(setup.scorer, ClassifierScorer):
-        probes = setup.settings.classifier == "linear-probe"
-        setup.begin_classifier(_probed(setup, setup.scorer) if probes else _random(setup))
+    if not isinstance(setup.scorer, ClassifierScorer):
+        return None
+    probes = setup.settings.classifier == "linear-probe"
+    weights = _probed(setup, setup.scorer) if probes else _random(setup)
+    setup.begin_classifier(weights)
+    return weights
 
 
 def _random(setup: TuningSetup) -> Weights:

@@ -13,6 +13,7 @@ import torch
 
 from client.spaces.space import FlatSpace, Space
 from client.tuning.baselines.first_order import BEST_FILE, name_of_theta
+from client.tuning.classifier import ClassifierScorer, read_classifier
 from client.tuning.model_setup import ModelSetup
 from client.tuning.run import read_result
 from client.tuning.run_space import make_space, scaling_plan
@@ -69,11 +70,6 @@ class FinishedTuning:
                 f"{folder}: {settings.method} trains nothing, so its model is the base model; name "
                 "the run of another method"
             )
-        if settings.classifier != "label-words":
-            raise ConfigError(
-                f"{folder}: its scores are those of a classifier of its own, which no folder for "
-                "other software has a place for; tune with classifier = label-words"
-            )
         return cls(folder, result, settings)
 
     @property
@@ -97,6 +93,8 @@ class FinishedTuning:
                 f"{setup.base.folder}: is not the model of {self.folder}, whose id begins with "
                 f"{self.result['model_id'][:12]}; restore the model's files"
             )
+        if isinstance(setup.scorer, ClassifierScorer):
+            setup.begin_classifier(read_classifier(self.folder))
         return setup
 
     def restore(self, setup: ModelSetup) -> Space | None:

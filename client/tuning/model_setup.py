@@ -6,6 +6,7 @@ import torch
 
 from client.forward.body import PerturbedBody
 from client.streaming.loading import load_model
+from client.tuning.classifier import ClassifierScorer, Weights
 from client.tuning.settings import TuneSettings
 from shared.directions import round_root
 from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
@@ -40,9 +41,12 @@ class ModelSetup:
         self.task: Task = load_task(settings.task)
         features = settings.features | {"task": kind_of(self.task)}
         check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
+        self._classifier: Weights | None = None
 
     def load(self) -> None:
         """Load the model, or load it again: base and scorer are then unchanged ones.
+
+        A classifier in place of label words begins with what it has been given.
 
         Raises:
             SamaraError: if the model cannot be used.
@@ -55,6 +59,17 @@ class ModelSetup:
             self.scorer: Scorer = scorer_for(
                 self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
             )
+        if self.settings.classifier != "label-words":
+            asks, most = self.settings.classifier == "linear-probe", model.max_length
+            self.scorer = scorer = ClassifierScorer(self.base, self.task, most, self.scorer, asks)
+            if self._classifier is not None:
+                scorer.begin_at(self._classifier)
+
+    def begin_classifier(self, weights: Weights) -> None:
+        """Set what the classifier begins with, now and whenever the model is loaded again."""
+        assert isinstance(self.scorer, ClassifierScorer)
+        self.scorer.begin_at(weights)
+        self._classifier = weights
 
     def unload(self) -> None:
         """Free the model's memory before it is loaded again."""

@@ -3,6 +3,7 @@
 OUT/tune.json      identity of the run: all settings, model, task, data
 OUT/metrics.jsonl  every evaluation, written as soon as it is made
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
+OUT/classifier.safetensors: what a classifier in place of label words began with
 OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
 OUT/model          the best state as a model folder, where a method trains the model's own weights
 OUT/result.json    the summary, written at the end
@@ -26,6 +27,7 @@ import torch
 from client.tuning.baselines.first_order import FirstOrder
 from client.tuning.baselines.icl import InContext
 from client.tuning.baselines.linear_probe import LinearProbe
+from client.tuning.classifier import write_classifier
 from client.tuning.classifier_start import start_classifier
 from client.tuning.settings import TuneSettings
 from client.tuning.training_method import TrainingMethod
@@ -81,7 +83,7 @@ def tune(
     setup = TuningSetup(settings)
     identity = identity_of(settings, setup.task, setup.base.model_id, setup.examples)
     settings_hash = hash_of(identity)
-    start_classifier(setup)
+    classifier = start_classifier(setup)
     folder = RUNS_FOLDER / folder_name(settings.task, settings_hash.hex())
     folder = Path(settings.out) if settings.out else folder
     with locked(folder, identity):
@@ -89,6 +91,8 @@ def tune(
         if result_file.exists():
             log.info("%s: the run has ended already", folder)
             return folder
+        if classifier is not None:
+            write_classifier(classifier, folder)
         evaluations = _EvaluationLog(folder / METRICS_FILE, setup.task.metric)
         results = (
             _train(setup, folder, settings_hash, evaluations, on_step)

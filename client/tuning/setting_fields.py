@@ -9,6 +9,7 @@ from client.tuning.methods import (
     MEZO,
     SPACES,
     ZEROTH_ORDER,
+    ClassifierName,
     Method,
     SpaceName,
 )
@@ -148,7 +149,7 @@ class TuneFields(Settings):
         "the state that is kept, and tested at the end: the `best` on validation, or the `last`",
         before="best",
     )
-    classifier: Literal["label-words", "new", "linear-probe"] = setting(
+    classifier: ClassifierName = setting(
         "label-words",
         "what gives the scores of a classification: its label words, or a linear layer on the last "
         "hidden state, trained with all parameters: `new` begins as random numbers and reads texts "

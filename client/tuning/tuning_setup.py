@@ -20,7 +20,6 @@ from client.forward.resident import ResidentForward
 from client.forward.streamed import BlockwiseParameters, make_forward_engine
 from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.space import ScoreFunction
-from client.tuning.classifier import ClassifierScorer, Weights
 from client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from client.tuning.model_setup import ModelSetup
 from client.tuning.settings import TuneSettings
@@ -121,7 +120,6 @@ class TuningSetup(ModelSetup):
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
         self._evaluation_loss = objective_for(self.task, default)
         self.examples = draw_examples(settings, self.task)
-        self._classifier: Weights | None = None
         self.load()
         self._representations = make_representation_store(
             self.base, self.scorer.labels, settings.trunk_cache
@@ -134,21 +132,6 @@ class TuningSetup(ModelSetup):
             name: self._make_split([example for example in self.examples if example.split == name])
             for name in SPLITS
         }
-
-    def load(self) -> None:
-        """Load the model, or load it again, with the classifier that it has been given."""
-        super().load()
-        if self.settings.classifier != "label-words":
-            asks, most = self.settings.classifier == "linear-probe", self.settings.model.max_length
-            self.scorer = scorer = ClassifierScorer(self.base, self.task, most, self.scorer, asks)
-            if self._classifier is not None:
-                scorer.begin_at(self._classifier)
-
-    def begin_classifier(self, weights: Weights) -> None:
-        """Set what the classifier begins with, now and whenever the model is loaded again."""
-        assert isinstance(self.scorer, ClassifierScorer)
-        self.scorer.begin_at(weights)
-        self._classifier = weights
 
     def make_forward(
         self,

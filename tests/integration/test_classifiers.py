@@ -1,29 +1,54 @@
 """A classifier in place of label words: without a prompt, and begun by linear probing."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tuning import Settings, small, tuned, tuning_of
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from tuning import Settings, lasting, small, tuned, tuning_of
 
-from client.tuning.classifier import probe_weights
+from client.tuning.classifier import CLASSIFIER_FILE, probe_weights
 from client.tuning.finished_tuning import FinishedTuning
 from client.tuning.run import tune
 from client.tuning.tuning_setup import TuningSetup
-from shared.errors import ConfigError, TaskError
+from shared.errors import TaskError, TrainingError
+from simulations.quick_look import tuned_look
+from simulations.tuned_export import export_tuned
 
 ModelFolder = Callable[[str], Path]
+OWN = {"method": "mezo", "space": "full", "tested-state": "last"}
+
+
+Trained = Callable[[str, str, str], Path]
+"""The folder of a run, by classifier, family and method; each is made once."""
 
 
 @pytest.fixture
 def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
-    own = {"method": "mezo", "space": "full"}
-    return small(model_folder("causal"), data_file, tmp_path / "run") | own
+    return small(model_folder("causal"), data_file, tmp_path / "run") | OWN
+
+
+@pytest.fixture(scope="module")
+def trained(
+    model_folder: ModelFolder, data_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    @cache
+    def folder_of(classifier: str, family: str, method: str) -> Path:
+        out = tmp_path_factory.mktemp("runs") / "run"
+        own = OWN | {"classifier": classifier, "method": method}
+        return tune(tuning_of(small(model_folder(family), data_file, out) | own))
+
+    return folder_of
 
 
 @pytest.mark.parametrize(
@@ -37,10 +62,9 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
     ],
 )
 def test_a_classifier_is_trained_with_all_parameters(
-    classifier: str, family: str, method: str, settings: Settings, model_folder: ModelFolder
+    classifier: str, family: str, method: str, trained: Trained
 ) -> None:
-    changes = {"model__path": str(model_folder(family)), "classifier": classifier}
-    result = tuned(tuning_of(settings, method=method, **changes))
+    result = lasting(trained(classifier, family, method))
     assert len({point["loss"] for point in result["curve"]}) == 3
     begun = result["zero_shot"]["validation"]
     assert begun["loss"] == result["curve"][0]["loss"]
@@ -50,22 +74,61 @@ def test_a_classifier_is_trained_with_all_parameters(
         assert abs(begun["loss"] - np.log(2)) < 1
 
 
-@pytest.mark.parametrize("classifier", ["new", "linear-probe"])
+@pytest.mark.parametrize(("classifier", "method"), [("new", "fo-adam"), ("linear-probe", "mezo")])
 def test_a_run_with_a_classifier_goes_on_to_the_same_result(
-    classifier: str, settings: Settings, tmp_path: Path
+    classifier: str, method: str, settings: Settings, trained: Trained
 ) -> None:
-    whole = tuned(tuning_of(settings, classifier=classifier, out=str(tmp_path / "whole")))
-
     def stop(done: int, steps: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
 
-    config = tuning_of(settings, classifier=classifier)
+    config = tuning_of(settings, classifier=classifier, method=method)
     with pytest.raises(KeyboardInterrupt):
         tune(config, stop)
-    assert tuned(config) == whole
-    with pytest.raises(ConfigError, match="a classifier of its own, which no folder"):
-        FinishedTuning.at(Path(config.out))
+    assert tuned(config) == lasting(trained(classifier, "causal", method))
+
+
+@pytest.mark.parametrize(
+    ("classifier", "family", "method"),
+    [("new", "causal", "fo-adam"), ("new", "masked", "mezo"), ("linear-probe", "encoder", "mezo")],
+)
+def test_an_exported_classifier_gives_the_scores_of_the_run(
+    classifier: str, family: str, method: str, trained: Trained, tmp_path: Path
+) -> None:
+    """By transformers and numpy alone; the model beside it has no layer of ours."""
+    folder, out = trained(classifier, family, method), tmp_path / "exported"
+    assert export_tuned(folder, out) == {}
+    _, answers = tuned_look(folder, "a fine film")
+    assert not np.allclose(answers["base"], answers["tuned"])
+    tensors = load_file(out / "classifier.safetensors")
+    scores = tensors["weight"] @ representation(out, family) + tensors["bias"]
+    np.testing.assert_allclose(answers["tuned"], softmax(scores), rtol=1e-3)
+    card = (out / "README.md").read_text()
+    assert "`weight @ h + bias`, of `classifier.safetensors`" in card
+    assert "question behind it" not in card
+
+
+def representation(folder: Path, family: str) -> NDArray[np.float32]:
+    """The representation of a text without a question, by other software."""
+    loaders = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "encoder": AutoModel}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = loaders[family].from_pretrained(folder)
+    ids = tokenizer("a fine film").input_ids
+    if family == "causal":
+        ids = [tokenizer.bos_token_id, *ids]
+    with torch.inference_mode():
+        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].numpy()
+    if family == "encoder":
+        mean = hidden.mean(axis=0)
+        return mean / np.linalg.norm(mean)
+    return hidden[-1 if family == "causal" else 0]
+
+
+def test_a_run_without_its_classifier_is_not_rebuilt(trained: Trained, tmp_path: Path) -> None:
+    folder = Path(copytree(trained("new", "causal", "fo-adam"), tmp_path / "copy"))
+    (folder / CLASSIFIER_FILE).unlink()
+    with pytest.raises(TrainingError, match=r"classifier\.safetensors: damaged or missing"):
+        FinishedTuning.at(folder).load()
 
 
 @pytest.mark.parametrize("family", ["causal", "masked", "encoder"])

@@ -1,6 +1,7 @@
 """Variants of MeZO in `samara tune`: what each does to the same run, and that it goes on."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+OWN = {"method": "mezo", "steps": 6, "learning-rate": 1e-3}
+
+
 @pytest.fixture
 def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
-    changes = {"method": "mezo", "steps": 6, "learning-rate": 1e-3}
-    return small(model_folder("causal"), data_file, tmp_path / "run") | changes
+    return small(model_folder("causal"), data_file, tmp_path / "run") | OWN
+
+
+@pytest.fixture(scope="module")
+def plain_curve(
+    model_folder: ModelFolder, data_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[Any]]:
+    """The validations of a run without a variant; each run is made once."""
+
+    @cache
+    def curve_of(**changes: Any) -> list[Any]:
+        settings = small(
+            model_folder("causal"), data_file, tmp_path_factory.mktemp("plain") / "run"
+        )
+        curve: list[Any] = tuned(tuning_of(settings | OWN, **changes))["curve"]
+        return curve
+
+    return curve_of
 
 
 def stop_after(steps: int) -> Callable[[int, int], None]:
@@ -72,14 +92,13 @@ def stop_after(steps: int) -> Callable[[int, int], None]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_goes_on_to_the_same_result(
-    variant: str, settings: Settings, tmp_path: Path
+    variant: str, settings: Settings, plain_curve: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     changes = VARIANTS[variant]
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     kept = ("space", "model__dtype", "batch")
     plain = {k: v for k, v in changes.items() if k in kept}
-    other = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **plain))
-    assert other["curve"] != whole["curve"]
+    assert plain_curve(**plain) != whole["curve"]
     config = tuning_of(settings, **changes)
     with pytest.raises(KeyboardInterrupt):
         tune(config, stop_after(3))

@@ -278,6 +278,33 @@ def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
     assert np.abs(found - without).max() > 1e-4
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa"])
+def test_a_prefix_of_a_masked_lm_is_tokens_that_see_one_another_alone(
+    name: str, attention: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder("masked") if name == "BERT" else tmp_path
+    if name != "BERT":
+        torch.manual_seed(0)
+        ARCHITECTURES[name][1](save_tokenizer(folder, "masked")).save_pretrained(folder)
+    base = load_base_model(str(folder))
+    base.network.set_attn_implementation(attention)
+    space, body = PrefixSpace(base, 3, 7, BACKEND), PerturbedBody(base, 0)
+    short, long = (5, 9, 11), (5, 9, 11, 12, 13, 14)
+    with torch.inference_mode(), space._unperturbed():
+        padded = body([short, long])
+        read = body([short, long], supervised=[(1,), (2,)])
+    for row, own in enumerate((short, long)):
+        ids = torch.tensor([[*space.tokens, *own]])
+        sees = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool)
+        sees[..., :3, 3:] = False
+        mask = sees if attention == "sdpa" else torch.zeros(sees.shape).masked_fill(~sees, -1e30)
+        with torch.inference_mode():
+            whole = base.body(input_ids=ids, attention_mask=mask).last_hidden_state[0, 3:]
+        torch.testing.assert_close(padded[row, : len(own)], whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(read[row, row + 1], whole[row + 1], rtol=1e-4, atol=1e-5)
+
+
 def test_a_random_prefix_begins_as_random_numbers(model_folder: ModelFolder) -> None:
     base = load_base_model(str(model_folder("causal")))
     spaces_of = [PrefixSpace(base, 3, seed, BACKEND, random_start=True) for seed in (7, 7, 8)]
@@ -330,10 +357,9 @@ def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
 
 
 def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
-    for family in ("masked", "encoder"):
-        base = load_base_model(str(model_folder(family)))
-        with pytest.raises(ModelError, match=f"needs a causal LM and this is a {family} model"):
-            PrefixSpace(base, 3, 7, BACKEND)
+    base = load_base_model(str(model_folder("encoder")))
+    with pytest.raises(ModelError, match="needs a language model and this is a sentence encoder"):
+        PrefixSpace(base, 3, 7, BACKEND)
     base = load_base_model(str(model_folder("causal")))
     with pytest.raises(ModelError, match="prefix of 64 tokens does not fit a context of 64"):
         PrefixSpace(base, 64, 7, BACKEND)

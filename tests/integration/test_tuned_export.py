@@ -105,6 +105,18 @@ def test_a_prefix_that_a_network_makes_is_exported_as_a_prefix(
     torch.testing.assert_close(loaded, ours, rtol=1e-4, atol=1e-4)
 
 
+def test_a_prefix_of_a_masked_lm_answers_and_is_not_exported(
+    settings: Settings, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    masked = {"model.path": str(model_folder("masked")), "learning-rate": 0.05}
+    folder = tune(tuning_of(settings | masked, method="fo-adam", space="prefix"))
+    _, answers = tuned_look(folder, "a fine film")
+    assert not np.allclose(answers["base"], answers["tuned"])
+    with pytest.raises(ModelError, match="PEFT gives a prefix to causal LMs alone"):
+        export_tuned(folder, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
 def test_answers_are_those_of_the_base_and_of_the_exported_model(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -54,20 +54,39 @@ def test_means_stand_below_the_papers_numbers(
         runs.append(settings)
         return Path(settings.out)
 
-    result = {"metric": "accuracy", "test": {"accuracy": 0.5}, "seconds": 1.0}
+    curve = [{"loss": 0.75}, {"loss": 0.5}]
+    result = {"metric": "accuracy", "test": {"accuracy": 0.5}, "seconds": 1.0, "curve": curve}
     monkeypatch.setattr(papers, "tune", tune)
     monkeypatch.setattr(papers, "read_result", lambda folder: result)
     arguments = given(table, tmp_path, data={"sst2": "DATA"}, row=["FT:learning-rate=3e-5"])
     found = papers.measure(table, arguments, Console(quiet=True))
-    assert found["MeZO"] == {"sst2": [0.5, 0.5]}
-    assert found["FT"] == {"sst2": [0.5]}  # the second seed was stopped before it
+    figures = {"metric": 0.5, "before": 0.75, "loss": 0.5}
+    assert found["MeZO"] == {"sst2": [figures, figures]}
+    assert found["FT"] == {"sst2": [figures]}  # the second seed was stopped before it
     assert "ICL" not in found
     (tuned,) = (run for run in runs if run.method == "fo-adam")
     assert (tuned.learning_rate, tuned.steps) == (3e-5, 8)
     assert len({run.out for run in runs}) == len(runs)
     console = Console(record=True, width=200)
     console.print(papers.shown(table, found))
-    assert "50.0 ± 0.0" in console.export_text()
+    text = console.export_text()
+    assert "50.0 ± 0.0" in text
+    assert "0.750 → 0.500" in text
+
+
+def test_rows_of_equal_settings_are_one_run(tmp_path: Path) -> None:
+    arguments = given(read_table("mezo-1"), tmp_path)
+    folders = {
+        row.name: papers.settings_of(row, "sst2", 0, arguments).out
+        for name in ("mezo-1", "p-rge-1")
+        for row in read_table(name).rows
+        if row.settings
+    }
+    assert folders["MeZO"] == folders["ZO-Full, q = 1"]
+    assert len(set(folders.values())) == len(folders) - 2
+    arguments.row = ["MeZO:epsilon=0.01"]
+    (mezo,) = (row for row in read_table("mezo-1").rows if row.name == "MeZO")
+    assert papers.settings_of(mezo, "sst2", 0, arguments).out != folders["MeZO"]
 
 
 def test_a_row_has_one_source() -> None:

@@ -1,0 +1,82 @@
+"""Samara beside other federations, on the same clients: accuracy, bytes and passes, means of seeds.
+
+    python -m benchmarks.accuracy.peers --data DATA --model MODEL --out FOLDER \\
+        [--rounds 10] [--seeds 0,1,2] [--learning-rates 0.01,0.1,1] [--set KEY=VALUE]
+
+DATA is that of the task sst2. The rules of DeComFL and FedKSeed are the shipped scenarios; what is
+trained is a readout, as by default, or an adapter in the top block. FedAvg trains the latter by SGD
+on true gradients, with every learning rate. All rows have eight clients of one Dirichlet division,
+α = 1, in place of those of the scenarios, and the same number of rounds. A number is 4 bytes in
+each direction. Passes are examples times perturbations, where a backward pass counts as two. A run
+that has ended is not made again.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from shared.config import load_scenario
+from shared.result import RunResult
+from shared.scenarios import scenario_file
+from simulations.fed_avg import Figures, fed_avg_beside, figures_table, zeroth_order
+from simulations.simulate import simulate
+
+ROWS = {
+    "Samara": ("sst2", "auto"),
+    "DeComFL": ("decomfl", "auto"),
+    "FedKSeed": ("fedkseed", "auto"),
+    "DeComFL, top block": ("decomfl", "top:1"),
+    "Samara, top block": ("sst2", "top:1"),
+}
+"""Scenario and trained layers of each federation of scalars; FedAvg stands beside the last one."""
+SAME = {"data.clients": 8, "data.partition": "dirichlet", "data.alpha": 1.0, "threads": 1}
+
+
+def simulated(scenario: str, layers: str, seed: int, given: argparse.Namespace) -> Path:
+    """Run a federation, unless it has ended, and return its folder."""
+    name = f"{scenario}-{layers.replace(':', '-')}"
+    own = SAME | {"seed": seed, "rounds": given.rounds, "evaluate.every": given.rounds}
+    own |= {"data.path": given.data, "model.path": given.model, "adapter.layers": layers}
+    own |= {"out": given.out / name / f"seed-{seed}"}
+    settings = [*(f"{key}={value}" for key, value in own.items()), *given.set]
+    return simulate(load_scenario(scenario_file(Path(scenario)), settings))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0])
+    parser.add_argument(
+        "--learning-rates",
+        type=lambda text: [float(rate) for rate in text.split(",")],
+        default=[0.01, 0.1, 1.0],
+        help="of FedAvg's steps",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    given = parser.parse_args()
+    rows: dict[str, list[Figures]] = {}
+    for seed in given.seeds:
+        for name, (scenario, layers) in ROWS.items():
+            folder = simulated(scenario, layers, seed, given)
+            figures = {name: zeroth_order(RunResult.read(folder))}
+            for rate in given.learning_rates if name == list(ROWS)[-1] else ():
+                (_, *others) = fed_avg_beside(folder, rate, lambda *_: None).items()
+                figures |= {f"{other}, η = {rate:g}": own for other, own in others}
+            for row, own in figures.items():
+                print(f"seed {seed}: {row}: {own}", flush=True)
+                rows.setdefault(row, []).append(own)
+    means = {
+        name: Figures(*np.mean([[*vars(one).values()] for one in own], axis=0))
+        for name, own in rows.items()
+    }
+    title = f"{given.rounds} rounds, means of {len(given.seeds)} seeds"
+    Console().print(figures_table(means, title))
+
+
+if __name__ == "__main__":
+    main()
