@@ -33,7 +33,7 @@ Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Matrix, float32 [labels, features], and bias, float32 [labels]."""
 
 CLASSIFIER_FILE = "classifier.safetensors"
-"""What the classifier began with, in a run's folder; what it became, in an exported one."""
+"""File of what the classifier began with, in a run's folder, or became, in an exported one."""
 _PARTS = ("weight", "bias")
 
 

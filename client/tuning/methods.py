@@ -18,7 +18,7 @@ Method = Literal[
 ]
 SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "head", "full", "linear"]
 ClassifierName = Literal["label-words", "new", "linear-probe"]
-"""What gives the scores of a classification: label words, or a classifier by how it begins."""
+"""Source of the scores of a classification: label words, or a classifier by how it begins."""
 
 SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
