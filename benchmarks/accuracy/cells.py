@@ -136,8 +136,8 @@ def measure_limits(config: RunConfig) -> Row:
     """Return the sizes of a cell's data, and the accuracy of the two probes on test examples."""
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
-    without_start = {"adapter.layers": "readout", "adapter.start": ""}
-    runtime, source = load_run(RunConfig.of(config.flat() | without_start, "limits"))
+    alone = {"adapter.layers": "readout", "adapter.start": "", "adapter.basis": ""}
+    runtime, source = load_run(RunConfig.of(config.flat() | alone, "limits"))
     features, labels = {}, {}
     for split in (Split.TRAIN, Split.TEST):
         parts = [
