@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -320,20 +321,26 @@ def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
         try:
             limit = kind(limit_bytes)
         except OSError as error:
-            errors.append(f"{kind.name}: {error}")
+            errors.append(f"{kind.name}: {error.strerror or error}")
         else:
             break
     else:
         limit = PollingLimit(limit_bytes)
-        log.warning(
-            "the kernel permits no memory limit (%s); the process's memory is polled instead, so "
-            "short peaks over the limit are missed. Run as root, or in a user session of systemd",
-            "; ".join(errors),
-        )
+        _say_that_it_is_polled("; ".join(errors))
     try:
         yield limit
     finally:
         limit.close()
+
+
+@cache
+def _say_that_it_is_polled(reasons: str) -> None:
+    """Warn that the kernel limits nothing, once for all processes that are held."""
+    log.warning(
+        "the kernel permits no memory limit (%s); the memory of processes is polled instead, so "
+        "short peaks over the limit are missed. Run as root, or in a user session of systemd",
+        reasons,
+    )
 
 
 def run_with_memory_limit(

@@ -35,7 +35,7 @@ class ClientReport:
             without any.
         answers: number of these answers.
         frames_up, frames_down: bytes of the frames that a round carried, on average.
-        up, down: bytes that crossed its link, everything included.
+        up, down: bytes that crossed its link, everything included; None where links are not held.
         round: round that it stands at; 0 before the first.
         digest: digest of its state, hex; empty without one.
         agrees: whether the ledger has this digest after this round.
@@ -53,8 +53,8 @@ class ClientReport:
     answers: int
     frames_up: int
     frames_down: int
-    up: int
-    down: int
+    up: int | None
+    down: int | None
     round: int
     digest: str
     agrees: bool
@@ -123,7 +123,7 @@ def make_report(
         plan, limits = client.plan, client.limits
         answers = client.trained_seconds()
         reached, state = _position(home(plan))
-        up, down = limits.link.traffic() if limits.link else (0, 0)
+        up, down = limits.link.traffic() if limits.link else (None, None)
         counted = status.get(plan.name)
         rounds = max(1, counted.reports) if counted else 1
         reports.append(

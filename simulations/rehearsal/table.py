@@ -15,8 +15,8 @@ def report_table(report: RehearsalReport) -> Table:
             client.name,
             _pair(client.predicted_memory / 2**20, client.memory / 2**20, "{:,.0f}"),
             _pair(client.predicted_seconds, client.seconds, "{:.2f}"),
-            f"{client.frames_up:,} → {client.up // max(1, client.answers):,}",
-            f"{client.frames_down:,} → {client.down // max(1, client.answers):,}",
+            _bytes(client.frames_up, client.up, client.answers),
+            _bytes(client.frames_down, client.down, client.answers),
             _state(client),
         )
     return table
@@ -27,6 +27,12 @@ def _pair(predicted: float, happened: float | None, form: str) -> str:
     if happened is None or error is None:
         return f"{form.format(predicted)} → –"
     return f"{form.format(predicted)} → {form.format(happened)} ({error:+.0%})"
+
+
+def _bytes(predicted: int, happened: int | None, answers: int) -> str:
+    if happened is None:
+        return f"{predicted:,} → –"
+    return f"{predicted:,} → {happened // max(1, answers):,}"
 
 
 def _state(client: ClientReport) -> str:

@@ -26,6 +26,7 @@ from simulations.rehearsal.preparation import new_place
 from simulations.rehearsal.processes import RehearsedClient
 from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
 from simulations.rehearsal.run import rehearse
+from simulations.rehearsal.table import report_table
 
 SCENARIO = """
 [data]
@@ -280,6 +281,14 @@ def test_how_far_it_was_from_the_prediction() -> None:
     assert relative_error(500, 550) == pytest.approx(0.1)
     assert relative_error(2.0, None) is None
     assert relative_error(0.0, 1.0) is None
+
+
+def test_bytes_are_not_said_where_links_are_not_held() -> None:
+    held, free = client(up=96, down=303), client(up=None, down=None)
+    table = report_table(RehearsalReport(1.0, 3, True, (held, free), ()))
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["bytes up"] == ["10 → 32", "10 → –"]
+    assert cells["bytes down"] == ["10 → 101", "10 → –"]
 
 
 def test_when_a_client_is_back() -> None:
