@@ -18,10 +18,21 @@ from shared.tasks.label_values import (
     optional_value_text,
     repeated_values,
 )
-from shared.tasks.templates import parse_template, split_at_field, template_fields
+from shared.tasks.templates import (
+    field_names,
+    parse_template,
+    split_at_field,
+    template_fields,
+)
 
 _WORD = "word"
 """The name in braces that marks the label word's position."""
+
+
+def _stands_before(template: str, field: str, mark: str) -> bool:
+    """Return whether a template reads a field before a mark, which it holds once."""
+    before, _ = split_at_field(template, mark)
+    return field in (field_names(name)[0] for _, name in before if name)
 
 
 class ClassificationTask(BaseTask):
@@ -66,8 +77,7 @@ class ClassificationTask(BaseTask):
             )
         if not set(template_fields(text)) - {_WORD}:
             raise ValueError("is missing, and the text reads no field of a row but {word}")
-        before = template_fields(*(f"{{{f}}}" for f in fields[: fields.index(_WORD)] if f))
-        if cut and cut not in before:
+        if cut and not _stands_before(text, cut, _WORD):
             raise ValueError(f"is missing, so that cut names a field before {{word}}, not {cut}")
 
     @field_validator("words")
@@ -209,6 +219,11 @@ class ChoiceTask(BaseTask):
             raise ValueError(
                 f"is missing, and the text holds {{candidate}} {count} times; write {{candidate}} "
                 "once, or give as gap what marks its place inside a field"
+            )
+        cut = info.data.get("cut", "")
+        if not gap and cut and not _stands_before(info.data["text"], cut, cls.answer_field):
+            raise ValueError(
+                f"is missing, so that cut names a field before {{candidate}}, not {cut}"
             )
         return gap
 

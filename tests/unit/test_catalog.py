@@ -332,6 +332,12 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
         (GOOD, "{premise}", "{premise|}", "names the field 'premise|'"),
         (GOOD, "labels", 'label = ""\nlabels', ":5: label: names the field ''"),
         (CHOICE, "{candidate}", "{candidate}{candidate}", "holds {candidate} 2 times"),
+        (
+            CHOICE,
+            "{story} So {candidate}",
+            "{candidate} of {story}",
+            "before {candidate}, not story",
+        ),
         (CHOICE, "labels", 'gap = "_"\nlabels', "gap: is one way .* and the text has another"),
         (CHOICE, '"{second}"', '"{second}", "{third}"', "has 2 entries for 3 candidates"),
         (CHOICE, ', "{second}"', "", "needs at least two candidates"),
