@@ -14,9 +14,9 @@ from typing import Any
 
 from server.keeping.folder_checks import check_certificates, check_keys, check_permissions
 from server.live.connections import read_connections
+from server.live.flower_processes import find_superlinks
 from server.live.run_lock import check_not_moved
 from server.live.run_supervisor import FLOWER_FOLDER
-from server.live.superlink_process import find_superlinks
 from server.restored_run import RestoredRun
 from server.rounds.releases import RELEASES_FILE, parse_releases
 from server.store import LAYOUT_FILE, LEDGER_FOLDER, METRICS_FILE, cluster_folders, read_layout

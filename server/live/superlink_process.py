@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from server.live.busy import explain_http_error
+from server.live.flower_processes import (
+    DATABASE,
+    SERVER_APP,
+    SUPEREXEC,
+    SUPERLINK,
+    end_processes,
+    find_programs,
+    find_superlinks,
+)
 from server.live.keys import KEYS_VARIABLE
 from server.live.node_registration import request_registration
 from server.live.server_port import note_port
@@ -36,10 +45,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 180.0
 """On a small or busy machine the imports alone take a minute."""
-_STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_MODULE, _DATABASE = "server.live.superlink", "superlink.db"
-_SUPEREXEC, _SERVER_APP = "flower-superexec", "flwr-serverapp"
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class SuperLinkProcess:
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
         self._keys, self._max_bytes = keys, max_bytes
-        self._database = folder / _DATABASE
+        self._database = folder / DATABASE
         self._secret_file = folder / "control.secret"
         self._process: subprocess.Popen[bytes] | None = None
         self._certificate_time = 0
@@ -117,7 +123,7 @@ class SuperLinkProcess:
         self._certificate_time = self._read_certificate_time()
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, *self._arguments()],
+                [sys.executable, "-m", SUPERLINK, *self._arguments()],
                 cwd=self.folder,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -158,7 +164,7 @@ class SuperLinkProcess:
         """Return the name of a required process that is not running; empty if all are."""
         if self._process is None or self._process.poll() is not None:
             return "Flower's SuperLink"
-        return "" if self._has_child(_SUPEREXEC) else "Flower's SuperExec"
+        return "" if self._has_child(SUPEREXEC) else "Flower's SuperExec"
 
     def has_new_certificate(self) -> bool:
         """Return whether the certificate's file was written since the SuperLink read it."""
@@ -166,23 +172,18 @@ class SuperLinkProcess:
 
     def has_server_app(self) -> bool:
         """Return whether the process of a ServerApp is running."""
-        return self._has_child(_SERVER_APP)
+        return self._has_child(SERVER_APP)
 
     def stop(self) -> None:
         """Stop the SuperLink and all processes it started, also those of an earlier command."""
         roots = find_superlinks(self.folder)
-        family = list(roots)
+        family = [*roots, *find_programs(self.folder, SUPEREXEC, SERVER_APP)]
         for process in roots:
             try:
                 family += process.children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
-        for process in family:
-            _signal(process, kill=False)
-        _, alive = psutil.wait_procs(family, _STOP_SECONDS)
-        for process in alive:
-            _signal(process, kill=True)
-        psutil.wait_procs(alive, _STOP_SECONDS)
+        end_processes(family)
         if self._process is not None:
             self._process.wait()
             self._process = None
@@ -201,12 +202,15 @@ class SuperLinkProcess:
     def start_run(self, config: RunConfig, bundle: bytes) -> int:
         """Stop all runs, start one with this app bundle, and return Flower's id of it.
 
+        A ServerApp that was given up is ended first: it has the ledger.
+
         Raises:
             SamaraError: if Flower refuses.
         """
         from shared.flower_compat import Fab, StartRunRequest, fab_to_proto, user_config_to_proto
 
         self.stop_runs()
+        end_processes(find_programs(self.folder, SERVER_APP))
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
             override_config=user_config_to_proto(config.flat()),
@@ -370,12 +374,6 @@ class SuperLinkProcess:
         return lines[-1].strip() if lines else "it printed nothing"
 
 
-def find_superlinks(folder: Path) -> list[psutil.Process]:
-    """Return the SuperLinks that run with the database in a folder, whoever started them."""
-    words = {_MODULE, str(folder / _DATABASE)}
-    return [p for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or ())]
-
-
 class _SecretInterceptor:
     """An interceptor that adds the secret of the control API to each request."""
 
@@ -386,10 +384,3 @@ class _SecretInterceptor:
         """Send a request with the secret."""
         context.request.headers[SECRET_HEADER] = self._secret
         return call_next(context)
-
-
-def _signal(process: psutil.Process, kill: bool) -> None:
-    try:
-        process.kill() if kill else process.terminate()
-    except psutil.NoSuchProcess:
-        return

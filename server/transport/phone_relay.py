@@ -141,7 +141,7 @@ class PhoneRelay:
     def split(self, reply: Message) -> list[tuple[Message, float]]:
         """Return the replies of phones in a gateway's reply, each with the end of its time.
 
-        A phone that has not answered gets an error reply, unless it may yet answer.
+        A phone that has not answered counts as absent, unless it may yet answer.
         """
         whole_id = reply.metadata.reply_to_message_id
         whole = self._whole.pop(whole_id)
@@ -170,7 +170,7 @@ class PhoneRelay:
                 one.whole = ""
                 continue
             else:
-                error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+                error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
                 replies.append((Message(error, reply_to=one.message), one.end))
             del self._unanswered[one.message.metadata.message_id]
         return replies

@@ -104,14 +104,14 @@ def test_a_program_draws_the_directions_of_the_golden_file(
             "--key",
             "K",
             "--home",
-            "h",
+            "H",
         ],
     ],
 )
 def test_without_the_extra_every_command_says_what_to_install(
     command: list[str], made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    places = {"K": str(tmp_path / "phone.key"), "P": str(made()[1])}
+    places = {"K": str(tmp_path / "phone.key"), "P": str(made()[1]), "H": str(tmp_path / "home")}
     monkeypatch.setitem(sys.modules, "executorch", None)
     create_key(tmp_path / "phone.key")
     words = [places.get(word, word) for word in command]

@@ -1,0 +1,47 @@
+"""The processes of Flower that serve a run, whoever started them, and how they are ended."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+SUPERLINK, DATABASE = "server.live.superlink", "superlink.db"
+SUPEREXEC, SERVER_APP = "flower-superexec", "flwr-serverapp"
+_STOP_SECONDS = 10.0
+
+
+def find_superlinks(folder: Path) -> list[psutil.Process]:
+    """Return the SuperLinks that run with the database in a folder, whoever started them."""
+    words = {SUPERLINK, str(folder / DATABASE)}
+    return [p for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or ())]
+
+
+def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
+    """Return the processes of programs that SuperLinks of a folder have started.
+
+    They have its folder as their own, which also tells those that outlived their SuperLink.
+    """
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "cwd"])
+        if process.info["cwd"] == os.path.realpath(folder)
+        and any(name in " ".join(process.info["cmdline"] or ()) for name in names)
+    ]
+
+
+def end_processes(processes: Sequence[psutil.Process]) -> None:
+    """End processes by SIGTERM, and kill those that do not end in time."""
+    for process in processes:
+        _signal(process, kill=False)
+    _, alive = psutil.wait_procs(processes, _STOP_SECONDS)
+    for process in alive:
+        _signal(process, kill=True)
+    psutil.wait_procs(alive, _STOP_SECONDS)
+
+
+def _signal(process: psutil.Process, kill: bool) -> None:
+    try:
+        process.kill() if kill else process.terminate()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,47 @@
+"""Processes of Flower that outlive their SuperLink are found by their folder, and ended."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from server.live.flower_processes import SERVER_APP, SUPEREXEC
+from server.live.superlink_process import SuperLinkProcess
+
+WAIT = "import sys; print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def started(undo: ExitStack, name: str, folder: Path) -> "subprocess.Popen[bytes]":
+    """Return a process that is called as one of Flower's programs and waits in a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT, name],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    undo.enter_context(process)
+    undo.callback(process.kill)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_what_a_killed_superlink_has_left_is_ended(tmp_path: Path, undo: ExitStack) -> None:
+    folder, other, link = (tmp_path / name for name in ("flower", "other", "link"))
+    folder.mkdir()
+    other.mkdir()
+    link.symlink_to(folder)
+    left = [started(undo, name, folder) for name in (SUPEREXEC, SERVER_APP)]
+    others = [started(undo, SERVER_APP, other), started(undo, "something", folder)]
+    SuperLinkProcess(link, "127.0.0.1", 1, None, 1).stop()
+    assert [process.poll() is None for process in left] == [False, False]
+    assert [process.poll() is None for process in others] == [True, True]
