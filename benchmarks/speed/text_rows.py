@@ -1,11 +1,12 @@
 """A step on texts against a step on labels of the same rows: seconds and memory of its passes.
 
-    python -m benchmarks.speed.text_rows TEXTS --model MODEL [--batch 32] [--queries 16]
+    python -m benchmarks.speed.text_rows TEXTS --model MODEL [--batch 32] [--vocabulary N]
 
 TEXTS is a file of rows with a text. The same rows are scored as labels (the question of SST-2 after
 the text: one token is read), as plain texts (every token is read), and as plain texts that are not
 packed. Repetitions are interleaved, and seconds are medians; memory is the peak of a step's passes
-beside the weights. Passes are divided as in a run, with adapters in the top block.
+beside the weights. Passes are divided as in a run, with adapters in the top block. With N the model
+gets a vocabulary of N tokens; those that it did not have are in no text.
 """
 
 import argparse
@@ -44,16 +45,18 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--vocabulary", type=int, default=0, help="0 is the model's own")
     arguments = parser.parse_args()
     keep_freed_memory()
     rows = arguments.texts.read_text(encoding="utf-8").splitlines()
     spread = np.linspace(0, len(rows) - 1, arguments.batch).astype(int)
     texts = [json.loads(rows[index])["text"] for index in spread]
     schedule = Schedule("both", arguments.micro_batch)
+    engine = partial(_engine, arguments.model, arguments.vocabulary, texts)
     measured = {
-        "labels": _engine(arguments.model, "sst2", texts, False),
-        "texts": _engine(arguments.model, "texts", texts, True),
-        "texts, not packed": _engine(arguments.model, "texts", texts, False),
+        "labels": engine("sst2", False),
+        "texts": engine("texts", True),
+        "texts, not packed": engine("texts", False),
     }
     seconds: dict[str, list[float]] = defaultdict(list)
     peaks: dict[str, int] = {}
@@ -81,10 +84,12 @@ def main() -> None:
 
 
 def _engine(
-    model: Path, task: str, texts: list[str], packs: bool
+    model: Path, vocabulary: int, texts: list[str], task: str, packs: bool
 ) -> tuple[ResidentForward, Layout, list[Prompt]]:
     """Return a forward engine, the layout of its adapter, and the rows of a task."""
     base = load_base_model(str(model))
+    if vocabulary:
+        base.network.resize_token_embeddings(vocabulary, mean_resizing=False)
     with torch.inference_mode():
         scorer = scorer_for(base, load_task(task), 256, PerturbedBody(base, 0))
     adapter = inject(base, AdapterSettings(layers="top:1"), scorer.labels)

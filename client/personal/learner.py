@@ -45,7 +45,7 @@ class Learner(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the task, in their order; empty where rows have candidates of their own."""
+        """The labels of the task, in their order; empty for texts."""
 
     @property
     def backend(self) -> Backend:

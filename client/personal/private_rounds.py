@@ -2,7 +2,8 @@
 
 A private round is a round with a cohort of one, on a track of its own: the same estimator, the
 same exact replay, a ledger that never leaves the client. The method (client/personal/methods.py)
-determines how the two states make the model that a person uses.
+determines how the two states make the model that a person uses. Of texts, rounds that do not lower
+the loss of the client's own validation texts are undone: its model is then the global one.
 """
 
 import logging
@@ -156,7 +157,8 @@ def run_private_rounds(
             continue
         back_to = before + (size.back_to or 0)
         reverted = [delta for delta in deltas if delta.round > back_to]
-        private = apply(_revert_or_erase(instruction, reverted, private))
+        token = token_of(instruction.encode())
+        private = apply(_revert_or_erase(number, token, reverted, private))
         log.warning(
             "client %d: the loss rises too far in private round %d; reverting to the state after "
             "round %d, learning rate %.3g from now on",
@@ -165,6 +167,18 @@ def run_private_rounds(
     if terms.method == "mixture" and done <= rounds:
         shrinks = _mixture_shrinks(learner, state, private)
         private = apply(RoundDelta(before + rounds + 1, PERSONAL_TRACK, bytes(8), (), shrinks))
+    elif not learner.labels and done <= rounds:
+        taken = [delta for delta in deltas if delta.round > before]
+        undone = _revert_or_erase(before + rounds + 1, bytes(8), taken, private)
+        earlier = replay(private, undone.scalar_groups(), layout.distribution, learner.backend)
+        models = parts.model(state, earlier), parts.model(state, private)
+        if undone.entries and not _has_lower_loss(learner, *models):
+            private = apply(undone)
+            log.info(
+                "client %d: private rounds do not lower the loss of its validation texts; they "
+                "are undone",
+                learner.client,
+            )
     return private
 
 
@@ -226,11 +240,24 @@ def _private_delta(
     return RoundDelta(instruction.round, PERSONAL_TRACK, report.token, (contributor,), entries)
 
 
+def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[np.int64]) -> bool:
+    """Return whether the second of two models has a lower validation loss; true without examples.
+
+    A few texts tell: their loss is the mean over all their tokens.
+    """
+    if not learner.data_hash(Split.VALIDATION):
+        return True
+    old, new = (
+        evaluation_column("", *learner.score(model, Split.VALIDATION)).mean_loss
+        for model in (before, after)
+    )
+    return new < old
+
+
 def _revert_or_erase(
-    instruction: TrainInstruction, reverted: Sequence[RoundDelta], private: NDArray[np.int64]
+    number: int, token: bytes, reverted: Sequence[RoundDelta], private: NDArray[np.int64]
 ) -> RoundDelta:
     """Return the round delta that reverts others, or erases the state if that cannot be exact."""
-    number, token = instruction.round, token_of(instruction.encode())
     try:
         delta = revert_delta(number, PERSONAL_TRACK, token, reverted)
         check_fits(private, delta.changes)

@@ -93,6 +93,8 @@ class ClientModel:
         rounds = f"round {self.session.position.round} of run {self.run.run_id.hex()}"
         if self.private is None:
             return f"The global model after {rounds}; client {self.client} has no private round."
+        if not self.private.any():
+            return f"The global model after {rounds}; client {self.client} has kept nothing else."
         digest = self.session.digest.hex()[:12]
         return (
             f"The personal model of client {self.client}: the global model after {rounds} (digest "

@@ -35,6 +35,11 @@ from shared.model.lora_fa import Perturbations
 from shared.tasks.kinds import ClassificationTask, GenerationTask
 from shared.tasks.rows import Example, read_prompt, read_question
 
+_CUT = (
+    "the prompt is longer than this run's models read (model.max-length, less the answer's tokens);"
+    " a part of it, usually the beginning, was left out"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class RunModels:
@@ -218,9 +223,10 @@ def continue_prompt(
             f"{base.folder.name} is a {kind}, which continues no text; classify, or load a causal "
             "model"
         )
-    adapter, task = models.adapter(name), runtime.task
+    adapter, task, note = models.adapter(name), runtime.task, ""
     if messages and isinstance(task, GenerationTask) and not task.is_plain_text:
-        tokens = _tokens_of_task(models, task, messages)
+        tokens, is_cut = _tokens_of_task(models, task, messages)
+        note = _CUT if is_cut else ""
         ends = runtime.tokenize.stop.strip(" ")
         sampling = replace(sampling, stop=(*sampling.stop, *filter(None, [ends])))
     else:
@@ -235,7 +241,6 @@ def continue_prompt(
             f"context of {limit}; shorten it"
         )
     chosen = replace(sampling, max_tokens=sampling.max_tokens or room)
-    note = ""
     if name != BASE and not runtime.layout.adapter_element_count:
         note = (
             "this run trains a readout, which changes the scores of labels alone; the text is the "
@@ -246,8 +251,10 @@ def continue_prompt(
 
 def _tokens_of_task(
     models: RunModels, task: GenerationTask, messages: Sequence[Mapping[str, str]]
-) -> list[int]:
+) -> tuple[list[int], bool]:
     """Return the tokens of a prompt as the task of a run has it, which its models have learned.
+
+    A prompt that is longer than those of the training is cut as they are; the second value says so.
 
     Raises:
         QuestionError: if the task reads other fields, or the chat template refuses the messages.
@@ -258,7 +265,8 @@ def _tokens_of_task(
         else:
             text = "\n".join(message["content"] for message in messages)
             example = read_prompt(_row(models, _fields_of(task, text), 1), task)
-        return list(models.runtime.tokenize(example).sequences[0])
+        tokenize = models.runtime.tokenize
+        return list(tokenize(example).sequences[0]), not tokenize.fits(example)
     except (DataError, ModelError, TaskError) as error:
         raise QuestionError(str(error)) from error
 
@@ -300,7 +308,7 @@ def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, 
 
 
 def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> Mapping[str, str]:
-    """Return a question as the fields of a row.
+    """Return a question as the fields of a row; of plain texts there are none.
 
     Raises:
         QuestionError: if it is a text and the task reads several fields.
@@ -308,7 +316,9 @@ def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> M
     if not isinstance(question, str):
         return question
     fields = models.runtime.task.fields
-    if len(fields) != 1:
+    if not fields:
+        return {}
+    if len(fields) > 1:
         raise QuestionError(
             f"text {number}: the task reads the fields {', '.join(fields)}; give them as a JSON "
             "object"
