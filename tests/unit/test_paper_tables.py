@@ -64,7 +64,7 @@ def test_means_stand_below_the_papers_numbers(
     assert found["MeZO"] == {"sst2": [figures, figures]}
     assert found["FT"] == {"sst2": [figures]}  # the second seed was stopped before it
     assert "ICL" not in found
-    (tuned,) = (run for run in runs if run.method == "fo-adam")
+    (tuned,) = (run for run in runs if run.method == "fo-adam" and run.space == "full")
     assert (tuned.learning_rate, tuned.steps) == (3e-5, 8)
     assert len({run.out for run in runs}) == len(runs)
     console = Console(record=True, width=200)
