@@ -34,6 +34,8 @@ from shared.model.loading import BaseModel
 from shared.replay import digest, zero_state
 
 CLIENTS, STEPS, QUERIES, BATCH = 8, 200, 4, 8
+FIRST = 20
+"""Steps in which what the engines round apart has hardly grown."""
 SHAPES = ProgramShapes(QUERIES, 16, 32)
 EPSILON, LEARNING_RATE = 0.01, 0.1
 ROUNDINGS: dict[PhoneQuantization, tuple[Callable[[BaseModel], None], ...]] = {
@@ -91,7 +93,8 @@ def compare(model: str, layers: str, quantization: PhoneQuantization, folder: Pa
     size = file.stat().st_size + sum(one.bytes for one in program.manifest.weights)
     return (
         f"{quantization}: {size / 2**20:.1f} MiB; {apart}"
-        f"mean loss {abs(found.mean_loss - expected.mean_loss):.2g}; g {g.max():.2g} / "
+        f"mean loss {abs(found.mean_loss - expected.mean_loss):.2g}; g of the first {FIRST} steps "
+        f"{g[:FIRST].max():.2g}, of all {g.max():.2g} / "
         f"{g.mean():.2g} of {np.sqrt((expected.gradients**2).mean()):.2g}"
     )
 

@@ -170,8 +170,9 @@ def test_steps_of_adapters_inside_the_model_are_those_of_eager(
     assert '"version": 5' in file.with_suffix(".json").read_text()
     state = some_state(runtime.layout.size) // 8
     tolerance = 1e-4 if quantization == "int4" else 1e-5
+    small = 0.001  # a rate at which what the engines round apart does not grow
     for changes in (
-        {"steps": steps, "queries": 3, "batch": 5, "curvature_every": 2},
+        {"steps": steps, "queries": 3, "batch": 5, "curvature_every": 2, "learning_rate": small},
         {"batch": 3, "differences": "forward"},
     ):
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)

@@ -53,7 +53,7 @@ class PublishedFile:
 
 
 def page_files(folder: Path) -> dict[str, PublishedFile]:
-    """Return the files of a built page by their paths in requests.
+    """Return the files of a built page, and the list of them, by their paths in requests.
 
     Args:
         folder: folder of the page, with its list of files.
@@ -63,9 +63,14 @@ def page_files(folder: Path) -> dict[str, PublishedFile]:
     """
     remedy = "build the page again with `make phone-page`, or name its folder with --page"
     try:
-        listed = json.loads((folder / INTEGRITY_FILE).read_bytes())
+        content = (folder / INTEGRITY_FILE).read_bytes()
+        listed = json.loads(content)
         published = {f"/{name}": _page_file(folder, name, listed[name]) for name in listed}
         published["/"] = published.pop("/index.html")
+        digest = hashlib.sha256(content).hexdigest()
+        published[f"/{INTEGRITY_FILE}"] = PublishedFile(
+            folder / INTEGRITY_FILE, digest, _MEDIA_TYPES[".json"]
+        )
     except OSError as error:
         named = error.filename or folder / INTEGRITY_FILE
         raise DeviceError(f"{named}: cannot be read: {error.strerror}; {remedy}") from error

@@ -39,6 +39,6 @@ self.addEventListener("install", (event) => (event as ExtendableEvent).waitUntil
 self.addEventListener("fetch", (event) => {
   const { request } = event as FetchEvent;
   const { origin, pathname } = new URL(request.url);
-  const isPage = origin === location.origin && !/^\/(program|samara|stream)/.test(pathname);
+  const isPage = origin === location.origin && !/^\/(program|samara|stream)(\/|$)/.test(pathname);
   if (isPage && request.method === "GET") (event as FetchEvent).respondWith(answer(request));
 });
