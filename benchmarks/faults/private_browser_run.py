@@ -44,7 +44,7 @@ ENTER = """(() => {{
   field.value = "{limit}";
   field.dispatchEvent(new Event("change"));
 }})()"""
-"""What a keyboard does in the field of the limit."""
+"""Script that does what a keyboard does in the field of the limit."""
 SHOWN = "document.getElementById('{}').innerText"
 
 

@@ -108,10 +108,12 @@ def round_tokens_to_8_bits(base: BaseModel) -> None:
     """Round the table of the tokens' embeddings to what 8 bits can hold, in place.
 
     A token's numbers share a scale, the one farthest from zero divided by −128.
-    `devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result.
+    `devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result. A table
+    that the model's head shares stays as it is, since a graph would need it in float32 for that.
     """
-    weight = base.network.get_input_embeddings().weight
-    weight.copy_(_rounded(weight, 128))
+    weight, head = base.network.get_input_embeddings().weight, base.network.get_output_embeddings()
+    if head is None or head.weight is not weight:
+        weight.copy_(_rounded(weight, 128))
 
 
 def _rounded(groups: Tensor, levels: int) -> Tensor:
