@@ -45,7 +45,7 @@ class Learner(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the task, in their order; empty for texts."""
+        """The labels of the task, in order; empty for texts, and for rows with own candidates."""
 
     @property
     def backend(self) -> Backend:

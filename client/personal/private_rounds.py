@@ -2,8 +2,9 @@
 
 A private round is a round with a cohort of one, on a track of its own: the same estimator, the
 same exact replay, a ledger that never leaves the client. The method (client/personal/methods.py)
-determines how the two states make the model that a person uses. Of texts, rounds that do not lower
-the loss of the client's own validation texts are undone: its model is then the global one.
+determines how the two states make the model that a person uses. Where a task has no labels of its
+own (texts, and rows with candidates of their own), rounds that do not lower the loss of the
+client's validation examples are undone: its model is then the global one.
 """
 
 import logging
@@ -175,7 +176,7 @@ def run_private_rounds(
         if undone.entries and not _has_lower_loss(learner, *models):
             private = apply(undone)
             log.info(
-                "client %d: private rounds do not lower the loss of its validation texts; they "
+                "client %d: private rounds do not lower the loss of its validation examples; they "
                 "are undone",
                 learner.client,
             )
