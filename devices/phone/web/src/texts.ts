@@ -91,7 +91,7 @@ export const TEXTS = {
   keepAwake: "Keep the screen on",
   limit: "Privacy limit ε",
   limitHint:
-    "Every answer tells a little of your texts, with noise too. ε says how much all of them together can tell: 1 is little, 10 is much. Where one more would go over your limit, this page takes part in no more rounds, and in none of a run without noise. Empty: no limit.",
+    "Every answer tells a little about your texts, even with noise. ε says how much all of them together can tell: 1 is little, 10 is much. Where one more would go over your limit, this page takes part in no more rounds, and in none of a run without noise. Empty: no limit.",
   leave: "Leave and delete everything",
   leaveSure: "Delete key, texts and models from this browser? This cannot be undone.",
   left: "Everything was deleted from this browser.",
