@@ -47,13 +47,21 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     return cwd / ended.stdout.strip().splitlines()[-1]
 
 
+ANSWERS = (
+    'kind = "generation"\nname = "again"\ntext = "{text} {answer}"\nlabel = "text"\ntokens = 3\n'
+)
+
+
 @pytest.mark.parametrize(
     "adapter",
     [
         "readout",
         *(
             pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in ("top:2", "basis", "start", "readout with a start", "texts")
+            for kind in (
+                *("top:2", "basis", "start", "readout with a start"),
+                *("texts", "summed texts", "metric of answers"),
+            )
         ),
     ],
 )
@@ -73,6 +81,12 @@ def test_flowers_engine_writes_the_same_ledger(
         settings |= {"gradients": "exact", "adapter.start": start_for(settings, tmp_path)}
     elif adapter == "texts":
         settings |= {"task": "texts"}
+    elif adapter == "summed texts":
+        settings |= {"task": "texts", "objective": "summed-cross-entropy"}
+    elif adapter == "metric of answers":
+        task = tmp_path / "task.toml"
+        task.write_text(ANSWERS)
+        settings |= {"task": str(task), "objective": "metric"}
     else:
         settings |= {"adapter.layers": adapter}
     ours = simulate(RunConfig.of(settings, "test"))
