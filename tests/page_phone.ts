@@ -140,7 +140,10 @@ const functions = {
     };
     const model = new OnEngines(
       async () => [WEBGPU, WASM],
-      async ({ name }) => {
+      async () => {
+        if (failing.includes("fetch") && !log.length) doing("fetch");
+      },
+      async (_, { name }) => {
         doing(`make ${name}`);
         return name;
       },

@@ -22,10 +22,11 @@ def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
 
     They have its folder as their own, which also tells those that outlived their SuperLink.
     """
+    own = os.path.realpath(folder)
     return [
         process
         for process in psutil.process_iter(["cmdline", "cwd"])
-        if process.info["cwd"] == os.path.realpath(folder)
+        if process.info["cwd"] == own
         and any(name in " ".join(process.info["cmdline"] or ()) for name in names)
     ]
 

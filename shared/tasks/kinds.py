@@ -18,12 +18,7 @@ from shared.tasks.label_values import (
     optional_value_text,
     repeated_values,
 )
-from shared.tasks.templates import (
-    field_names,
-    parse_template,
-    split_at_field,
-    template_fields,
-)
+from shared.tasks.templates import field_names, parse_template, split_at_field, template_fields
 
 _WORD = "word"
 """The name in braces that marks the label word's position."""

@@ -382,6 +382,7 @@ def test_a_graphics_processor_is_used_where_there_is_one(
     [
         ("", "make webgpu, use webgpu 1, use webgpu 2, use webgpu 3"),
         ("make webgpu", "make webgpu, make wasm, use wasm 1, use wasm 2, use wasm 3"),
+        ("fetch", "fetch, failed: fetch, make webgpu, use webgpu 2, use webgpu 3"),
         (
             "use webgpu 2",
             "make webgpu, use webgpu 1, use webgpu 2, make wasm, use wasm 2, use wasm 3",

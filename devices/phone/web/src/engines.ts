@@ -37,24 +37,35 @@ export async function enginesOf(graphics: Graphics | undefined): Promise<Engine[
   return adapter && !adapter.info.isFallbackAdapter ? [WEBGPU, WASM] : [WASM];
 }
 
-/** Something that an engine makes; where making or using it fails, the next engine does. */
-export class OnEngines<T> {
+/**
+ * Something that an engine makes; where making or using it fails, the next engine does.
+ *
+ * What it is made of is fetched first: where the network fails, no engine does.
+ */
+export class OnEngines<F, T> {
   readonly #engines: () => Promise<Engine[]>;
-  readonly #make: (engine: Engine) => Promise<T>;
+  readonly #fetch: () => Promise<F>;
+  readonly #make: (fetched: F, engine: Engine) => Promise<T>;
   #left: Engine[] | null = null;
   #made: T | null = null;
 
-  constructor(engines: () => Promise<Engine[]>, make: (engine: Engine) => Promise<T>) {
+  constructor(
+    engines: () => Promise<Engine[]>,
+    fetch: () => Promise<F>,
+    make: (fetched: F, engine: Engine) => Promise<T>,
+  ) {
     this.#engines = engines;
+    this.#fetch = fetch;
     this.#make = make;
   }
 
-  /** Returns what comes of it; one call at a time. Throws what the last engine throws. */
+  /** Returns what comes of it; one call at a time. Throws what the last engine, or fetching, does. */
   async use<R>(work: (made: T) => Promise<R>): Promise<R> {
     this.#left ??= await this.#engines();
     for (;;) {
+      const fetched = this.#made === null ? await this.#fetch() : null;
       try {
-        this.#made ??= await this.#make(this.#left[0]!);
+        this.#made ??= await this.#make(fetched!, this.#left[0]!);
         return await work(this.#made);
       } catch (error) {
         this.#made = null;

@@ -8,6 +8,8 @@ import { readoutScorer, type Scorer } from "./readout.ts";
 import type { ProgramIndex, Row } from "./task.ts";
 import { RowTokenizer } from "./tokens.ts";
 
+type Fetched = Awaited<ReturnType<typeof fetchModel>>;
+
 interface Loaded {
   readonly encoder: Encoder;
   readonly tokenizer: RowTokenizer;
@@ -18,7 +20,7 @@ export class Model {
   readonly #index: ProgramIndex;
   readonly #program: Program;
   readonly #onBytes: (done: number, of: number) => void;
-  readonly #loaded: OnEngines<Loaded>;
+  readonly #loaded: OnEngines<Fetched, Loaded>;
   /** Scores of examples: of a readout by its arithmetic alone, otherwise by the model. */
   readonly scorer: Scorer;
 
@@ -30,7 +32,8 @@ export class Model {
     const { gpu } = navigator as { readonly gpu?: Graphics };
     this.#loaded = new OnEngines(
       () => enginesOf(gpu),
-      (engine) => this.#load(engine),
+      () => this.#fetch(),
+      (fetched, engine) => this.#load(fetched, engine),
     );
     this.scorer = program.readout.tokens
       ? (...given) => this.#loaded.use(({ encoder }) => encoder.scores(...given))
@@ -55,12 +58,13 @@ export class Model {
     });
   }
 
-  async #load(engine: Engine): Promise<Loaded> {
+  #fetch(): Promise<Fetched> {
     const of = sizeOf(this.#index);
     let done = 0;
-    const { texts, ...files } = await fetchModel(this.#index, (count) =>
-      this.#onBytes((done += count), of),
-    );
+    return fetchModel(this.#index, (count) => this.#onBytes((done += count), of));
+  }
+
+  async #load({ texts, ...files }: Fetched, engine: Engine): Promise<Loaded> {
     const tokenizer = new RowTokenizer(this.#index, texts);
     const encoder = await Encoder.load(files, this.#program, engine);
     const ofModel: Scorer = (...given) => encoder.scores(...given); // not kept before the check
