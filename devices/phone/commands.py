@@ -302,8 +302,8 @@ def gateway_up(
     --name gateway.example
     """
     from devices.live.client_folder import client_folder
-    from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
+    from devices.phone.gateway_settings import GatewaySettings
     from devices.phone.page_server.settings import PageSettings
     from shared.addresses import parse_address, parse_origin
     from shared.errors import ConfigError

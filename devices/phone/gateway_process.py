@@ -4,10 +4,8 @@ import asyncio
 import logging
 import secrets
 import signal
-import ssl
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +24,15 @@ from devices.live.supernode import FOR_GATEWAY
 from devices.live.tls_contexts import verifying_context
 from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.gateway import Gateway
+from devices.phone.gateway_certificate import GatewayCertificate
 from devices.phone.gateway_server import start_gateway
-from devices.phone.page_server.settings import PageSettings
+from devices.phone.gateway_settings import GatewaySettings
 from devices.phone.registered_keys import RegisteredKeys
 from devices.phone.relay import gateway_app
 from devices.phone.server_requests import ServerRequests
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from shared.certificates import CERTIFICATES_FOLDER
 from shared.client_index import client_index_of_key
-from shared.errors import DeviceError, SamaraError
+from shared.errors import DeviceError
 from shared.files import make_private_folder, write_secret
 from shared.flower_compat import fetch_messages_quickly, transfer_parts_together
 
@@ -46,41 +45,8 @@ MOST_MESSAGES = 32
 """Most messages that are passed on at once; of a round there is one, or one for each cluster."""
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
-_RENEWAL_SECONDS = 3600.0
 _FAREWELL_SECONDS = 60.0
 """Longest time in which phones that are away may come back and hear that the run is finished."""
-
-
-@dataclass(frozen=True)
-class GatewaySettings:
-    """The settings of a gateway.
-
-    Attributes:
-        folder: folder of the gateway's secret, lock and certificates.
-        phones: folder of the public keys (PEM) that are admitted; None admits those that the server
-            has registered.
-        listen: host:port to which phones attach.
-        certificate: certificate chain for phones, PEM; None creates one.
-        certificate_key: private key of `certificate`.
-        names: host names and addresses of the gateway, for the certificate that it creates.
-        superlink: address of the SuperLink, host:port.
-        key: private key that authenticates the gateway to the SuperLink.
-        certificates: certificate of the SuperLink's authority.
-        insecure: whether both connections are plain text.
-        web: page server for browsers; None serves none.
-    """
-
-    folder: Path
-    phones: Path | None
-    listen: str
-    certificate: Path | None
-    certificate_key: Path | None
-    names: tuple[str, ...]
-    superlink: str
-    key: Path | None
-    certificates: Path | None
-    insecure: bool
-    web: PageSettings | None = None
 
 
 def up(settings: GatewaySettings) -> None:
@@ -114,42 +80,8 @@ def _check_superlink_settings(settings: GatewaySettings) -> None:
     verifying_context(settings.certificates)
 
 
-def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
-    """Return the certificate for phones and its private key, PEM; empty for plain text."""
-    if settings.insecure:
-        return b"", b""
-    certificate, key = settings.certificate, settings.certificate_key
-    if certificate is None:
-        tls = make_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
-        certificate, key = tls.certificate, tls.key
-    if key is None:
-        raise DeviceError("--cert needs --cert-key, the certificate's private key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-        return certificate.read_bytes(), key.read_bytes()
-    except FileNotFoundError as error:
-        raise DeviceError(f"{certificate} or {key}: {error.strerror}") from error
-    except (OSError, ssl.SSLError) as error:
-        raise DeviceError(
-            f"{certificate} and {key}: not a certificate and its private key without passphrase, "
-            f"in PEM: {error}"
-        ) from error
-
-
-def _renew_certificate(
-    settings: GatewaySettings, current: tuple[bytes, bytes]
-) -> tuple[bytes, bytes]:
-    """Return a renewed certificate and its key if the current one will end soon or was replaced."""
-    try:
-        return _load_certificate(settings)
-    except (SamaraError, OSError) as error:
-        log.warning("the certificate cannot be renewed: %s", error)
-        return current
-
-
 def _serve(settings: GatewaySettings, secret: Path) -> None:
-    certificate = _load_certificate(settings)
-    renewal = time.monotonic() + _RENEWAL_SECONDS
+    certificate = GatewayCertificate(settings)
     if not settings.insecure and settings.certificate is None:
         authority = settings.folder / CERTIFICATES_FOLDER / "ca.pem"
         log.info("phones verify this gateway with --certs %s", authority)
@@ -177,7 +109,10 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         registered = RegisteredKeys(admitted, asked)
     gateway = Gateway(admitted, registered)
     pages = _page_server(settings, gateway, asked)
-    server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
+    current = certificate.current
+    server, port = run(
+        start_gateway(gateway, settings.listen, *current, lambda: certificate.current)
+    )
     log.info("phones attach at port %d", port)
     if pages and settings.web:
         run(pages.start(settings.web.address))
@@ -191,10 +126,10 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     supernode = SupervisedProcess(
         "the SuperNode", command, child_environment(), explain=describe_exit
     )
+    attached = _AttachedLog()
     try:
         supernode.start()
         answering.start()
-        count, had_boards = -1, False
         while not stop.wait(_POLL_SECONDS):
             check_not_revoked(supernode)
             if is_run_finished(supernode):
@@ -204,18 +139,9 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
                 break
             if message := supernode.restart_if_due():
                 log.warning("%s", message)
-            if time.monotonic() > renewal:
-                renewal += _RENEWAL_SECONDS
-                if certificate != (renewed := _renew_certificate(settings, certificate)):
-                    certificate = renewed
-                    if pages:
-                        pages.renew_certificate()
-            if count != (count := len(gateway.attached_phones)):
-                boards = len(gateway.clients_of(with_phones=False))
-                log.info("%d phones attached", count - boards)
-                if boards or had_boards:
-                    log.info("%d boards attached", boards)
-                had_boards = bool(boards)
+            if certificate.renew_if_due() and pages:
+                pages.renew_certificate()
+            attached.show(gateway)
     finally:
         log.info("stopping")
         stop.set()
@@ -225,6 +151,22 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
             run(pages.stop())
         run(server.stop(_GRACE_SECONDS))
         loop.call_soon_threadsafe(loop.stop)
+
+
+class _AttachedLog:
+    """Logs how many phones and boards are attached whenever that changes."""
+
+    def __init__(self) -> None:
+        self._phones, self._boards = -1, 0
+
+    def show(self, gateway: Gateway) -> None:
+        boards = len(gateway.clients_of(with_phones=False))
+        phones = len(gateway.attached_phones) - boards
+        if phones != self._phones:
+            log.info("%d phones attached", phones)
+        if boards != self._boards:
+            log.info("%d boards attached", boards)
+        self._phones, self._boards = phones, boards
 
 
 def _page_server(

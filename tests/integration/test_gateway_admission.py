@@ -24,8 +24,9 @@ from devices.phone.admitted_keys import AdmittedKeys
 from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
 from devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE
-from devices.phone.gateway_process import GatewaySettings, _load_certificate, _renew_certificate
+from devices.phone.gateway_certificate import GatewayCertificate
 from devices.phone.gateway_server import start_gateway
+from devices.phone.gateway_settings import GatewaySettings
 from devices.phone.phone_stream import _host_of
 from shared import rate_limit
 from shared.certificates import make_certificates, renew_certificate
@@ -331,16 +332,19 @@ def test_a_replaced_certificate_is_taken_up_and_a_damaged_one_is_not(
         certificates=None,
         insecure=False,
     )
-    first = _load_certificate(settings)
+    certificate = GatewayCertificate(settings)
+    first = certificate.current
     tls.certificate.write_bytes(other.certificate.read_bytes())  # and the key not yet
-    assert _renew_certificate(settings, first) == first
+    assert not certificate.renew()
+    assert certificate.current == first
     assert "the certificate cannot be renewed" in caplog.text
     tls.key.write_bytes(other.key.read_bytes())
     second = other.certificate.read_bytes(), other.key.read_bytes()
-    assert _renew_certificate(settings, first) == second != first
+    assert certificate.renew()
+    assert certificate.current == second != first
     with pytest.raises(DeviceError, match="--cert needs --cert-key"):
-        _load_certificate(replace(settings, certificate_key=None))
-    assert _load_certificate(replace(settings, insecure=True)) == (b"", b"")
+        GatewayCertificate(replace(settings, certificate_key=None))
+    assert GatewayCertificate(replace(settings, insecure=True)).current == (b"", b"")
 
 
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
