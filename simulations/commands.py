@@ -221,10 +221,10 @@ def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
     with console.status("FedAvg") as status:
         found = fed_avg_beside(
             folder,
-            learning_rate,
+            [learning_rate],
             lambda name, done, rounds: status.update(f"{name}: round {done} of {rounds}"),
         )
-    console.print("", figures_table(found, f"beside FedAvg, η = {learning_rate:g}"))
+    console.print("", figures_table(found, "beside FedAvg"))
 
 
 def _run_seeds(config: "RunConfig", seeds: str, engine: Engine) -> None:

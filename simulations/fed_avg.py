@@ -7,9 +7,10 @@ no wire of Samara carries weights.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from rich.table import Table
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import MemoryCache
 from client.personal.readout_file import load_scorer
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.training.client_data import (
@@ -71,15 +73,21 @@ class FedAvg:
         config: settings of the run that it is compared with.
         space: a name in `SPACES`.
         learning_rate: η of the local steps.
+        cache: cache of the outputs of the layers below the adapters, which other federations of the
+            same model may share.
     """
 
-    def __init__(self, config: RunConfig, space: str, learning_rate: float) -> None:
+    def __init__(
+        self, config: RunConfig, space: str, learning_rate: float, cache: MemoryCache
+    ) -> None:
         self._config, self._rate = config, learning_rate
         base, task, scorer = load_scorer(config)
         backend = NumbaBackend(1)
         self._space = SPACES[space](base, config.adapter, scorer.labels, backend)
         adapter = self._space.adapter
-        self._forward = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
+        shared = cache if adapter.first_block else None
+        body = PerturbedBody(base, adapter.first_block, shared)
+        self._forward = ResidentForward(adapter, scorer, body)
         source = ClientDataSource(
             example_reader(task, config.data),
             config.data,
@@ -157,7 +165,7 @@ def zeroth_order(result: RunResult) -> Figures:
 
 
 def fed_avg_beside(
-    folder: Path, learning_rate: float, on_round: Callable[[str, int, int], None]
+    folder: Path, learning_rates: Sequence[float], on_round: Callable[[str, int, int], None]
 ) -> dict[str, Figures]:
     """Return the figures of a finished run and of FedAvg beside it, by name of the method.
 
@@ -165,7 +173,7 @@ def fed_avg_beside(
 
     Args:
         folder: folder of the run.
-        learning_rate: η of FedAvg's local steps.
+        learning_rates: every η that FedAvg's local steps are tried with.
         on_round: function that is called with the method, its rounds done, and all rounds.
 
     Raises:
@@ -174,19 +182,16 @@ def fed_avg_beside(
     result = RunResult.read(folder)
     config = RunConfig.of(result.config, str(folder))  # without open values
     check_fed_avg(config)
-    kept = _read(folder / FED_AVG_FILE)
-    rows = kept.get(repr(learning_rate), {})
+    kept, cache = _read(folder / FED_AVG_FILE), MemoryCache(config.trunk_cache)
     found = {"zeroth order": zeroth_order(result)}
-    for space in SPACES:
-        name = f"FedAvg, {space}"
-        if name in rows:
-            found[name] = Figures(**rows[name])
-            continue
-        method = FedAvg(config, space, learning_rate)
-        found[name] = method.run(partial(_of_method, on_round, name, config.rounds))
-        rows[name] = asdict(found[name])
-        content = json.dumps(kept | {repr(learning_rate): rows}, indent=1) + "\n"
-        write_durably(folder / FED_AVG_FILE, content.encode())
+    for space, rate in product(SPACES, learning_rates):
+        name = f"FedAvg, {space}, η = {rate:g}"
+        if name not in kept:
+            on_rounds = partial(_of_method, on_round, name, config.rounds)
+            kept[name] = asdict(FedAvg(config, space, rate, cache).run(on_rounds))
+            content = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+            write_durably(folder / FED_AVG_FILE, content.encode())
+        found[name] = Figures(**kept[name])
     return found
 
 
@@ -218,8 +223,8 @@ def check_fed_avg(config: RunConfig) -> None:
         )
 
 
-def _read(file: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the kept figures by learning rate and method; none if they are missing or damaged."""
+def _read(file: Path) -> dict[str, dict[str, float]]:
+    """Return the kept figures by method; none if they are missing or damaged."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -44,6 +44,10 @@ def simulated(scenario: str, layers: str, seed: int, given: argparse.Namespace) 
     return simulate(load_scenario(scenario_file(Path(scenario)), settings))
 
 
+def _say(name: str, done: int, rounds: int) -> None:
+    print(f"  {name}: round {done} of {rounds}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--data", required=True)
@@ -64,9 +68,9 @@ def main() -> None:
         for name, (scenario, layers) in ROWS.items():
             folder = simulated(scenario, layers, seed, given)
             figures = {name: zeroth_order(RunResult.read(folder))}
-            for rate in given.learning_rates if name == list(ROWS)[-1] else ():
-                (_, *others) = fed_avg_beside(folder, rate, lambda *_: None).items()
-                figures |= {f"{other}, η = {rate:g}": own for other, own in others}
+            if name == list(ROWS)[-1]:
+                (_, *others) = fed_avg_beside(folder, given.learning_rates, _say).items()
+                figures |= dict(others)
             for row, own in figures.items():
                 print(f"seed {seed}: {row}: {own}", flush=True)
                 rows.setdefault(row, []).append(own)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from client.forward.trunk_cache import MemoryCache
 from client.training.client_data import ClientData
 from samara.command import app
 from shared.config import RunConfig
@@ -30,7 +31,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 def test_bytes_and_passes_are_those_of_weights_and_backward_passes(
     space: str, result: RunResult
 ) -> None:
-    federation = FedAvg(RunConfig.of(result.config, "test"), space, 0.1)
+    federation = FedAvg(RunConfig.of(result.config, "test"), space, 0.1, MemoryCache(0))
     found, zeroth = federation.run(), zeroth_order(result)
     assert found.bytes_up == found.bytes_down == 4 * federation._space.size
     assert found.passes == 2 * 2 * 3 * 4
@@ -42,7 +43,8 @@ def test_bytes_and_passes_are_those_of_weights_and_backward_passes(
 def test_the_mean_is_weighted_by_numbers_of_examples(
     result: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation, means = FedAvg(RunConfig.of(result.config, "test"), "LoRA-FA", 0.1), []
+    config, means = RunConfig.of(result.config, "test"), []
+    federation = FedAvg(config, "LoRA-FA", 0.1, MemoryCache(0))
 
     def trained(_: FedAvg, start: torch.Tensor, client: ClientData, number: int) -> torch.Tensor:
         return torch.full_like(start, float(client.client))
@@ -63,13 +65,14 @@ def test_figures_beside_a_run_are_kept_in_its_folder(
     result: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, said = Path(result.config["out"]), list[tuple[str, int, int]]()
-    found = fed_avg_beside(folder, 0.1, lambda *done: said.append(done))
-    assert list(found) == ["zeroth order", "FedAvg, LoRA", "FedAvg, LoRA-FA"]
-    assert said[:2] == [("FedAvg, LoRA", 1, 2), ("FedAvg, LoRA", 2, 2)]
+    found = fed_avg_beside(folder, [0.1], lambda *done: said.append(done))
+    first = "FedAvg, LoRA, η = 0.1"
+    assert list(found) == ["zeroth order", first, "FedAvg, LoRA-FA, η = 0.1"]
+    assert said[:2] == [(first, 1, 2), (first, 2, 2)]
     monkeypatch.delattr(FedAvg, "run")
-    assert fed_avg_beside(folder, 0.1, lambda *_: None) == found
+    assert fed_avg_beside(folder, [0.1], lambda *_: None) == found
     with pytest.raises(AttributeError):
-        fed_avg_beside(folder, 0.2, lambda *_: None)
+        fed_avg_beside(folder, [0.1, 0.2], lambda *_: None)
 
 
 @pytest.mark.parametrize(
