@@ -187,6 +187,20 @@ class TuningSetup(ModelSetup):
         count = len(self.splits["train"].labels)
         return batch_order(self.root, query, step, count)[: self.settings.batch]
 
+    def rows(self, batch: NDArray[np.int64]) -> tuple[list[Prompt], NDArray[np.int64]]:
+        """Return prompts and labels of some training examples, as steps score them.
+
+        The likelihood of an answer needs no pass over other candidates, so that the right one is
+        the only one there; a label bias or a readout adds to scores by their place.
+        """
+        train, adapter = self.splits["train"], self.settings.adapter
+        prompts, labels = [train.prompts[index] for index in batch], train.labels[batch]
+        by_place = adapter.label_bias or adapter.has_readout
+        if self.goal != "likelihood" or by_place or not prompts[0].targets:
+            return prompts, labels
+        right = [prompt.only(label) for prompt, label in zip(prompts, labels, strict=True)]
+        return right, np.zeros_like(labels)
+
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
         if self.settings.adapter.layers == READOUT:  # its scores are kept with representations

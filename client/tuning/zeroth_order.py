@@ -290,19 +290,18 @@ class ZerothOrder:
     def _losses_of(self, request: LossRequest) -> NDArray[np.float64]:
         if self._setup.decodes:
             return self._losses_of_answers(request)
-        train = self._setup.splits["train"]
-        prompts = [train.prompts[index] for index in request.batch]
+        prompts, labels = self._setup.rows(request.batch)
         if request.exact and self._setup.settings.gradients == "forward-mode":
             return self._forward_derivatives(request)
         if request.exact:
-            return self._exact_derivatives(request, prompts, train.labels[request.batch])
+            return self._exact_derivatives(request, prompts, labels)
 
         def score(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             with mixed_precision(self._setup.settings):
                 return self._forward.scores(perturbations, prompts, self._schedule)
 
         scores = self._space.evaluate(score, request.seeds, request.epsilon, request.signs)
-        return self._setup.objective(scores, train.labels[request.batch])
+        return self._setup.objective(scores, labels)
 
     def _exact_derivatives(
         self, request: LossRequest, prompts: Sequence[Prompt], labels: NDArray[np.int64]
@@ -334,10 +333,10 @@ class ZerothOrder:
 
     def _summed_loss(self, adapters: PerturbedAdapters, some: NDArray[np.int64]) -> Tensor:
         """Return the loss of some training examples at one point, summed, to be differentiated."""
-        train, forward = self._setup.splits["train"], self._forward
+        (prompts, labels), forward = self._setup.rows(some), self._forward
         assert isinstance(forward, ResidentForward)
-        scores = forward.score_pass(adapters, [train.prompts[index] for index in some])[0]
-        return summed_loss(scores, train.labels[some], self._setup.goal)
+        scores = forward.score_pass(adapters, prompts)[0]
+        return summed_loss(scores, labels, self._setup.goal)
 
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
         task, train = self._setup.task, self._setup.splits["train"]

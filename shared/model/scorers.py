@@ -50,6 +50,12 @@ class Prompt:
     targets: tuple[Ids, ...] = ()
     target_bytes: int = 0
 
+    def only(self, index: int) -> "Prompt":
+        """Return the prompt with one of its candidate continuations alone."""
+        chosen = slice(index, index + 1)
+        parts = self.sequences[chosen], self.supervised[chosen], self.targets[chosen]
+        return Prompt(*parts, self.target_bytes)
+
 
 class Scorer(ABC):
     """A scorer of one family of models and kind of task.

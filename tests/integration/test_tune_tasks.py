@@ -110,21 +110,64 @@ def test_the_metric_of_answers_can_be_trained(
     assert len({point["loss"] for point in result["curve"]}) > 1
 
 
-@pytest.mark.parametrize("method", ["prge", "fo-adam", "icl"])
-def test_a_choice_is_trained_and_judged_by_its_candidates(
-    method: str, settings: Settings, tmp_path: Path
-) -> None:
+@pytest.fixture
+def choices(tmp_path: Path) -> Settings:
+    """A choice task and its rows, of two or three candidates."""
     options = (["good", "bad"], ["cold", "good"], ["very cold", "bad", "good"])
     rows = [{"s": "the film was _ .", "options": options[i % 3], "a": "good"} for i in range(60)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = 'kind = "choice"\nname = "gaps"\ntext = "{s}"\ngap = "_"\n'
     task += 'candidates = "{options}"\nlabel = "a"\n'
     (tmp_path / "gaps.toml").write_text(task)
-    places = {"task": str(tmp_path / "gaps.toml"), "data__path": str(tmp_path / "rows.jsonl")}
-    result = tuned(tuning_of(settings, method=method, **places, data__validation=6, data__test=6))
+    return {"task": str(tmp_path / "gaps.toml"), "data__path": str(tmp_path / "rows.jsonl")}
+
+
+@pytest.mark.parametrize("method", ["prge", "fo-adam", "icl"])
+def test_a_choice_is_trained_and_judged_by_its_candidates(
+    method: str, settings: Settings, choices: Settings
+) -> None:
+    result = tuned(tuning_of(settings, method=method, **choices, data__validation=6, data__test=6))
     assert np.isfinite(result["test"]["loss"])
     if method == "fo-adam":
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
+
+
+def test_the_likelihood_of_the_right_candidate_runs_no_other(
+    settings: Settings, choices: Settings
+) -> None:
+    setup = setup_of(settings, objective="likelihood", **choices, data__validation=6, data__test=6)
+    train, batch = setup.splits["train"], setup.batch(0)
+    right, labels = setup.rows(batch)
+    assert {len(prompt.sequences) for prompt in right} == {1}
+    whole = [train.prompts[index] for index in batch]
+    forward, evaluate = setup.base_engine()
+    ours = setup.objective(evaluate(lambda own: forward.scores(own, right)), labels)
+    all_run = evaluate(lambda own: forward.scores(own, whole))
+    np.testing.assert_allclose(ours, setup.objective(all_run, train.labels[batch]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "sequences"),
+    [
+        (["very bad", "good"], {}, 1),
+        (["very bad", "good"], {"objective": "cross-entropy"}, 2),
+        (["very bad", "good"], {"adapter__label_bias": True}, 2),  # a score has its label's place
+        (["bad", "good"], {}, 1),  # the position before the word has the scores of both
+    ],
+)
+def test_label_words_run_where_their_scores_are_needed(
+    words: list[str], others: Settings, sequences: int, settings: Settings, tmp_path: Path
+) -> None:
+    task = 'name = "words"\ntext = "{text}"\nquestion = " It was {word}."\n'
+    task += f'words = {json.dumps(words)}\nlabels = ["0", "1"]\n'
+    (tmp_path / "words.toml").write_text(task)
+    own = {"objective": "likelihood", "task": str(tmp_path / "words.toml")} | others
+    setup = setup_of(settings, **own)
+    batch = setup.batch(0)
+    prompts, labels = setup.rows(batch)
+    assert {len(prompt.sequences) for prompt in prompts} == {sequences}
+    keeps = sequences == 2 or words == ["bad", "good"]
+    assert labels.tolist() == (setup.splits["train"].labels[batch] * keeps).tolist()
 
 
 def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:

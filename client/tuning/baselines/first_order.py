@@ -267,16 +267,15 @@ class FirstOrder:
 
     def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
         """Return the loss of some examples, summed and divided by a count, with its graph."""
-        train, base = self._setup.splits["train"], self._setup.base
-        prompts = [train.prompts[index] for index in batch]
-        blocks = list(base.blocks) if computes_again(self._setup.settings) else []
+        prompts, labels = self._setup.rows(batch)
+        blocks = list(self._setup.base.blocks) if computes_again(self._setup.settings) else []
         with (
             self._at_weights() as adapters,
             checkpointing(blocks, self._recomputing),
             mixed_precision(self._setup.settings),
         ):
             scores = self._forward.score_pass(adapters, prompts)[0]
-        return summed_loss(scores, train.labels[batch], self._setup.goal) / count
+        return summed_loss(scores, labels, self._setup.goal) / count
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
