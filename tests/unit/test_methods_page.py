@@ -8,7 +8,7 @@ import click
 import pytest
 from documented import Command, command_lines, samara_words
 from test_documented_commands import mistake
-from test_documents import all_tests
+from test_documents import all_tests, names_in
 from typer.testing import CliRunner
 
 from client.tuning import run
@@ -47,6 +47,19 @@ def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) ->
     assert all(find_spec(module) for module in measuring)
     for words in commands:
         assert mistake(Command(PAGE.name, tuple(words), whole=False)) == ""
+
+
+def test_every_row_has_a_test_that_ci_runs() -> None:
+    left_out = set().union(
+        *(
+            names_in(file)
+            for file in (PAGE.parents[2] / "tests").rglob("test_*.py")
+            if re.search(r"^pytestmark = .*exhaustive", file.read_text("utf-8"), re.MULTILINE)
+        )
+    )
+    for row in rows():
+        tests = set(CODE.findall(row[3]))
+        assert not tests or tests - left_out, row
 
 
 def test_commands_of_tune_are_accepted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
