@@ -2,15 +2,19 @@
 
     python -m benchmarks.papers mezo-1 --model MODEL --data sst2=DATA --data rte=DATA --out FOLDER
     python -m benchmarks.papers p-rge-3
+    python -m benchmarks.papers zo2-4 --measure
 
 Rows that train are runs of `samara tune`, one for every task that has data and every seed; a table
 that was interrupted shows what it has, and the same command goes on. Rows of equal settings, in one
 table or in several with the same `--out`, are one run. What cannot run here is predicted by the
-time and memory model, and marked so. Every number stands beside the paper's.
+time and memory model, and marked so; what another benchmark measures is printed below the table
+with `--measure`. Every number stands beside the paper's.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from devices.hardware.estimate import estimate_step
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import load_device
 from devices.hardware.roofline import Workload
-from shared.errors import ModelError, TaskError
+from shared.errors import ConfigError, ModelError, SamaraError, TaskError
 from shared.files import write_durably
 from shared.settings import parse_assignment
 
@@ -55,6 +59,25 @@ def _given_for(row: Row, assignments: Sequence[str]) -> dict[str, Any]:
     """The settings that the command line gives for one row."""
     named = (assignment.partition(":") for assignment in assignments)
     return dict(parse_assignment(setting) for name, _, setting in named if name == row.name)
+
+
+def check(table: PaperTable, arguments: argparse.Namespace) -> None:
+    """Refuse what the table does not have, and settings that do not go together.
+
+    Raises:
+        ConfigError: naming the option, and what there is.
+    """
+    columns, names = list(map(str, table.columns)), [row.name for row in table.rows]
+    for option, given, known in (
+        ("--data", arguments.data, [] if table.vary else columns),
+        ("--row", [assignment.partition(":")[0] for assignment in arguments.row], names),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            there = ", ".join(known) or "none"
+            raise ConfigError(f"{option}: the table has no {', '.join(unknown)}; it has {there}")
+    for row in table.rows:
+        for task in arguments.data if row.settings else ():
+            settings_of(row, task, arguments.seeds[0], arguments)
 
 
 def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
@@ -162,19 +185,33 @@ def main() -> None:
     parser.add_argument("--first-order-steps", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--row", action="append", default=[], metavar="ROW:KEY=VALUE")
+    parser.add_argument("--measure", action="store_true", help="run the table's own benchmark too")
     arguments = parser.parse_args()
-    arguments.data = dict(given.split("=", 1) for given in arguments.data if "=" in given)
+    if wrong := [given for given in arguments.data if "=" not in given]:
+        parser.error(f"--data: {wrong[0]} is no TASK=PATH")
+    arguments.data = dict(given.split("=", 1) for given in arguments.data)
     table, console = read_table(arguments.table), Console()
+    if arguments.measure and not table.benchmark:
+        parser.error(f"--measure: {arguments.table} has no benchmark of its own; give --data")
     found: Found = {}
     if arguments.data:
         if not (arguments.model and arguments.out):
             parser.error("--data also needs --model and --out")
-        found = measure(table, arguments, console)
+        try:
+            check(table, arguments)
+            found = measure(table, arguments, console)
+        except SamaraError as error:
+            raise SystemExit(str(error)) from None
         file = arguments.out / f"{arguments.table}.json"
         write_durably(file, (json.dumps(found, indent=1) + "\n").encode())
     console.print(shown(table, found))
     for line in differences(table, arguments):
         console.print(line, markup=False, highlight=False)
+    if table.benchmark:
+        words = ["-m", *table.benchmark.split()]
+        console.print(f"Here: python {' '.join(words)}", highlight=False)
+    if arguments.measure:
+        subprocess.run([sys.executable, *words], check=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class PaperTable(_Part):
         differs: sentences that say what differs here, besides model, steps and data.
         columns: tasks of `samara tune`; or, with `vary`, values of a field of the predicted step.
         vary: the field of the predicted step that columns are values of; empty for tasks.
+        benchmark: module, with its options, that measures the table's rows on a small model.
         rows: rows in the paper's order.
     """
 
@@ -77,6 +78,7 @@ class PaperTable(_Part):
     differs: list[str] = Field(default_factory=list)
     columns: list[str | int]
     vary: str = ""
+    benchmark: str = ""
     rows: list[Row]
 
     @model_validator(mode="after")

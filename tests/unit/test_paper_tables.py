@@ -1,6 +1,7 @@
 """The tables of the papers: every row can be run or predicted, or says why not."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ def test_settings_go_together_and_predictions_are_made(name: str, tmp_path: Path
     assert papers.shown(table, {}).row_count == sum(1 if row.settings else 2 for row in table.rows)
 
 
-def test_the_predicted_table_of_a_board_is_near_the_papers() -> None:
-    table = read_table("p-rge-3")
+@pytest.mark.parametrize("name", ["p-rge-3", "p-rge-4"])
+def test_predicted_tables_of_devices_are_near_the_papers(name: str) -> None:
+    table = read_table(name)
     for row in table.rows:
         assert row.predict is not None
         assert papers.predicted(row.predict, table) == pytest.approx(row.paper, rel=0.1)
@@ -72,6 +74,48 @@ def test_means_stand_below_the_papers_numbers(
     text = console.export_text()
     assert "50.0 ± 0.0" in text
     assert "0.750 → 0.500" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "sst2"], "--data: sst2 is no TASK=PATH"),
+        (["--data", "sst=D"], "--data: the table has no sst; it has sst2, trec, rte"),
+        (["--row", "DORA:seed=1"], "--row: the table has no DORA; it has LoRA, LoRA-FA, DoRA"),
+        (["--row", "DoRA:no=1"], "no: there is no such setting"),  # before LoRA runs
+        (["--measure"], "--measure: p-rge-6 has no benchmark of its own"),
+    ],
+)
+def test_what_a_table_does_not_have_is_refused(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(papers, "tune", None)
+    words = ["p-rge-6", "--model", "M", "--out", str(tmp_path), "--data", "rte=D", *options]
+    monkeypatch.setattr("sys.argv", ["papers", *words])
+    with pytest.raises(SystemExit) as ended:
+        papers.main()
+    assert message in capsys.readouterr().err + str(ended.value)
+
+
+def test_a_table_runs_its_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = list[list[str]]()
+    monkeypatch.setattr("subprocess.run", lambda words, check: ran.append(words))
+    monkeypatch.setattr("sys.argv", ["papers", "mezo-12", "--measure"])
+    papers.main()
+    assert "327.5" in capsys.readouterr().out
+    assert ran[0][1:] == ["-m", "benchmarks.speed.method_memory", "--plain"]
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_benchmarks_of_tables_exist(name: str) -> None:
+    module = read_table(name).benchmark.split()[:1]
+    assert all(find_spec(each) for each in module)
 
 
 def test_rows_of_equal_settings_are_one_run(tmp_path: Path) -> None:
