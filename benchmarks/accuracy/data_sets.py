@@ -2,8 +2,8 @@
 
 Each is written once as a folder of JSON lines and a task, which any command of Samara can read.
 The folder of sources has a subfolder for each data set: `sst2_sentences`, `trec6`, `mrpc`, `rte`,
-`cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields. `messages` are
-generated, by as many writers as there are clients.
+`cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields, and those of
+`held_out`. `messages` are generated, by as many writers as there are clients.
 """
 
 import gzip
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy import held_out
 from shared.data_settings import EMBEDDED_DATA
 
 Record = dict[str, Any]
@@ -173,6 +174,10 @@ def _nouns_task(count: int) -> str:
     return _task(f"noun{count}", "{text}", f" {GAP} is {{word}}.", labels, labels)
 
 
+def _pairs(words: dict[str, str]) -> tuple[list[str], list[str]]:
+    return list(words.values()), list(words)
+
+
 DATA_SETS = {
     data_set.name: data_set
     for data_set in (
@@ -200,6 +205,31 @@ DATA_SETS = {
         DataSet("sst2rare", "sst2", _rare),
         DataSet("sst2few", "sst2", _sentences, limit=128),
         DataSet("trec6few", "trec6", _folder("trec6"), limit=128),
+        DataSet(
+            "emoji9",
+            _task("emoji9", "{text}", " This is about {word}.", *_pairs(held_out.EMOJI_GROUPS)),
+            held_out.emoji,
+        ),
+        DataSet(
+            "fortunes10",
+            _task("fortunes10", "{text}", " This is about {word}.", *_pairs(held_out.FORTUNES)),
+            held_out.fortunes,
+        ),
+        DataSet(
+            "names2",
+            _task("names2", "{text}", " is a {word}.", ["woman", "man"], ["female", "male"]),
+            held_out.names,
+        ),
+        DataSet(
+            "words2",
+            _task("words2", "{text}", " is {word}.", ["bad", "good"], ["bad", "good"]),
+            held_out.words,
+        ),
+        DataSet(
+            "mail3",
+            _task("mail3", "{text}", " This is {word}.", *_pairs(held_out.MAIL)),
+            held_out.mail,
+        ),
         DataSet("noun60few", _nouns_task(60), _nouns(60, 90), limit=600),
     )
 }
