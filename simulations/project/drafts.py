@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
 from shared.tasks.base_task import USER_FIELD
 from simulations.project.columns import Roles
@@ -173,7 +174,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
             'method = "readout"',
         ]
     lines += [
-        "rounds = 30",
+        f"rounds = {RunConfig.model_fields['rounds'].default}",
         "",
         "[model]",
         f"path = {quoted(choices.model)}",
