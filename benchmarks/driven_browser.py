@@ -7,16 +7,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from simulations.rehearsal.processes import kill_family
+
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 SECONDS = 60.0
 _POLL_SECONDS = 0.2
+_STATUS = """Promise.race([
+  window.samara?.status(), new Promise((done) => setTimeout(() => done("no answer"), 5000)),
+])"""
 
 
 def find_chromium() -> str | None:
@@ -84,7 +89,7 @@ class Tab:
             if "exceptionDetails" not in result and result["result"].get("value"):
                 return result["result"]["value"]
             time.sleep(_POLL_SECONDS)
-        raise TimeoutError(f"{script} did not become true; the page said {self.said[-9:]}")
+        raise TimeoutError(f"{script} did not become true")
 
     def give_file(self, field: str, name: str, content: str) -> None:
         """Choose a file in a field of the page, by its id."""
@@ -107,6 +112,13 @@ class Tab:
         file.write_bytes(base64.b64decode(picture["data"]))
 
     def _evaluate(self, script: str) -> Any:
+        """Return the value of an expression, or details of an exception, as DevTools does."""
+        try:
+            return self._evaluate_now(script)
+        except RuntimeError as error:  # the page is about to be another one
+            return {"exceptionDetails": str(error)}
+
+    def _evaluate_now(self, script: str) -> Any:
         given = {"expression": script, "awaitPromise": True, "returnByValue": True}
         return self.call("Runtime.evaluate", **given)
 
@@ -132,8 +144,24 @@ def driven(browser: str, profile: Path, *flags: str, trusts_all: bool = False) -
     own = ["--remote-debugging-port=0", f"--user-data-dir={profile}", *flags, "about:blank"]
     trust = ["--ignore-certificate-errors"] if trusts_all else []
     command = [browser, *FLAGS, *trust, *own]
-    with started_browser(command, profile / "DevToolsActivePort", _page_address) as socket:
-        yield Tab(socket)
+    port_file = profile / "DevToolsActivePort"
+    with (
+        started_browser(command, port_file, _page_address) as socket,
+        telling(Tab(socket)) as tab,
+    ):
+        yield tab
+
+
+@contextmanager
+def telling(tab: Tab) -> Iterator[Tab]:
+    """A tab; an error that ends the block has a note of what the page has said, and its status."""
+    try:
+        yield tab
+    except Exception as error:
+        with suppress(Exception):  # the browser may be what has failed
+            error.add_note(f"the page's status: {tab.run(_STATUS)}")
+        error.add_note(f"the page said: {tab.said[-9:]}")
+        raise
 
 
 def _page_address(told: str) -> str:
@@ -152,6 +180,8 @@ def started_browser(
 ) -> Iterator[ClientConnection]:
     """The connection that drives a browser, which is killed at the end of the block.
 
+    All of its processes have ended then, so that another one may have the profile.
+
     Args:
         command: its program and options.
         port_file: file in its profile that says where it is driven.
@@ -169,8 +199,7 @@ def started_browser(
         with connect(address, max_size=None, ping_interval=None, open_timeout=SECONDS) as socket:
             yield socket
     finally:
-        process.kill()
-        process.wait()
+        kill_family(process)
 
 
 def _address(port_file: Path, address_in: Callable[[str], str]) -> str:

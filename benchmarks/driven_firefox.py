@@ -10,7 +10,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection
 
-from benchmarks.driven_browser import Tab, started_browser
+from benchmarks.driven_browser import Tab, started_browser, telling
 
 FIREFOX = ("firefox", "firefox-esr")
 _QUIET = """user_pref("app.normandy.enabled", false);
@@ -48,15 +48,11 @@ class FirefoxTab(Tab):
         """Go to an address."""
         self.call("browsingContext.navigate", context=self._context, url=address, wait="none")
 
-    def _evaluate(self, script: str) -> Any:
-        """Return what DevTools would: the value, or details of an exception."""
+    def _evaluate_now(self, script: str) -> Any:
         as_text = f"(async () => JSON.stringify(await ({script})))()"
         target = {"context": self._context}
         given = {"expression": as_text, "target": target, "awaitPromise": True}
-        try:
-            told = self.call("script.evaluate", **given)
-        except RuntimeError as error:  # the page is about to be another one
-            return {"exceptionDetails": str(error)}
+        told = self.call("script.evaluate", **given)
         if told["type"] == "exception":
             return {"exceptionDetails": told["exceptionDetails"]["text"]}
         text = told["result"].get("value")
@@ -83,8 +79,12 @@ def driven_firefox(
     (profile / "user.js").write_text(_QUIET)
     own = ["--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port=0"]
     command = [program, *own, *flags, "about:blank"]
-    with started_browser(command, profile / "WebDriverBiDiServer.json", _address) as socket:
-        yield FirefoxTab(socket, trusts_all)
+    port_file = profile / "WebDriverBiDiServer.json"
+    with (
+        started_browser(command, port_file, _address) as socket,
+        telling(FirefoxTab(socket, trusts_all)) as tab,
+    ):
+        yield tab
 
 
 def _address(told: str) -> str:

@@ -62,8 +62,9 @@ class Served:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
-    def ask(self, *arguments: Any, **named: Any) -> Any:
-        return self.start_asking(*arguments, **named).result(SECONDS)
+    def ask(self, kind: Any, instruction: bytes, seconds: float, **more: Any) -> Any:
+        """The answers that come within some seconds, by client index."""
+        return self.start_asking(kind, instruction, seconds, **more).result(seconds + SECONDS)
 
     def start_asking(
         self,
@@ -77,12 +78,16 @@ class Served:
         work = self.gateway.ask(task, seconds, clients)
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def until(self, condition: Callable[[Gateway], bool]) -> None:
+    def until(self, condition: Callable[[Gateway], bool], seconds: float = SECONDS) -> None:
         async def wait() -> None:
             while not condition(self.gateway):
                 await asyncio.sleep(0.01)
 
-        self.run(wait())
+        try:
+            asyncio.run_coroutine_threadsafe(wait(), self.loop).result(seconds)
+        except TimeoutError as error:
+            attached, refused = self.gateway.attached_phones, self.gateway.refused
+            raise TimeoutError(f"{attached} attached, {refused} refused") from error
 
     def close(self) -> None:
         self.run(self._server.stop(None))

@@ -2,13 +2,13 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -62,14 +62,17 @@ def end_process(process: "subprocess.Popen[str]") -> None:
         kill_family(process)
 
 
-def kill_family(process: "subprocess.Popen[str]") -> None:
-    """Kill a process and its children at once, as a power cut does."""
+def kill_family(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and its children at once, as a power cut does, and wait for their ends."""
+    family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
-        for member in [root, *root.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                member.send_signal(signal.SIGKILL)
+        family = [root, *root.children(recursive=True)]
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait()
+    psutil.wait_procs(family, END_SECONDS)
 
 
 class RehearsedClient:

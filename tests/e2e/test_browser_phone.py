@@ -61,8 +61,14 @@ class Joined(NamedTuple):
     def ask(self, kind: int, frame: bytes, **more: Any) -> bytes:
         """The answer of the only phone."""
         settings = identity_bytes(self.config)
-        (answer,) = self.served.ask(kind, frame, SECONDS, settings=settings, **more).values()
+        answers = self.served.ask(kind, frame, SECONDS, settings=settings, **more)
+        assert len(answers) == 1, f"no answer within {SECONDS} s"
+        (answer,) = answers.values()
         return answer.frame
+
+    def attached(self) -> None:
+        """Wait until a phone is attached."""
+        self.served.until(lambda gateway: len(gateway.attached_phones) == 1, SECONDS)
 
 
 @pytest.fixture(
@@ -121,7 +127,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
         tab.until("samara.status().then(({ task, problem }) => problem || task !== null)")
         tab.give_file("file", "rows.jsonl", run.rows)
         tab.until("document.getElementById('add-said').textContent")
-        run.served.until(lambda gateway: len(gateway.attached_phones) == 1)
+        run.attached()
         hello = Hello.decode(run.ask(TaskKind.HELLO, bytes(32)))
         assert hello.examples == COUNTS["train"]
         data = source.undivided(hello.client)
@@ -132,7 +138,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
     assert said == []
     with driven(browser, run.profile) as tab:  # the browser was killed
         tab.open(run.page)
-        run.served.until(lambda gateway: len(gateway.attached_phones) == 1)
+        run.attached()
         assert run.ask(TaskKind.TRAIN, train(1).encode()) == first
         second = run.ask(TaskKind.TRAIN, train(2).encode(), tail=history.tail(0, 1))
         expected = take_local_steps(runtime, data, train(2), history.states[1])

@@ -186,8 +186,8 @@ def test_a_phone_that_stays_away_is_not_waited_for(
     monkeypatch.setattr(gateway_module, "RECONNECT_SECONDS", 0.0)
     away, there = (client_index_of_key(key.public) for key in keys[:2])
     with attached_phones(served, keys[1], Echo(there)):
-        answers = served.ask(TaskKind.TRAIN, b"one", 1000.0, clients=[away, there])
-        assert sorted(answers) == [there]
+        asked = served.start_asking(TaskKind.TRAIN, b"one", 1000.0, clients=[away, there])
+        assert sorted(asked.result(SECONDS)) == [there]
 
 
 def test_a_second_attachment_replaces_the_first(served: Served, keys: list[SigningKey]) -> None:
