@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,27 @@ def small(settings: dict[str, Any]) -> dict[str, Any]:
         "cohort.newcomers": 1,
         "evaluate.every": 1,
     }
+
+
+@pytest.fixture(scope="session")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], list[Any]]:
+    """What gives the results of cases of the phone page's client, in Node."""
+    from typescript import PHONE, node_runner
+
+    return node_runner(tmp_path_factory.mktemp("page"), PHONE)
+
+
+@pytest.fixture(scope="session")
+def page_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the programs of the phone page's client, each made once."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture
+def page_run(
+    settings: dict[str, Any], page_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """What makes a run for the phone page's client; see `page_runs`."""
+    from page_runs import page_run_of
+
+    return partial(page_run_of, settings, page_programs, tmp_path, monkeypatch)

@@ -1,6 +1,6 @@
 // What the page's phone makes of tasks, in Node, with numbers of examples that Python has computed.
 
-import { fromHex, toHex, toUtf8 } from "./src/bytes.ts";
+import { fromHex, sha256, toHex, toUtf8 } from "./src/bytes.ts";
 import { readCode } from "./src/join.ts";
 import { enginesOf, OnEngines, WASM, WEBGPU, type Graphics } from "./src/engines.ts";
 import type { Task } from "./src/messages.ts";
@@ -25,7 +25,7 @@ import { readScenario } from "./src/signed-run.ts";
 import { StepSize, type Observation } from "./src/step-size.ts";
 import { memoryStore } from "./src/store.ts";
 import { Stream } from "./src/stream.ts";
-import { textOf, type Row, type Task as RunTask } from "./src/task.ts";
+import { textOf, type ProgramIndex, type Row, type Task as RunTask } from "./src/task.ts";
 
 interface GivenSplit {
   readonly scores: number[];
@@ -153,6 +153,36 @@ const functions = {
         .use(async (name) => doing(`use ${name} ${time}`))
         .catch((error: Error) => log.push(`failed: ${error.message}`));
     return log;
+  },
+  /** What the model makes of texts one by one; its library is the test's, and it has WebGPU. */
+  async model(manifest: string, texts: string[]) {
+    const { Model } = await import("./src/model.ts");
+    const content = toUtf8("{}"); // of every file
+    const file = { sha256: toHex(await sha256(content)), bytes: content.length };
+    const gpu: Graphics = { requestAdapter: async () => ({ info: {} }) };
+    Object.defineProperty(navigator, "gpu", { value: gpu });
+    const cache = { match: async () => new Response(content) };
+    Object.assign(globalThis, { crossOriginIsolated: false, caches: { open: async () => cache } });
+    const index: ProgramIndex = {
+      version: 1,
+      manifest: file,
+      graph: file,
+      weights: [],
+      tokenizer: { "tokenizer.json": file },
+      task: { name: "t", text: "{text}", words: [], labels: [], fields: ["text"] },
+      tokenization: { special: false, before: [], after: "", limit: 9, answers: [] },
+      examples: [],
+    };
+    const model = new Model(index, await readProgram(manifest), () => {});
+    const found: string[] = [];
+    for (const text of texts)
+      try {
+        const [numbers] = await model.represent([{ text }], () => {});
+        found.push(Array.from(numbers!.scores).join());
+      } catch (error) {
+        found.push((error as Error).message);
+      }
+    return found;
   },
   /** A message of the gateway, read, and a phone's, written. */
   toPhone: (message: string) =>

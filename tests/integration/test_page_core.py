@@ -22,15 +22,7 @@ from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.round_cost import RoundCost
 from shared.layout import Layout
-from shared.replay import (
-    CoefficientBlock,
-    DenseValues,
-    Entry,
-    Shrink,
-    quantize,
-    replay,
-    to_float32,
-)
+from shared.replay import CoefficientBlock, DenseValues, Entry, Shrink, quantize, replay, to_float32
 from shared.round_delta import (
     PERSONAL_TRACK,
     Contributor,

@@ -65,29 +65,46 @@ export async function fetchFile(
 }
 
 /** Returns the bytes of all that a model is made of. */
-export function sizeOf({ graph, weights, tokenizer }: ProgramIndex): number {
-  const files = [graph, ...weights, ...Object.values(tokenizer)];
-  return files.reduce((sum, one) => sum + one.bytes, 0);
+export function sizeOf(index: ProgramIndex): number {
+  const files = [index.graph, ...index.weights];
+  return files.reduce((sum, one) => sum + one.bytes, sizeOfTokenizer(index));
+}
+
+/** Returns the bytes of a tokenizer's files. */
+export function sizeOfTokenizer({ tokenizer }: ProgramIndex): number {
+  return Object.values(tokenizer).reduce((sum, one) => sum + one.bytes, 0);
 }
 
 /**
- * Returns the files of the model, and the tokenizer's, parsed, by name.
+ * Returns the tokenizer's files, parsed, by name.
+ *
+ * @param onBytes is told how many bytes have come since it was called last.
+ */
+export async function fetchTokenizer(
+  { tokenizer }: ProgramIndex,
+  onBytes: (count: number) => void,
+): Promise<Readonly<Record<string, unknown>>> {
+  const texts: Record<string, unknown> = {};
+  for (const [name, file] of Object.entries(tokenizer))
+    if (name.endsWith(".json"))
+      texts[name] = JSON.parse(new TextDecoder().decode(await fetchFile(file, onBytes)));
+  return texts;
+}
+
+/**
+ * Returns the files of the model.
  *
  * @param onBytes is told how many bytes have come since it was called last.
  */
 export async function fetchModel(
   index: ProgramIndex,
   onBytes: (count: number) => void,
-): Promise<ModelFiles & { readonly texts: Readonly<Record<string, unknown>> }> {
-  const texts: Record<string, unknown> = {};
-  for (const [name, file] of Object.entries(index.tokenizer))
-    if (name.endsWith(".json"))
-      texts[name] = JSON.parse(new TextDecoder().decode(await fetchFile(file, onBytes)));
+): Promise<ModelFiles> {
   const graph = await fetchFile(index.graph, onBytes);
   const weights: { path: string; data: Bytes }[] = [];
   for (const one of index.weights)
     weights.push({ path: one.path, data: await fetchFile(one, onBytes) });
-  return { texts, graph, weights };
+  return { graph, weights };
 }
 
 /** Deletes all files that are kept. */

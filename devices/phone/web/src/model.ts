@@ -1,26 +1,20 @@
 /** The model of a program: fetched, loaded and checked when it is needed first. */
 
-import { fetchModel, sizeOf } from "./download.ts";
-import { Encoder, type Numbers } from "./encoder.ts";
+import { fetchModel, fetchTokenizer, sizeOf, sizeOfTokenizer } from "./download.ts";
+import { Encoder, type ModelFiles, type Numbers } from "./encoder.ts";
 import { enginesOf, OnEngines, type Engine, type Graphics } from "./engines.ts";
 import { selfCheck, type Program } from "./program.ts";
 import { readoutScorer, type Scorer } from "./readout.ts";
 import type { ProgramIndex, Row } from "./task.ts";
 import { RowTokenizer } from "./tokens.ts";
 
-type Fetched = Awaited<ReturnType<typeof fetchModel>>;
-
-interface Loaded {
-  readonly encoder: Encoder;
-  readonly tokenizer: RowTokenizer;
-}
-
 /** The model; one call at a time. */
 export class Model {
   readonly #index: ProgramIndex;
   readonly #program: Program;
   readonly #onBytes: (done: number, of: number) => void;
-  readonly #loaded: OnEngines<Fetched, Loaded>;
+  readonly #encoder: OnEngines<ModelFiles, Encoder>;
+  #tokenizer: RowTokenizer | null = null;
   /** Scores of examples: of a readout by its arithmetic alone, otherwise by the model. */
   readonly scorer: Scorer;
 
@@ -30,23 +24,24 @@ export class Model {
     this.#program = program;
     this.#onBytes = onBytes;
     const { gpu } = navigator as { readonly gpu?: Graphics };
-    this.#loaded = new OnEngines(
+    this.#encoder = new OnEngines(
       () => enginesOf(gpu),
-      () => this.#fetch(),
-      (fetched, engine) => this.#load(fetched, engine),
+      () => fetchModel(index, this.#counting(sizeOfTokenizer(index))),
+      (files, engine) => this.#load(files, engine),
     );
     this.scorer = program.readout.tokens
-      ? (...given) => this.#loaded.use(({ encoder }) => encoder.scores(...given))
+      ? (...given) => this.#encoder.use((encoder) => encoder.scores(...given))
       : readoutScorer(program.readout);
   }
 
   /** Returns the numbers of rows; `onDone` is told of each call's. */
-  represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
+  async represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
+    const tokenizer = (this.#tokenizer ??= await this.#loadTokenizer());
+    const tokens = rows.map((row) => tokenizer.tokens(row)); // one that is refused fails no engine
+    const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
+    const order = Array.from(rows.keys()).sort((a, b) => lengths[a]! - lengths[b]! || a - b);
     const { batch } = this.#program.manifest;
-    return this.#loaded.use(async ({ encoder, tokenizer }) => {
-      const tokens = rows.map((row) => tokenizer.tokens(row));
-      const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
-      const order = Array.from(rows.keys()).sort((a, b) => lengths[a]! - lengths[b]! || a - b);
+    return this.#encoder.use(async (encoder) => {
       const numbers = new Array<Numbers>(rows.length);
       for (let first = 0; first < order.length; first += batch) {
         const some = order.slice(first, first + batch);
@@ -58,19 +53,23 @@ export class Model {
     });
   }
 
-  #fetch(): Promise<Fetched> {
-    const of = sizeOf(this.#index);
-    let done = 0;
-    return fetchModel(this.#index, (count) => this.#onBytes((done += count), of));
+  async #loadTokenizer(): Promise<RowTokenizer> {
+    return new RowTokenizer(this.#index, await fetchTokenizer(this.#index, this.#counting(0)));
   }
 
-  async #load({ texts, ...files }: Fetched, engine: Engine): Promise<Loaded> {
-    const tokenizer = new RowTokenizer(this.#index, texts);
+  async #load(files: ModelFiles, engine: Engine): Promise<Encoder> {
     const encoder = await Encoder.load(files, this.#program, engine);
     const ofModel: Scorer = (...given) => encoder.scores(...given); // not kept before the check
     const { readout } = this.#program;
     const scorer = readout.tokens ? ofModel : readoutScorer(readout);
     await selfCheck(this.#program, (call) => encoder.represent(call), scorer);
-    return { encoder, tokenizer };
+    return encoder;
+  }
+
+  /** Returns what tells of bytes that come when some are there. */
+  #counting(there: number): (count: number) => void {
+    const of = sizeOf(this.#index);
+    let done = there;
+    return (count) => this.#onBytes((done += count), of);
   }
 }

@@ -1,0 +1,90 @@
+"""Runs for the phone page's client, and the reference phone in them."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from federations import Settings, config_of
+from helpers import History, delta_of, history_of, instruction_with
+from phones import exported, splits_of, use_torch_as_runtime
+
+from client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
+from client.training.model_runtime import load_run
+from devices.phone.manifest import manifest_file
+from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.readout_program import load_program
+from devices.phone.tokenization import examples_as_jsonl
+from shared.frames.instructions import EvaluateInstruction, Split
+from shared.runs import identity_bytes, run_id_of
+
+CLIENT = 0
+
+
+class PageRun(NamedTuple):
+    """A run, a history of it, and the program and examples of the page's phone in it."""
+
+    settings: bytes
+    run_id: bytes
+    history: History
+    trainer: PhoneTrainer
+    manifest: str
+
+    def train(self, number: int, **changes: Any) -> bytes:
+        """The train instruction of a round."""
+        layout, start = self.history.layout, self.history.digests[number - 1]
+        own = {"run_id": self.run_id, "round": number, "steps": 2, "queries": 4, "batch": 4}
+        named = {"layout_hash": layout.hash, "start_digest": start}
+        return instruction_with(**(own | named | changes)).encode()
+
+    def evaluate(self, number: int, split: Split) -> bytes:
+        """The evaluate instruction after a round."""
+        layout, end = self.history.layout, self.history.digests[number]
+        return EvaluateInstruction(self.run_id, number, 0, split, layout.hash, end).encode()
+
+    def task(self, kind: int, frame: bytes, tail: bytes = b"", **more: Any) -> dict[str, Any]:
+        """A task of the gateway as the page's phone is given it."""
+        given = {"kind": kind, "instruction": frame.hex(), "tail": tail.hex()}
+        return given | {"settings": self.settings.decode()} | more
+
+    def case(self, tasks: list[Any], **more: Any) -> list[Any]:
+        """A case of the page's phone."""
+        splits = splits_of(self.trainer)
+        given = {"manifest": self.manifest, "client": CLIENT, "splits": splits, "tasks": tasks}
+        return ["phone", given | more]
+
+    def reference(self, home: Path) -> Phone:
+        """The reference phone."""
+        return Phone(self.trainer, CLIENT, home, AnswerLimits(least_batch=LIVE_LEAST_BATCH))
+
+
+def page_run_of(
+    settings: Settings,
+    programs: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **changes: Any,
+) -> PageRun:
+    """A run with changes to its settings.
+
+    The program is made once in its folder, the other folder gets the phone's rows.
+    """
+    own = {"adapter.layers": "readout", "personal.rounds": 3, "rounds": 4, "queries": 4}
+    config = config_of(settings | own | {"evaluate.best": False}, **changes)
+    use_torch_as_runtime(monkeypatch)
+    file = programs / f"{config.adapter.label_bias}.pte"
+    if not file.exists():
+        exported(config.flat(), file)
+    rows = folder / "rows.jsonl"
+    rows.write_text(examples_as_jsonl(load_run(config).data.share_of(CLIENT, 3)))
+    program = load_program(file)
+    trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
+    # what a browser needs of it is the same for ONNX Runtime
+    manifest = json.loads(manifest_file(file).read_text())
+    manifest |= {"version": 3, "runtime": "onnx", "delegate": "none"}
+    run_id = run_id_of(config, trainer.layout, trainer.model_id)
+    deltas = [delta_of(number) for number in range(1, 5)]
+    history = history_of(deltas, trainer.layout, run_id)
+    return PageRun(identity_bytes(config), run_id, history, trainer, json.dumps(manifest))
