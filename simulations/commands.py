@@ -1,6 +1,7 @@
 """The commands that run federations on this machine, and compare their runs."""
 
 import logging
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -191,6 +192,7 @@ def _run(
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
 ) -> Path:
+    from shared.machine import HUGE_PAGES
     from shared.result import RunResult
     from shared.tasks.catalog import load_task
     from shared.tasks.embedded import check_data_is_given
@@ -199,6 +201,7 @@ def _run(
     from simulations.report.terminal import print_result
 
     check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
+    os.environ.update(HUGE_PAGES)
     with stoppable(), watched(config) as on_message:
         from simulations.simulate import simulate as run
 

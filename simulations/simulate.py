@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from flwr.app import UserConfig
 
 from client.app import app as client_app
+from client.forward.peak_memory import share_heap
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from client.protocol.simulated_client import RUNS
 from client.training.client_data import ClientData
@@ -102,6 +103,7 @@ def simulate(
         from simulations.flower_engine import simulate_with_flower
 
         return simulate_with_flower(config, loaded.of_client.threads, loaded.folder)
+    share_heap()
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)

@@ -8,7 +8,7 @@ import torch
 
 from shared.model.live_tensors import CountedTensors, MemoryAccount
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 """Parameters of glibc's mallopt."""
 
 
@@ -20,10 +20,17 @@ def keep_freed_memory() -> None:
     large tensors into huge pages (`shared.machine.HUGE_PAGES`), these are fewer. Without glibc this
     does nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    _mallopt(_M_MMAP_MAX, 0)
+    _mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def share_heap() -> None:
+    """Have threads that start from now on share one heap of the C library.
+
+    By default each has one of its own, whose freed memory serves no other thread. Without glibc
+    this does nothing.
+    """
+    _mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back_freed_memory() -> None:
@@ -35,6 +42,12 @@ def give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _mallopt(parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, value)
 
 
 class PeakMemory:

@@ -1,9 +1,16 @@
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from client.forward.peak_memory import measure_peak_memory
 from devices.live.processes import child_environment
+from shared.machine import HUGE_PAGES
+from simulations import commands, simulate
 
 CPU = torch.device("cpu")
 
@@ -29,3 +36,36 @@ def test_views_and_what_was_there_before_cost_nothing() -> None:
 
 def test_a_trainer_asks_for_huge_pages() -> None:
     assert child_environment()["THP_MEM_ALLOC_ENABLE"] == "1"
+
+
+def test_a_simulation_asks_for_huge_pages_before_it_loads_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in HUGE_PAGES:
+        monkeypatch.setenv(name, "0")
+
+    def look(*_: object) -> Path:
+        assert HUGE_PAGES.items() <= os.environ.items()
+        raise SystemExit
+
+    monkeypatch.setattr(simulate, "simulate", look)
+    with pytest.raises(SystemExit):
+        commands.demo(out=None, seed=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heaps of glibc are counted")
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_share_a_heap(shared: bool) -> None:
+    code = (
+        "import ctypes, threading\n"
+        "from client.forward.peak_memory import share_heap\n"
+        f"share_heap() if {shared} else None\n"
+        "c = ctypes.CDLL(None)\n"
+        "for _ in range(2):\n"
+        "    thread = threading.Thread(target=c.malloc, args=[100_000])\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "c.malloc_stats()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stderr.count("Arena") == 1) is shared
