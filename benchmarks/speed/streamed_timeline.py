@@ -1,4 +1,4 @@
-"""A picture of who is busy when in a MeZO step on streamed parameters (ZO2, figure 3).
+"""A picture of who is busy when in a MeZO step on streamed parameters (ZO2, figure 4).
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.streamed_timeline FILE.png [--shape llama-34m]
 

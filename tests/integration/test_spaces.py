@@ -235,6 +235,24 @@ def test_full_is_every_parameter_with_tied_ones_once(tmp_path: Path) -> None:
         assert torch.equal(tensor, network.get_parameter(name))
 
 
+def test_in_place_is_the_copy_to_the_bit_where_no_move_rounds(model_folder: ModelFolder) -> None:
+    """Weights, moves and updates are multiples of 2⁻¹⁵ of at most 19 bits."""
+    found = []
+    for kind in ("full", "full, in place"):
+        rig = Rig(model_folder("causal"), kind)
+        rig.space.assign(0, torch.from_numpy(np.round(rig.theta() * 2**12) / np.float32(2**12)))
+        descent, every = Descent(rig.space, SGD()), np.arange(len(TEXTS))
+        for seed in range(3):
+            seeds = SEEDS + np.uint64(seed)
+            plus, minus = np.split(rig.losses_of(LossRequest(seeds, EPSILON, every)), 2)
+            gradients = (np.round(2 * (plus - minus) / EPSILON) / 4 + 0.25).astype(np.float32)
+            descent.step(UpdateStep(seeds, gradients, 0.5, EPSILON))
+            found.append((plus, minus, rig.theta()))
+    for copied, in_place in zip(found[:3], found[3:], strict=True):
+        for one, other in zip(copied, in_place, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
     lora, lora_fa = (Rig(model_folder("causal"), kind) for kind in ("lora", "lora-fa"))
     np.testing.assert_array_equal(
