@@ -166,8 +166,9 @@ def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
     lines = [f"The paper has {table.model}."]
     if arguments.model:
         lines.append(
-            f"Here: {Path(arguments.model).name}, {arguments.steps:,} zeroth-order and "
-            f"{arguments.first_order_steps:,} first-order steps, {len(arguments.seeds)} seeds"
+            f"Here: {'/'.join(Path(arguments.model).parts[-2:])}, {arguments.steps:,} zeroth-order "
+            f"and {arguments.first_order_steps:,} first-order steps, "
+            f"seeds {', '.join(map(str, arguments.seeds))}"
             + "".join(f", {assignment}" for assignment in (*arguments.set, *arguments.row))
             + ". No grid was searched."
         )
