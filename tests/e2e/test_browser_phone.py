@@ -128,6 +128,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
         tab.give_file("file", "rows.jsonl", run.rows)
         tab.until("document.getElementById('add-said').textContent")
         run.attached()
+        tab.until("samara.status().then((now) => now.accuracies)")  # of the base model, too
         hello = Hello.decode(run.ask(TaskKind.HELLO, bytes(32)))
         assert hello.examples == COUNTS["train"]
         data = source.undivided(hello.client)

@@ -58,6 +58,7 @@ export class Client {
   /** One task, example or question at a time. */
   #work: Promise<unknown> = Promise.resolve();
   #waiting = 0;
+  #hasIdleWork = false;
 
   /** @param changed is called when the status has changed. */
   constructor(store: Store, changed: () => void) {
@@ -246,15 +247,19 @@ export class Client {
     return frame;
   }
 
-  /** Takes the private rounds that are due, and evaluates the models, when nothing else waits. */
+  /** Takes the private rounds that are due, and evaluates the models, once nothing else waits. */
   #idle(): void {
+    this.#hasIdleWork = true;
     setTimeout(() => {
-      if (this.#waiting || !this.#loaded || this.#isStopped) return;
+      const isBusy = this.#waiting > 0 || this.#isStopped;
+      if (!this.#hasIdleWork || isBusy || !this.#loaded) return;
+      this.#hasIdleWork = false;
       this.#alone(async () => {
         const { phone, book } = await this.#load();
         if (!(await book.all()).length) return;
         this.#do({ name: "personal", done: 0, of: 0 });
         await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isStopped);
+        this.#hasIdleWork = this.#waiting > 1; // the rest is for afterwards
         this.#accuracies = await this.#evaluated(await phone.models());
         this.#do(NOTHING);
       }).catch((error: unknown) => this.#fail(error));
@@ -294,6 +299,7 @@ export class Client {
       return await done;
     } finally {
       this.#waiting--;
+      if (!this.#waiting && this.#hasIdleWork) this.#idle();
     }
   }
 
