@@ -1,6 +1,7 @@
 """The command ``samara``: mounts the commands of each package and prints errors as one message."""
 
 import errno
+import signal
 import sys
 from typing import Annotated
 
@@ -91,5 +92,6 @@ def run(commands: typer.Typer) -> None:
 
 
 def main() -> None:
-    """Run ``samara``."""
+    """Run ``samara``; SIGTERM ends it as Ctrl-C does, with the processes that it has started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run(app)

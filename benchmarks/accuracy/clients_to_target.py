@@ -61,11 +61,15 @@ def carry_out(arguments: argparse.Namespace, clients: int, policy: str, seed: in
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
         lines = []
-        for line in run.stdout:
-            lines.append(line)
-            if "validation accuracy" in line and arrival(out, max(arguments.points)):
-                run.terminate()
-                return
+        try:
+            for line in run.stdout:
+                lines.append(line)
+                if "validation accuracy" in line and arrival(out, max(arguments.points)):
+                    run.terminate()
+                    return
+        except KeyboardInterrupt:
+            run.terminate()
+            raise
         if run.wait():
             sys.exit("".join(lines[-20:]))
 

@@ -110,7 +110,7 @@ def kill_in_process(kills: int, seed: int, folder: Path) -> str:
     done = 0
     while not (folder / "run" / RESULT_FILE).exists():
         ours, theirs = context.Pipe()
-        server = context.Process(target=serve_and_tell, args=(settings, theirs))
+        server = context.Process(target=serve_and_tell, args=(settings, theirs), daemon=True)
         server.start()
         theirs.close()
         wanted = int(rng.integers(1, 5)) if done < kills else sys.maxsize
@@ -150,10 +150,10 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     metrics = EventFollower(run / METRICS_FILE)
     command = _server_command(run, port, settings)
     with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
-        server = subprocess.Popen(command, stdout=said, stderr=said)
-        _wait(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
-        fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
+        server, fleet = subprocess.Popen(command, stdout=said, stderr=said), None
         try:
+            _wait(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
+            fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
             while sum(killed.values()) < kills:
                 known = max(acknowledged, default=0)
                 _wait(lambda known=known: _new(metrics, acknowledged) > known, folder)  # type: ignore[misc]
@@ -171,10 +171,11 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             server.wait(1200)
             assert server.returncode == 0, (folder / "said").read_text()[-2000:]
         finally:
-            fleet.kill()
+            if fleet:
+                fleet.kill()
+                fleet.wait()
             server.terminate()
             server.wait()
-            fleet.wait()
     _new(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
     nodes: list[UserConfig] = [

@@ -95,7 +95,6 @@ def serve(
 
     Example: samara client serve --name kitchen-orin
     """
-    import signal
     from contextlib import suppress
 
     from client.training.own_examples import OwnExample, OwnExamples, row_of_text
@@ -119,7 +118,6 @@ def serve(
         (example,) = OwnExamples(folder).learn([row], task)
         return example
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), keep_trainer(folder) as trainer:
         if socket:
             listener, where = http_server.open_unix(socket), f"Unix socket {socket}"

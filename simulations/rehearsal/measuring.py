@@ -21,18 +21,18 @@ def measure(module: str, arguments: Sequence[str], what: str) -> list[float]:
     Raises:
         DeviceError: if a process fails.
     """
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", module, argument],
-            env=child_environment() | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for argument in arguments
-    ]
+    running: list[subprocess.Popen[str]] = []
     try:
+        for argument in arguments:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, argument],
+                env=child_environment() | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            running.append(process)
         return [_number_of(process, what) for process in running]
     finally:
         for process in running:

@@ -1,13 +1,11 @@
 """A rehearsal from its settings to its report."""
 
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from devices.hardware.hold import check_dilation_is_number, held
@@ -69,7 +67,7 @@ def rehearse(
     check_means(config.rehearsal.faults)
     place = new_place(out)
     plan = prepare(config, dilation, _shapes_links(say), place, say)
-    with _stopped_by_signals(), ExitStack() as undo:
+    with ExitStack() as undo:
         keeper = undo.enter_context(caretaker())
         rehearsal = _Rehearsal(config, dilation, plan, place, say)
         undo.callback(rehearsal.end)
@@ -263,17 +261,3 @@ def _free_port() -> int:
         probe.bind(("0.0.0.0", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, too, for the duration of a block."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
