@@ -42,8 +42,8 @@ from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
+from shared.run_id import cluster_id
 from shared.run_settings import check_settings, record_settings
-from shared.run_terms import cluster_id
 from shared.runs import run_folder, run_id_of
 from shared.scalar_ratio import summarize_scalar_ratios
 from shared.start import START_FILE, Start, read_start

@@ -4,7 +4,6 @@ A server plans its instructions by them, and a client that has the settings from
 the server to them (`client.protocol.signed_runs`). Both read the same flat settings.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from shared.frames.instructions import (
 )
 from shared.layout import LABEL_BIAS_GROUP
 from shared.privacy.terms import PrivacyTerms
+from shared.run_id import cluster_id
 from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
@@ -57,22 +57,6 @@ def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
 def fits_private_part(method: str) -> bool:
     """Return whether a method fits a client's private part, and takes no private rounds for it."""
     return method == "readout" or is_extension(method)
-
-
-def hash_identity(identity: bytes, layout_hash: bytes, model_id: bytes) -> bytes:
-    """Return the 8 bytes that name a run.
-
-    Args:
-        identity: settings that are part of the run id, sorted JSON.
-        layout_hash: hash of the layout, 32 bytes.
-        model_id: hash of the base model, 32 bytes.
-    """
-    return hashlib.sha256(identity + layout_hash + model_id).digest()[:8]
-
-
-def cluster_id(run_id: bytes, cluster: int) -> bytes:
-    """Return 8 bytes that name a cluster of a run."""
-    return hashlib.sha256(run_id + cluster.to_bytes(4, "little")).digest()[:8]
 
 
 @dataclass(frozen=True)
@@ -357,36 +341,6 @@ class RunTerms:
             per_round = min(per_round, self.pool_size)
         clustering = self.clustering_steps_and_batch()[0] * self.queries if self.clusters else 0
         return self.rounds_of_federation * per_round + clustering
-
-    def describe(self) -> list[str]:
-        """Return sentences for the owner of a client's examples."""
-        directions = {
-            SeedPolicy.SHARED: "the same for all clients",
-            SeedPolicy.INDEPENDENT: "of its own",
-            SeedPolicy.POOL: f"out of {self.pool_size:,} of the run",
-        }[self.seed_policy]
-        rate = "estimated" if self.learning_rate is None else f"{self.learning_rate:g}"
-        splits = "validation and test" if self.has_test else "validation"
-        gap = self.validation_every
-        every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
-        often = "" if self.when == "end" else f" each time ({self.when})"
-        lines = [
-            f"method {self.method}: {self.rounds_of_federation:,} rounds with others, "
-            f"{self.private_rounds:,} private ones{often}, which send nothing",
-            f"a round: {self.steps:,} steps of {self.queries:,} directions, {directions}, on "
-            f"{self.batch:,} examples or all that there are",
-            f"epsilon {self.epsilon:g}, {self.differences} differences, learning rate {rate}",
-            f"in all at most {self.scalars:,} scalars about an example, and a mean loss with every "
-            "report",
-            f"evaluation on {splits} examples: before the first and after the last round{every}",
-        ]
-        if self.clusters:
-            steps, batch = self.clustering_steps_and_batch()
-            lines.append(
-                f"{self.clusters} clusters, found by {steps:,} steps on {batch:,} examples, whose "
-                "scalars are counted above"
-            )
-        return lines + (self.privacy.describe() if self.privacy else [])
 
 
 def _moment(settings: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.files import check_writable
 from shared.layout import Layout
-from shared.run_terms import hash_identity
+from shared.run_id import hash_identity
 
 RUNS_FOLDER = Path("runs")
 """The folder of runs that are not told where to be, in the working directory."""

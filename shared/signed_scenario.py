@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from shared.errors import DeviceError, ScenarioError
-from shared.run_terms import RunTerms, hash_identity
+from shared.run_id import hash_identity
+from shared.run_terms import RunTerms
 from shared.signing import SigningKey, is_signed_by, normalize_public_key
+from shared.terms_description import describe_terms
 
 MAX_SCENARIO_BYTES = 2**16
 _FORMAT, _VERSION = "samara scenario", 1
@@ -118,7 +120,10 @@ class SignedScenario:
 
     def describe(self) -> list[str]:
         """Return sentences for the owner of a client's examples."""
-        return [f"signed by operator {describe_operator(self.operator)}", *self.terms.describe()]
+        return [
+            f"signed by operator {describe_operator(self.operator)}",
+            *describe_terms(self.terms),
+        ]
 
 
 def read_scenario(file: Path) -> SignedScenario:

@@ -7,8 +7,8 @@ from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.model.model_folder import model_id_of
 from shared.result import RESULT_FILE, RunResult
+from shared.run_id import hash_identity
 from shared.run_settings import describe_differences, settings_of_run
-from shared.run_terms import hash_identity
 from shared.runs import RUNS_FOLDER, identity_bytes
 
 

@@ -34,7 +34,7 @@ from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.replay import digest, zero_state
-from shared.run_terms import cluster_id
+from shared.run_id import cluster_id
 from shared.scalar_ratio import summarize_scalar_ratios
 
 log = logging.getLogger("samara.server")

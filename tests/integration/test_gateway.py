@@ -28,7 +28,8 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.run_terms import RunTerms, hash_identity
+from shared.run_id import hash_identity
+from shared.run_terms import RunTerms
 from shared.runs import run_id_of
 from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
 from shared.wire import FRAMES, PERSONAL_ACTION, RECORD

@@ -41,6 +41,7 @@ from shared.ledger.reading import read_ledger
 from shared.privacy.accountant import epsilon_of, rho_of
 from shared.privacy.vector import NOISED_LIMIT, SENSITIVITY
 from shared.result import RunResult, read_result
+from shared.terms_description import describe_terms
 from shared.wire import Kind, kind_of
 from simulations.simulate import simulate
 
@@ -106,7 +107,7 @@ def test_a_run_tells_its_cost_and_who_is_trusted(settings: Settings, mode: str, 
     assert result.rounds[-1].epsilon == pytest.approx(epsilon_of(2 * rho, 1e-5))
     sees = "the server saw single reports, which this does not cover"
     assert (sees in result.describe_privacy()) == (mode == "distributed")
-    said = "\n".join(private(settings, mode).terms.describe())
+    said = "\n".join(describe_terms(private(settings, mode).terms))
     assert f"differential privacy, {mode}: clip 2, noise multiplier 4, ε = " in said
     assert ("for the server alone ε = " in said) == (mode == "distributed")
 

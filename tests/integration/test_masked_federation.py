@@ -31,6 +31,7 @@ from shared.frames.refusal import Refusal
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult
 from shared.secure_aggregation.buckets import draw_buckets
+from shared.terms_description import describe_terms
 from shared.wire import Kind, kind_of
 from simulations.simulate import simulate
 
@@ -190,7 +191,7 @@ def test_what_masks_cannot_go_with_is_refused(
 
 
 def test_the_terms_say_what_the_server_sees(settings: Settings) -> None:
-    said = "\n".join(masked(settings).terms.describe())
+    said = "\n".join(describe_terms(masked(settings).terms))
     assert "the server sees sums alone" in said
     assert "for the server alone" not in said
 

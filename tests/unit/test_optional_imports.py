@@ -1,4 +1,4 @@
-"""Triton is not imported where there is no GPU, and can be imported afterwards."""
+"""Triton is imported only where there is a GPU, and torch only where a model is run."""
 
 import subprocess
 import sys
@@ -29,3 +29,12 @@ def test_an_error_leaves_nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ImportError), triton_hidden():
         import triton  # noqa: F401
     assert "triton" not in sys.modules
+
+
+def test_what_waits_for_a_clients_trainer_needs_no_torch() -> None:
+    code = (
+        "import sys; import devices.live.client_supervisor; "
+        "from devices.live.settings import resolve_device; resolve_device('cpu'); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

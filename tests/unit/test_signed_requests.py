@@ -14,7 +14,7 @@ from client.protocol.signed_runs import SignedRuns
 from shared.config import RunConfig
 from shared.errors import FrameError, ScenarioError
 from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split, TrainInstruction
-from shared.run_terms import cluster_id
+from shared.run_id import cluster_id
 
 LAYOUT_HASH, MODEL_ID = bytes([1]) * 32, bytes([2]) * 32
 CLUSTERS = config_of(

@@ -11,7 +11,8 @@ from typing import Any
 from client.protocol.session_store import SessionFolder
 from shared.errors import ConfigError, SamaraError, TrainerError
 from shared.files import make_folder, write_durably
-from shared.run_terms import RunTerms, hash_identity
+from shared.run_id import hash_identity
+from shared.run_terms import RunTerms
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""

@@ -1,0 +1,35 @@
+"""What a run asks of a client, in sentences for the owner of the client's examples."""
+
+from shared.frames.instructions import SeedPolicy
+from shared.run_terms import RunTerms
+
+
+def describe_terms(terms: RunTerms) -> list[str]:
+    """Return sentences for the owner of a client's examples."""
+    directions = {
+        SeedPolicy.SHARED: "the same for all clients",
+        SeedPolicy.INDEPENDENT: "of its own",
+        SeedPolicy.POOL: f"out of {terms.pool_size:,} of the run",
+    }[terms.seed_policy]
+    rate = "estimated" if terms.learning_rate is None else f"{terms.learning_rate:g}"
+    splits = "validation and test" if terms.has_test else "validation"
+    gap = terms.validation_every
+    every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
+    often = "" if terms.when == "end" else f" each time ({terms.when})"
+    lines = [
+        f"method {terms.method}: {terms.rounds_of_federation:,} rounds with others, "
+        f"{terms.private_rounds:,} private ones{often}, which send nothing",
+        f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
+        f"{terms.batch:,} examples or all that there are",
+        f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}",
+        f"in all at most {terms.scalars:,} scalars about an example, and a mean loss with every "
+        "report",
+        f"evaluation on {splits} examples: before the first and after the last round{every}",
+    ]
+    if terms.clusters:
+        steps, batch = terms.clustering_steps_and_batch()
+        lines.append(
+            f"{terms.clusters} clusters, found by {steps:,} steps on {batch:,} examples, whose "
+            "scalars are counted above"
+        )
+    return lines + (terms.privacy.describe() if terms.privacy else [])
