@@ -1,11 +1,11 @@
-"""What a run asks of a client, in sentences for the owner of the client's examples."""
+"""Sentences about the terms of a run, for the owner of a client's examples."""
 
 from shared.frames.instructions import SeedPolicy
 from shared.run_terms import RunTerms
 
 
 def describe_terms(terms: RunTerms) -> list[str]:
-    """Return sentences for the owner of a client's examples."""
+    """Return what a run asks of a client, sentence by sentence."""
     directions = {
         SeedPolicy.SHARED: "the same for all clients",
         SeedPolicy.INDEPENDENT: "of its own",
