@@ -1,6 +1,5 @@
 """A real browser, without a window, on pages of this machine."""
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from benchmarks.driven_browser import FLAGS, find_chromium
+from benchmarks.driven_browser import driven, find_chromium
 from benchmarks.driven_firefox import find_firefox
 
 
@@ -34,12 +33,12 @@ def firefox() -> str:
     return find_firefox() or pytest.skip("needs Firefox on the PATH")
 
 
-def dom_of(address: str, profile: Path) -> str:
-    """What a browser makes of a page after some time, as HTML."""
-    budget = ("--virtual-time-budget=30000", f"--user-data-dir={profile}", "--dump-dom")
-    command = [chromium(), *FLAGS, *budget, address]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return done.stdout
+def read_once(address: str, profile: Path, ready: str, value: str) -> str:
+    """The value of an expression on a page, once another one is true there."""
+    with driven(chromium(), profile) as tab:
+        tab.open(address)
+        tab.until(ready, seconds=120)
+        return str(tab.run(value))
 
 
 @contextmanager
