@@ -46,6 +46,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_scores_are_means_over_clients() -> None:
+    pytest.importorskip("rouge_score", reason="needs the extra samara-fl[report]")
     wrong = replace(TEST, client=1, greedy={"zero-shot": "", "global": "bland"})
     scores = writing_scores([TEST, TEST, wrong, TRAIN], has_styles=True)
     own = scores["global"].agreement
