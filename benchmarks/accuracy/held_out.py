@@ -31,18 +31,9 @@ EMOJI_GROUPS = {
 }
 """The label word of each group of emoji."""
 MAIL = {"easy-ham": "mail", "hard-ham": "advertising", "spam": "spam"}
-FORTUNES = {
-    "computers": "computers",
-    "definitions": "definitions",
-    "love": "love",
-    "politics": "politics",
-    "science": "science",
-    "work": "work",
-    "food": "food",
-    "people": "people",
-    "songs-poems": "poems",
-    "literature": "literature",
-}
+_FILES = "computers definitions love politics science work food people songs-poems literature"
+FORTUNES = {name: name for name in _FILES.split()} | {"songs-poems": "poems"}
+"""The label word of each file of sayings."""
 _MOST_CHARACTERS = 500
 
 
