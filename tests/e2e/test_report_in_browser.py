@@ -2,15 +2,15 @@
 
 import json
 import re
-import subprocess
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsers import FLAGS, chromium
+from browsers import chromium
 from results import result_of, write_result
 
+from benchmarks.driven_browser import driven
 from simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
@@ -59,20 +59,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_page_is_whole_and_legible(width: int, dark: bool, page: str, tmp_path: Path) -> None:
     file = tmp_path / "frame.html"
     file.write_text(FRAME.format(width=width, page=escape(page)))
-    scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    places = [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={max(width, 500)},1000"]
-    log = ["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom", file.as_uri()]
-    ended = subprocess.run(
-        [chromium(), *FLAGS, *scheme, *places, *log],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert "CONSOLE" not in ended.stderr, ended.stderr
-    told = re.search(r'<pre id="found">(.*?)</pre>', ended.stdout)
-    assert told is not None
-    found: dict[str, Any] = json.loads(unescape(told[1]))
+    made = "document.getElementById('found').textContent"
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    with driven(chromium(), tmp_path / "profile", f"--window-size={max(width, 500)},1000") as tab:
+        tab.call("Emulation.setEmulatedMedia", features=[scheme])
+        tab.open(file.as_uri())
+        found: dict[str, Any] = json.loads(tab.until(made))
+    assert tab.said == []
     assert found["wide"] <= width
     assert found["cut"] == 0
     assert sum(map(int, re.findall(r"\d+", found["paper"])[:3])) < 200 or not dark
