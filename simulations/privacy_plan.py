@@ -185,7 +185,7 @@ def warn_of_plan(run: PlannedRun) -> str:
     """Return a sentence on the ε with which the rounds teach hardly anything; "" if there is none.
 
     Readouts whose noise of all rounds exceeds what they can say gained at most a third of what they
-    gain without noise (docs/measurements/privacy.md).
+    gain without noise (docs/measurements/privacy-costs.md).
     """
     noisy = [terms for terms in run.terms if run.noise_of_all_rounds(terms) > 1]
     if not noisy:

@@ -2,7 +2,7 @@
 
 torch gives float32 products to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN,
 which comes with torch too, uses all instruction sets of a processor: on a core of an AMD EPYC with
-AVX-512 it is twice as fast (docs/measurements/one-device.md). It prepares each product for
+AVX-512 it is twice as fast (docs/measurements/one-device-costs.md). It prepares each product for
 longer, so small products keep torch's choice. What it prepares for the shapes of a product takes
 half a MiB, and it would keep that for 1,024 shapes, where the passes of a micro-batch need about
 ten.
