@@ -2,6 +2,7 @@
 
 import { fromHex, sha256, toHex, toUtf8 } from "./src/bytes.ts";
 import { readCode } from "./src/join.ts";
+import { problemOf, type StorageError } from "./src/errors.ts";
 import { enginesOf, OnEngines, WASM, WEBGPU, type Graphics } from "./src/engines.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
@@ -10,7 +11,7 @@ import { Phone, type OwnExamples, type PhoneParts } from "./src/phone.ts";
 import { limitEpsilon, whatStops } from "./src/private-reports.ts";
 import { readProgram } from "./src/program.ts";
 import { readoutScorer, type Represented } from "./src/readout.ts";
-import { pastedRows, readRows } from "./src/rows.ts";
+import { isSound, pastedRows, readRows } from "./src/rows.ts";
 import {
   answerBytes,
   clientIndex,
@@ -23,7 +24,7 @@ import {
 } from "./src/signing.ts";
 import { readScenario } from "./src/signed-run.ts";
 import { StepSize, type Observation } from "./src/step-size.ts";
-import { memoryStore } from "./src/store.ts";
+import { memoryStore, openStore } from "./src/store.ts";
 import { Stream } from "./src/stream.ts";
 import { textOf, type ProgramIndex, type Row, type Task as RunTask } from "./src/task.ts";
 
@@ -178,7 +179,7 @@ const functions = {
     for (const text of texts)
       try {
         const [numbers] = await model.represent([{ text }], () => {});
-        found.push(Array.from(numbers!.scores).join());
+        found.push(numbers ? Array.from(numbers.scores).join() : "refused");
       } catch (error) {
         found.push((error as Error).message);
       }
@@ -221,12 +222,18 @@ const functions = {
     const { trusted, secret } = await readCode(link);
     return { trusted: toHex(trusted), secret: toHex(secret) };
   },
-  /** Examples after additions and a deletion, and how often each went through the model. */
-  async book(additions: NewExample[][], removed: string) {
+  /**
+   * Examples after additions and a deletion, and how often each went through the model, whose
+   * tokenizer refuses some, and which stops before its reading of a number.
+   */
+  async book(additions: NewExample[][], removed: string, refused: string[], stopAt: number) {
     const passes: Record<string, number> = {};
+    const sizes: number[] = [];
     const represent = async (rows: readonly Row[]) =>
-      rows.map(({ text }) => {
+      rows.map(({ text }, at) => {
+        if (!at) sizes.push(rows.length);
         passes[text!] = (passes[text!] ?? 0) + 1;
+        if (refused.includes(text!)) return null;
         const [scores, features] = [Float32Array.of(text!.length, 0), Float32Array.of(1, 2, 3)];
         return { scores, features, tokens: Int32Array.of(text!.length) };
       });
@@ -234,8 +241,12 @@ const functions = {
     const store = memoryStore();
     const encoder = { program: "p".repeat(64), readout, represent };
     let book = new ExampleBook(store, encoder);
+    const stopped: string[] = [];
     for (const some of additions) {
       await book.add(some);
+      book.shouldStop = () => sizes.length === stopAt;
+      await book.represented(0).catch((error: Error) => stopped.push(error.constructor.name));
+      book.shouldStop = () => false;
       for (const split of [0, 1, 2]) await book.represented(split);
       book = new ExampleBook(store, encoder); // as after a closed tab
     }
@@ -245,8 +256,44 @@ const functions = {
     const { scores, labels, tokens } = await book.represented(0);
     const all = (await book.all()).map(({ row, label, split }) => ({ row, label, split }));
     const after = await book.hash(0);
+    const refusedOnes = (await book.all()).flatMap(({ row, isRefused }) => (isRefused ? [row] : []));
+    const counts = { ...(await book.counts()), train: await book.count(0), refusedOnes };
     const numbers = { scores: [...scores], labels: [...labels], tokens: [...tokens] };
-    return { all, passes, ...numbers, isChanged: hash !== after };
+    return { all, passes, ...numbers, isChanged: hash !== after, counts, sizes, stopped };
+  },
+  /** What an owner is told of a browser whose storage fails in a way, in turn, and what is kept. */
+  async storage(ways: string[]) {
+    console.warn = () => {};
+    const said: string[] = [];
+    Object.assign(globalThis, { indexedDB: failingStorage(ways) });
+    try {
+      const store = await openStore("s", (problem) => said.push(problem?.reason ?? "works"));
+      while (ways.length)
+        await store
+          .write(new Map([["key", ways.length]]))
+          .catch((error: Error) => said.push(problemOf(error)));
+    } catch (error) {
+      said.push(`not opened: ${(error as StorageError).reason}`);
+    }
+    return said;
+  },
+  /** Whether what an app or a page adds is an example of the task. */
+  sound: (examples: NewExample[], task: RunTask) => examples.map((one) => isSound(one, task)),
+  /** The tokens of a row by a tokenizer of its own, or what is said of it, and the letters read. */
+  async tokens(texts: string[], limit: number) {
+    const { RowTokenizer } = await import("./src/tokens.ts");
+    const task = { name: "t", text: "{text}", words: [], labels: [], fields: ["text"] };
+    const tokenization = { special: false, before: [], after: "", limit, answers: [] };
+    const index = { task, tokenization, examples: [] } as unknown as ProgramIndex;
+    const files = { "tokenizer.json": { pre_tokenizer: null }, "tokenizer_config.json": {} };
+    const tokenizer = new RowTokenizer(index, files);
+    return texts.map((text) => {
+      try {
+        return tokenizer.tokens({ text }).sequences[0]!.length;
+      } catch (error) {
+        return (error as Error).message;
+      }
+    });
   },
   /** η, clip, the interval of curvature and the round to go back to, after every observation. */
   stepSize(rounds: number, given: number | null, epsilon: number, observed: Observation[]) {
@@ -257,6 +304,40 @@ const functions = {
     });
   },
 };
+
+/** What a browser's IndexedDB does, in ways that are taken out of a list: to open, then to write. */
+function failingStorage(ways: string[]): object {
+  const tell = (handler: (() => void) | null) => setTimeout(() => handler?.());
+  const database = {
+    transaction() {
+      const way = ways.shift()!;
+      if (way === "closed") throw new DOMException("", "InvalidStateError");
+      const transaction = {
+        onabort: null as (() => void) | null,
+        oncomplete: null as (() => void) | null,
+        error: way === "none" ? null : new DOMException("", way),
+        abort() {},
+        objectStore: () => ({
+          put() {
+            if (way === "DataCloneError") throw new DOMException("not kept", way);
+          },
+        }),
+      };
+      tell(() => (way === "works" ? transaction.oncomplete : transaction.onabort)?.());
+      return transaction;
+    },
+  };
+  return {
+    open() {
+      const way = ways.shift()!;
+      if (way === "throws") throw new DOMException("", "SecurityError");
+      const opening: Record<string, unknown> = { result: database, error: new DOMException("", way) };
+      const event = { works: "onsuccess", blocked: "onblocked" }[way] ?? "onerror";
+      tell(() => (opening[event] as () => void)());
+      return opening;
+    },
+  };
+}
 
 function taskOf({ kind, instruction, tail, settings, personal }: GivenTask): Task {
   return {

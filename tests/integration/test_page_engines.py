@@ -16,7 +16,9 @@ TOKENIZER = """
 export class Tokenizer {
   encode(text) {
     if (text === "refused") throw new Error("the tokenizer refuses it");
-    return { ids: [1, 2] };
+    if (text === "unknown") return { ids: [1, undefined] };
+    if (text.length > 1000) throw new Error("more is read than is needed");
+    return { ids: Array.from(text, () => 1) };
   }
 }
 """
@@ -92,6 +94,10 @@ def test_a_row_that_the_tokenizer_refuses_fails_no_engine(
     (library / "tokenizers.mjs").write_text(TOKENIZER)
     for score, name in enumerate(("onnxruntime", "onnxruntime-webgpu")):
         (library / f"{name}.mjs").write_text(ENGINE % (shape | {"score": score}))
-    (found,) = run_page([["model", json.dumps(manifest), ["a", "refused", "b"]]])
+    (found,) = run_page([["model", json.dumps(manifest), ["a", "refused", "unknown", "b"]]])
     by_webgpu = ",".join("1" * shape["labels"])
-    assert found == [by_webgpu, "the tokenizer refuses it", by_webgpu]
+    assert found == [by_webgpu, "refused", "refused", by_webgpu]
+    long = ["short", "unknown", "", "a" * 100_000, "a" * 160]
+    (lengths,) = run_page([["tokens", long, 9]])
+    unreadable = "The model cannot read this text. Write it in other words."
+    assert lengths == [5, unreadable, unreadable, 9, 9]

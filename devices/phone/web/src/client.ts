@@ -3,18 +3,19 @@
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
 import { fetchFile, fetchIndex, forgetFiles, sizeOf } from "./download.ts";
-import { ProgramError } from "./errors.ts";
+import { PlainError, problemOf, ProgramError, StoppedError, type StorageError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import { readCode, register } from "./join.ts";
 import { added } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
 import { Model } from "./model.ts";
-import { ExampleBook, type NewExample, type OwnExample } from "./own-examples.ts";
+import { ExampleBook, type ExampleCounts, type ListedExample, type NewExample } from "./own-examples.ts";
 import { Phone, type Models } from "./phone.ts";
 import { epsilonLimit, epsilonSpent, limitEpsilon, whatStops } from "./private-reports.ts";
 import { readProgram, type Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
 import { toFloat32, zeroState } from "./replay.ts";
+import { isSound } from "./rows.ts";
 import { roundsOfFederation } from "./run-terms.ts";
 import { readScenario } from "./signed-run.ts";
 import { clientIndex, makeKey, type OwnKey } from "./signing.ts";
@@ -39,8 +40,10 @@ interface Loaded {
 }
 
 const NOTHING: Activity = { name: "nothing", done: 0, of: 0 };
+const NO_COUNTS: ExampleCounts = { splits: [0, 0, 0], refused: 0, labels: 0 };
 const JOINED = "joined";
 const PAUSED = "paused";
+const SECONDS_TO_RETRY = 30;
 
 /** The client; the page calls it, and is told when its status changes. */
 export class Client {
@@ -53,12 +56,14 @@ export class Client {
   #activity: Activity = NOTHING;
   #accuracies: Accuracies | null = null;
   #problem = "";
+  #storageProblem = "";
   #isPaused = false;
   #isHeldBack = false;
   /** One task, example or question at a time. */
   #work: Promise<unknown> = Promise.resolve();
   #waiting = 0;
   #hasIdleWork = false;
+  #isIdle = false;
 
   /** @param changed is called when the status has changed. */
   constructor(store: Store, changed: () => void) {
@@ -92,10 +97,30 @@ export class Client {
     this.#begin();
   }
 
-  /** Adds examples of the owner's, and returns how many there are now. */
+  /** Is told what is wrong with the store, and that nothing is any more. */
+  storageChanged(problem: StorageError | null): void {
+    const said = problem?.message ?? "";
+    if (said === this.#storageProblem) return;
+    this.#storageProblem = said;
+    this.#changed();
+  }
+
+  /** Goes on at once where the device is on a network again. */
+  async hurry(): Promise<void> {
+    if (!this.#joined?.isRegistered || this.#isStopped) return;
+    if (this.#loaded) this.#stream?.hurry();
+    else this.#begin();
+  }
+
+  /**
+   * Adds examples of the owner's, and returns how many there are now.
+   *
+   * @throws PlainError if one is none of the task's; nothing is added then.
+   */
   async addExamples(examples: readonly NewExample[]): Promise<number> {
     return this.#alone(async () => {
-      const { book } = await this.#load();
+      const { book, index } = await this.#load();
+      if (!examples.every((one) => isSound(one, index.task))) throw new PlainError("example");
       await book.add(examples);
       this.#idle();
       return (await book.all()).length;
@@ -103,7 +128,7 @@ export class Client {
   }
 
   /** Returns the owner's examples, the oldest first. */
-  async examples(): Promise<OwnExample[]> {
+  async examples(): Promise<ListedExample[]> {
     return (await this.#load()).book.all();
   }
 
@@ -120,7 +145,8 @@ export class Client {
     return this.#alone(async () => {
       const { program, index, phone, model } = await this.#load();
       const [numbers] = await model.represent([row], () => {});
-      const example: Represented = { ...numbers!, labels: Int32Array.of(0) };
+      if (!numbers) throw new PlainError("unreadable");
+      const example: Represented = { ...numbers, labels: Int32Array.of(0) };
       const models = await phone.models();
       const states = models ? [models.w, added(models.w, models.p)] : [];
       const weights = states.map((state) => toFloat32(added(state, program.start)));
@@ -128,7 +154,7 @@ export class Client {
       this.#do(NOTHING);
       return {
         labels: index.task.words.map((word) => word.trim()),
-        base: probabilities(numbers!.scores),
+        base: probabilities(numbers.scores),
         global: global ?? null,
         personal: personal ?? null,
       };
@@ -172,9 +198,7 @@ export class Client {
   async status(): Promise<Status> {
     const loaded = this.#loaded && (await this.#loaded.catch(() => null));
     const models = loaded && (await loaded.phone.models());
-    const counts = loaded
-      ? await Promise.all([SPLIT.train, SPLIT.validation, SPLIT.test].map((s) => loaded.book.count(s)))
-      : [0, 0, 0];
+    const counts = (await loaded?.book.counts()) ?? NO_COUNTS;
     const sent = (await this.#store.list("sent/")).map(([, one]) => one as { bytes: number });
     return {
       hasJoined: this.#joined?.isRegistered === true,
@@ -189,7 +213,9 @@ export class Client {
       round: models?.round ?? 0,
       rounds: models ? roundsOfFederation(models.terms) : 0,
       digest: models ? toHex(models.digest) : "",
-      counts: [counts[0]!, counts[1]!, counts[2]!],
+      counts: counts.splits,
+      refused: counts.refused,
+      labels: counts.labels,
       accuracies: this.#accuracies,
       sent: {
         answers: sent.length,
@@ -198,7 +224,7 @@ export class Client {
       },
       epsilonLimit: await epsilonLimit(this.#store),
       stoppedBy: models && (await whatStops(this.#store, models.terms.privacy)),
-      problem: this.#problem,
+      problem: this.#storageProblem || this.#problem,
     };
   }
 
@@ -233,7 +259,7 @@ export class Client {
         if (!this.#isStopped) this.#stream?.open();
         this.#idle();
       },
-      () => {},
+      () => setTimeout(() => void this.hurry(), 1000 * SECONDS_TO_RETRY),
     );
   }
 
@@ -258,9 +284,18 @@ export class Client {
         const { phone, book } = await this.#load();
         if (!(await book.all()).length) return;
         this.#do({ name: "personal", done: 0, of: 0 });
-        await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isStopped);
-        this.#hasIdleWork = this.#waiting > 1; // the rest is for afterwards
-        this.#accuracies = await this.#evaluated(await phone.models());
+        this.#isIdle = true;
+        try {
+          await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isStopped);
+          this.#hasIdleWork = this.#waiting > 1; // the rest is for afterwards
+          this.#accuracies = await this.#evaluated(await phone.models());
+          this.#problem = "";
+        } catch (error) {
+          if (!(error instanceof StoppedError)) throw error;
+          this.#hasIdleWork = true;
+        } finally {
+          this.#isIdle = false;
+        }
         this.#do(NOTHING);
       }).catch((error: unknown) => this.#fail(error));
     });
@@ -310,7 +345,7 @@ export class Client {
 
   #fail(error: unknown): void {
     console.error(error);
-    this.#problem = error instanceof Error ? error.message : String(error);
+    this.#problem = problemOf(error);
     this.#do(NOTHING);
   }
 
@@ -345,6 +380,7 @@ export class Client {
       represent: (...given) => model.represent(...given),
     });
     book.onProgress = (done, of) => this.#do({ name: "reading", done, of });
+    book.shouldStop = () => this.#isStopped || (this.#isIdle && this.#waiting > 1);
     const { scenario } = joined;
     const phone = new Phone({
       program,

@@ -34,11 +34,11 @@ export function offerConditions(client: WorkerClient): void {
   };
   const offer = (name: string, teller: EventTarget, event: string, isMet: () => boolean): void => {
     const box = document.getElementById(name) as HTMLInputElement;
-    box.checked = localStorage.getItem(name) === "yes";
+    box.checked = remembered(name) === "yes";
     document.getElementById(`${name}-choice`)!.hidden = false;
     conditions.push({ box, isMet });
     box.addEventListener("change", () => {
-      localStorage.setItem(name, box.checked ? "yes" : "no");
+      remember(name, box.checked ? "yes" : "no");
       check();
     });
     teller.addEventListener(event, check);
@@ -51,6 +51,23 @@ export function offerConditions(client: WorkerClient): void {
     offer("power", battery, "chargingchange", () => battery.charging),
   );
   if ("wakeLock" in navigator) offerWakeLock();
+}
+
+/** Returns what is kept of a choice; null where the browser keeps nothing. */
+function remembered(name: string): string | null {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function remember(name: string, value: string): void {
+  try {
+    localStorage.setItem(name, value);
+  } catch (error) {
+    console.warn("the choice is for as long as the page is open:", error);
+  }
 }
 
 /** Keeps the screen on while the page is visible, if the owner wants it. */

@@ -2,7 +2,7 @@
 
 import type { Bytes } from "./bytes.ts";
 import { hasHash, type ModelFiles } from "./encoder.ts";
-import { ProgramError } from "./errors.ts";
+import { PlainError, ProgramError } from "./errors.ts";
 import { readIndex, type ProgramFile, type ProgramIndex } from "./task.ts";
 
 const CACHE = "samara-program";
@@ -10,15 +10,15 @@ const INDEX = "/program/index.json";
 
 /** Returns the index of the program; the one that is kept if the gateway cannot be reached. */
 export async function fetchIndex(): Promise<ProgramIndex> {
-  const cache = await caches.open(CACHE);
+  const cache = await openCache();
   try {
-    const answer = await fetch(INDEX);
+    const answer = await fetched(INDEX);
     if (!answer.ok) throw new ProgramError(`the gateway has no program: ${answer.status}`);
     const index = readIndex(await answer.clone().text());
-    await cache.put(INDEX, answer);
+    await keep(cache, INDEX, answer);
     return index;
   } catch (error) {
-    const kept = await cache.match(INDEX);
+    const kept = await cache?.match(INDEX);
     if (!kept) throw error;
     return readIndex(await kept.text());
   }
@@ -34,24 +34,24 @@ export async function fetchFile(
   { sha256, bytes }: ProgramFile,
   onBytes: (count: number) => void,
 ): Promise<Bytes> {
-  const cache = await caches.open(CACHE);
+  const cache = await openCache();
   const address = `/program/${sha256}`;
-  const kept = await cache.match(address);
+  const kept = await cache?.match(address);
   if (kept) {
     const content = new Uint8Array(await kept.arrayBuffer());
     if (await hasHash(content, sha256)) {
       onBytes(bytes);
       return content;
     }
-    await cache.delete(address);
+    await cache?.delete(address);
   }
-  const answer = await fetch(address);
+  const answer = await fetched(address);
   if (!answer.ok || !answer.body)
     throw new ProgramError(`a file of the program does not come: ${answer.status}`);
   const content = new Uint8Array(bytes);
   let at = 0;
   for (const reader = answer.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(offline);
     if (done) break;
     if (at + value.length > bytes) throw new ProgramError("a file of the program is too long");
     content.set(value, at);
@@ -60,8 +60,34 @@ export async function fetchFile(
   }
   if (at !== bytes || !(await hasHash(content, sha256)))
     throw new ProgramError("a file of the program is damaged; try again");
-  await cache.put(address, new Response(content));
+  await keep(cache, address, new Response(content));
   return content;
+}
+
+/** Returns the files that are kept; null in a browser that keeps none, which fetches them anew. */
+async function openCache(): Promise<Cache | null> {
+  try {
+    return await caches.open(CACHE);
+  } catch (error) {
+    console.warn("this browser keeps no files:", error);
+    return null;
+  }
+}
+
+/** Keeps a file, if there is room. */
+async function keep(cache: Cache | null, address: string, file: Response): Promise<void> {
+  await cache?.put(address, file).catch((error: unknown) =>
+    console.warn("a file is fetched anew the next time:", error),
+  );
+}
+
+function fetched(address: string): Promise<Response> {
+  return fetch(address).catch(offline);
+}
+
+function offline(error: unknown): never {
+  console.warn("the program does not come:", error);
+  throw new PlainError("offline");
 }
 
 /** Returns the bytes of all that a model is made of. */

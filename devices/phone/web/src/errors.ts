@@ -5,6 +5,9 @@
  * message stays on the device.
  */
 
+import { fill, TEXTS } from "./texts.ts";
+
+type Reason = keyof typeof TEXTS.reasons;
 type Numbers = readonly [number, number];
 
 /** An error that an instruction is refused with; without a code of its own the code is 0. */
@@ -107,12 +110,31 @@ export class MaskingError extends PhoneError {
   override readonly code = 25;
 }
 
-/** An invitation cannot be used; `reason` names the text that says why. */
-export class InvitationError extends PhoneError {
-  readonly reason: string;
+/** An error that the page has a text for, which is its message; `reason` names it. */
+export class PlainError extends PhoneError {
+  readonly reason: Reason;
 
-  constructor(reason: string) {
-    super(`the invitation cannot be used: ${reason}`);
+  constructor(reason: Reason) {
+    super(TEXTS.reasons[reason]);
     this.reason = reason;
   }
+}
+
+/** An invitation cannot be used. */
+export class InvitationError extends PlainError {}
+
+/** The browser lets this page keep nothing, or nothing more. */
+export class StorageError extends PlainError {
+  override readonly code = 12;
+}
+
+/** Work was stopped that goes on later: the owner paused, or something else waits. */
+export class StoppedError extends PhoneError {
+  override readonly code = 13;
+}
+
+/** Returns what the owner is told of an error. */
+export function problemOf(error: unknown): string {
+  if (error instanceof PlainError) return error.message;
+  return fill(TEXTS.problem, error instanceof Error ? error.message : String(error));
 }

@@ -5,8 +5,9 @@
  */
 
 import type { Prediction, Status } from "./status.ts";
-import type { NewExample, OwnExample } from "./own-examples.ts";
+import type { ListedExample, NewExample } from "./own-examples.ts";
 import type { Row } from "./task.ts";
+import { TEXTS } from "./texts.ts";
 import type { Call, Said } from "./worker.ts";
 
 /** What an app may call. A promise is rejected with an `Error` whose message may be shown. */
@@ -30,15 +31,10 @@ declare global {
   }
 }
 
-/** A call that was refused; `reason` names a text for invitations. */
-export class CallError extends Error {
-  readonly reason: string;
+/** A call that was refused, with a message for the owner. */
+export class CallError extends Error {}
 
-  constructor(message: string, reason: string) {
-    super(message);
-    this.reason = reason;
-  }
-}
+const SLOW_SECONDS = 15;
 
 /** The worker's client as the page calls it. */
 export class WorkerClient {
@@ -47,13 +43,32 @@ export class WorkerClient {
   readonly #open = new Map<number, (said: Said) => void>();
   #calls = 0;
 
-  /** @param onEvent is told when the status has changed, or another tab is the phone. */
-  constructor(onEvent: (event: "ready" | "changed" | "elsewhere") => void) {
+  /**
+   * @param onEvent is told when the status has changed, or another tab is the phone.
+   * @param onProblem is told why no call is answered, and nothing once calls are.
+   */
+  constructor(
+    onEvent: (event: "ready" | "changed" | "elsewhere") => void,
+    onProblem: (message: string) => void,
+  ) {
     this.#worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
-    this.#ready = new Promise((resolve) => {
+    const slow = setTimeout(() => onProblem(TEXTS.reasons.slow), 1000 * SLOW_SECONDS);
+    this.#ready = new Promise((resolve, reject) => {
+      const fail = (message: string): void => {
+        clearTimeout(slow);
+        onProblem(message);
+        reject(new CallError(message));
+      };
+      this.#worker.onerror = () => fail(TEXTS.reasons.script);
       this.#worker.onmessage = ({ data }: MessageEvent<Said>) => {
+        if ("failed" in data) return fail(data.failed);
         if ("event" in data) {
-          if (data.event === "ready") resolve();
+          if (data.event !== "changed") clearTimeout(slow);
+          if (data.event === "ready") {
+            this.#worker.onerror = null; // what fails from now on fails a call
+            onProblem("");
+            resolve();
+          }
           onEvent(data.event);
           return;
         }
@@ -61,12 +76,13 @@ export class WorkerClient {
         this.#open.delete(data.id);
       };
     });
+    this.#ready.catch(() => {}); // who calls is told, and the page is
   }
 
   join = (link: string): Promise<void> => this.#call("join", link);
   addExamples = (examples: readonly NewExample[]): Promise<number> =>
     this.#call("addExamples", examples);
-  examples = (): Promise<OwnExample[]> => this.#call("examples");
+  examples = (): Promise<ListedExample[]> => this.#call("examples");
   removeExample = (id: string): Promise<void> => this.#call("removeExample", id);
   predict = (row: Row): Promise<Prediction> => this.#call("predict", row);
   pause = (isPaused: boolean): Promise<void> => this.#call("pause", isPaused);
@@ -93,7 +109,7 @@ export class WorkerClient {
     const said = new Promise<Said>((resolve) => this.#open.set(id, resolve));
     this.#worker.postMessage({ id, name, given } satisfies Call);
     const answer = await said;
-    if ("error" in answer) throw new CallError(answer.error, answer.reason);
+    if ("error" in answer) throw new CallError(answer.error);
     return ("result" in answer ? answer.result : undefined) as T;
   }
 }

@@ -56,7 +56,7 @@ export async function register(code: InvitationCode, key: OwnKey): Promise<strin
   return scenario;
 }
 
-const REASONS: Readonly<Record<number, string>> = {
+const REASONS: Readonly<Record<number, InvitationError["reason"]>> = {
   403: "revoked",
   404: "unknown",
   409: "used",

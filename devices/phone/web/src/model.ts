@@ -3,10 +3,11 @@
 import { fetchModel, fetchTokenizer, sizeOf, sizeOfTokenizer } from "./download.ts";
 import { Encoder, type ModelFiles, type Numbers } from "./encoder.ts";
 import { enginesOf, OnEngines, type Engine, type Graphics } from "./engines.ts";
+import { PlainError } from "./errors.ts";
 import { selfCheck, type Program } from "./program.ts";
 import { readoutScorer, type Scorer } from "./readout.ts";
 import type { ProgramIndex, Row } from "./task.ts";
-import { RowTokenizer } from "./tokens.ts";
+import { RowTokenizer, type Tokens } from "./tokens.ts";
 
 /** The model; one call at a time. */
 export class Model {
@@ -34,15 +35,20 @@ export class Model {
       : readoutScorer(program.readout);
   }
 
-  /** Returns the numbers of rows; `onDone` is told of each call's. */
-  async represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]> {
+  /** Returns the numbers of rows, null where the tokenizer refuses one; `onDone` is told of each call's. */
+  async represent(
+    rows: readonly Row[],
+    onDone: (count: number) => void,
+  ): Promise<(Numbers | null)[]> {
     const tokenizer = (this.#tokenizer ??= await this.#loadTokenizer());
-    const tokens = rows.map((row) => tokenizer.tokens(row)); // one that is refused fails no engine
-    const lengths = tokens.map(({ sequences }) => sequences[0]!.length);
-    const order = Array.from(rows.keys()).sort((a, b) => lengths[a]! - lengths[b]! || a - b);
+    const tokens = rows.map((row) => tokensOf(tokenizer, row));
+    const lengths = tokens.map((one) => one?.sequences[0]!.length ?? 0);
+    const read = Array.from(rows.keys()).filter((row) => tokens[row]);
+    const order = read.sort((a, b) => lengths[a]! - lengths[b]! || a - b);
+    const numbers = new Array<Numbers | null>(rows.length).fill(null);
+    if (!order.length) return numbers;
     const { batch } = this.#program.manifest;
     return this.#encoder.use(async (encoder) => {
-      const numbers = new Array<Numbers>(rows.length);
       for (let first = 0; first < order.length; first += batch) {
         const some = order.slice(first, first + batch);
         const found = await encoder.representRows(some.map((row) => tokens[row]!));
@@ -71,5 +77,15 @@ export class Model {
     const of = sizeOf(this.#index);
     let done = there;
     return (count) => this.#onBytes((done += count), of);
+  }
+}
+
+/** Returns the tokens of a row; null if the tokenizer refuses it, which fails no engine. */
+function tokensOf(tokenizer: RowTokenizer, row: Row): Tokens | null {
+  try {
+    return tokenizer.tokens(row);
+  } catch (error) {
+    if (error instanceof PlainError) return null;
+    throw error;
   }
 }

@@ -1,6 +1,7 @@
 /** The owner's examples: labelled rows in the browser's store, and what the model makes of them. */
 
 import { sha256, toHex, toUtf8 } from "./bytes.ts";
+import { StoppedError } from "./errors.ts";
 import type { Numbers } from "./encoder.ts";
 import { SPLIT } from "./instructions.ts";
 import type { OwnExamples } from "./phone.ts";
@@ -9,6 +10,7 @@ import type { Store } from "./store.ts";
 import type { Row } from "./task.ts";
 
 const ID_DIGITS = 24;
+const READ_AT_ONCE = 256;
 const TEST_PERCENT = 20;
 const VALIDATION_PERCENT = 10;
 
@@ -20,6 +22,19 @@ export interface OwnExample {
   readonly split: number;
 }
 
+/** An example as the page lists it. */
+export interface ListedExample extends OwnExample {
+  /** Whether the model's tokenizer refuses it, so that it is left out. */
+  readonly isRefused: boolean;
+}
+
+/** What of the examples is used: those of each split, those that are refused, different labels. */
+export interface ExampleCounts {
+  readonly splits: readonly [number, number, number];
+  readonly refused: number;
+  readonly labels: number;
+}
+
 /** A row with its label; a split that is not given follows from the row. */
 export interface NewExample {
   readonly row: Row;
@@ -27,11 +42,11 @@ export interface NewExample {
   readonly split?: number;
 }
 
-/** The model's part in examples; it is asked once for each. */
+/** The model's part in examples; it is asked once for each, and null is its refusal of one. */
 export interface RowEncoder {
   readonly program: string;
   readonly readout: Readout;
-  represent(rows: readonly Row[], onDone: (count: number) => void): Promise<Numbers[]>;
+  represent(rows: readonly Row[], onDone: (count: number) => void): Promise<(Numbers | null)[]>;
 }
 
 /** The examples in a store; the model is asked when their numbers are needed first. */
@@ -40,7 +55,10 @@ export class ExampleBook implements OwnExamples {
   readonly #encoder: RowEncoder;
   /** What is told how many of how many examples have gone through the model. */
   onProgress: (done: number, of: number) => void = () => {};
+  /** Whether the model is asked for no more at the moment. */
+  shouldStop: () => boolean = () => false;
   readonly #kept = new Map<number, Represented>();
+  #all: readonly OwnExample[] | null = null;
 
   constructor(store: Store, encoder: RowEncoder) {
     this.#store = store;
@@ -61,7 +79,7 @@ export class ExampleBook implements OwnExamples {
       changes.set(key, { id, row, label, split: split ?? splitOf(id) });
     }
     await this.#store.write(changes);
-    this.#kept.clear();
+    this.#forget();
     return [...changes.values()];
   }
 
@@ -69,17 +87,31 @@ export class ExampleBook implements OwnExamples {
   async remove(id: string): Promise<void> {
     for (const [key, one] of await this.#store.list("example/"))
       if ((one as OwnExample).id === id) await this.#store.erase(key);
-    await this.#store.erase(this.#keyOf(id));
-    this.#kept.clear();
+    for (const kind of ["numbers", "refused"] as const) await this.#store.erase(this.#keyOf(id, kind));
+    this.#forget();
   }
 
   /** Returns all examples, the oldest first. */
-  async all(): Promise<OwnExample[]> {
-    return (await this.#store.list("example/")).map(([, one]) => one as OwnExample);
+  async all(): Promise<ListedExample[]> {
+    const refused = await this.#refused();
+    return (await this.#read()).map((one) => ({ ...one, isRefused: refused.has(one.id) }));
   }
 
   async count(split: number): Promise<number> {
     return (await this.#inSplit(split)).length;
+  }
+
+  /** Returns what of the examples is used. */
+  async counts(): Promise<ExampleCounts> {
+    const all = await this.all();
+    const used = all.filter(({ isRefused }) => !isRefused);
+    const count = (split: number): number => used.filter((one) => one.split === split).length;
+    const labels = new Set(used.flatMap(({ split, label }) => (split === SPLIT.train ? [label] : [])));
+    return {
+      splits: [count(SPLIT.train), count(SPLIT.validation), count(SPLIT.test)],
+      refused: all.length - used.length,
+      labels: labels.size,
+    };
   }
 
   async hash(split: number): Promise<string> {
@@ -87,19 +119,25 @@ export class ExampleBook implements OwnExamples {
     return rows.length ? toHex(await sha256(toUtf8(rows.sort().join("\n")))).slice(0, 32) : "";
   }
 
+  /**
+   * Returns what the model makes of a split's examples, without those that its tokenizer refuses.
+   *
+   * @throws StoppedError if the model should be asked for no more before all of them are read.
+   */
   async represented(split: number): Promise<Represented> {
     const kept = this.#kept.get(split);
     if (kept) return kept;
-    const examples = await this.#inSplit(split);
+    const asked = await this.#inSplit(split);
+    const read = await this.#numbersOf(asked);
+    const examples = asked.filter((_, at) => read[at]);
     const { labels, features, tokens } = this.#encoder.readout;
-    const numbers = await this.#numbersOf(examples);
     const whole = {
       scores: new Float32Array(examples.length * labels),
       features: new Float32Array(examples.length * features),
       tokens: new Int32Array(examples.length * tokens),
       labels: Int32Array.from(examples, ({ label }) => label),
     };
-    numbers.forEach((one, at) => {
+    read.filter((one) => one !== null).forEach((one, at) => {
       whole.scores.set(one.scores, at * labels);
       whole.features.set(one.features, at * features);
       whole.tokens.set(one.tokens, at * tokens);
@@ -108,29 +146,52 @@ export class ExampleBook implements OwnExamples {
     return whole;
   }
 
-  async #numbersOf(examples: readonly OwnExample[]): Promise<Numbers[]> {
-    const read = await Promise.all(
-      examples.map(({ id }) => this.#store.read(this.#keyOf(id)) as Promise<Numbers | undefined>),
-    );
-    const missing = examples.filter((_, at) => read[at] === undefined);
-    if (!missing.length) return read as Numbers[];
-    const rows = missing.map(({ row }) => row);
+  /** Returns the numbers of examples; what the model makes of some is kept before it gets more. */
+  async #numbersOf(examples: readonly OwnExample[]): Promise<(Numbers | null)[]> {
+    const found = (await Promise.all(
+      examples.map(({ id }) => this.#store.read(this.#keyOf(id))),
+    )) as (Numbers | null | undefined)[];
+    const missing = Array.from(examples.keys()).filter((at) => found[at] === undefined);
     let done = examples.length - missing.length;
-    const computed = await this.#encoder.represent(rows, (count) =>
-      this.onProgress((done += count), examples.length),
-    );
-    const keys = missing.map(({ id }, at) => [this.#keyOf(id), computed[at]!] as const);
-    await this.#store.write(new Map(keys));
-    let next = 0;
-    return read.map((numbers) => numbers ?? computed[next++]!);
+    for (let first = 0; first < missing.length; first += READ_AT_ONCE) {
+      if (this.shouldStop()) throw new StoppedError("the texts are read later");
+      const some = missing.slice(first, first + READ_AT_ONCE);
+      const rows = some.map((at) => examples[at]!.row);
+      const computed = await this.#encoder.represent(rows, (count) =>
+        this.onProgress((done += count), examples.length),
+      );
+      const changes = some.map((at, which) => {
+        const [{ id }, numbers] = [examples[at]!, (found[at] = computed[which]!)];
+        return numbers ? ([this.#keyOf(id), numbers] as const) : ([this.#keyOf(id, "refused"), true] as const);
+      });
+      await this.#store.write(new Map<string, unknown>(changes));
+    }
+    return found as (Numbers | null)[];
   }
 
+  /** Returns the examples of a split that the tokenizer is not known to refuse. */
   async #inSplit(split: number): Promise<OwnExample[]> {
-    return (await this.all()).filter((one) => one.split === split);
+    return (await this.all()).filter((one) => one.split === split && !one.isRefused);
   }
 
-  #keyOf(id: string): string {
-    return `numbers/${this.#encoder.program.slice(0, 16)}/${id}`;
+  async #refused(): Promise<ReadonlySet<string>> {
+    const marks = await this.#store.list(this.#keyOf("", "refused"));
+    return new Set(marks.map(([key]) => key.slice(-ID_DIGITS)));
+  }
+
+  /** Returns the examples in the store; nobody else changes them, so they are read once. */
+  async #read(): Promise<readonly OwnExample[]> {
+    this.#all ??= (await this.#store.list("example/")).map(([, one]) => one as OwnExample);
+    return this.#all;
+  }
+
+  #forget(): void {
+    this.#kept.clear();
+    this.#all = null;
+  }
+
+  #keyOf(id: string, kind: "numbers" | "refused" = "numbers"): string {
+    return `${kind}/${this.#encoder.program.slice(0, 16)}/${id}`;
   }
 }
 

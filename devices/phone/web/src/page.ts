@@ -40,11 +40,15 @@ function percent(share: number): string {
 }
 
 function complain(error: unknown): void {
-  const reasons: Readonly<Record<string, string>> = TEXTS.reasons;
-  const reason = error instanceof CallError ? reasons[error.reason] : undefined;
   const message = error instanceof Error ? error.message : String(error);
-  at("problem").textContent = reason ?? fill(TEXTS.problem, message);
+  at("problem").textContent = error instanceof CallError ? message : fill(TEXTS.problem, message);
   show("problem", true);
+}
+
+/** Shows what is wrong until it is no more; nothing if the text is empty. */
+function showTrouble(text: string): void {
+  if (at("trouble").textContent !== text) at("trouble").textContent = text;
+  show("trouble", text !== "");
 }
 
 /** Runs what an element asks for, with the element switched off, and says what goes wrong. */
@@ -74,8 +78,8 @@ let isStale = false;
 
 const client = new WorkerClient((event) => {
   show("elsewhere", event === "elsewhere");
-  void refresh();
-});
+  if (event !== "elsewhere") void refresh();
+}, showTrouble);
 window.samara = client.forApps();
 
 /** Shows the status, once more if it changes meanwhile. */
@@ -83,19 +87,24 @@ async function refresh(): Promise<void> {
   isStale = true;
   if (isRefreshing) return;
   isRefreshing = true;
-  while (isStale) {
-    isStale = false;
-    showStatus(await client.status());
+  try {
+    while (isStale) {
+      isStale = false;
+      showStatus(await client.status());
+    }
+  } catch (error) {
+    complain(error);
+  } finally {
+    isRefreshing = false;
   }
-  isRefreshing = false;
 }
 
 function showStatus(status: Status): void {
   show("joining", !status.hasJoined);
   show("running", status.hasJoined);
+  showTrouble(status.problem);
   if (!status.hasJoined) return;
   if (status.task && status.task !== shown) showTask(status.task);
-  if (status.problem) complain(new Error(status.problem));
   at("dot").className = status.connection === "attached" ? "on" : "";
   const connection = TEXTS.connections[status.connection];
   const waiting = status.isHeldBack ? TEXTS.heldBack : connection;
@@ -106,9 +115,7 @@ function showStatus(status: Status): void {
   const rounds = at<HTMLProgressElement>("rounds");
   [rounds.max, rounds.value] = [Math.max(1, status.rounds), status.round];
   showActivity(status);
-  const [train, validation, test] = status.counts;
-  show("few", status.task !== null && train < 2);
-  at("counts").textContent = fill(TEXTS.counts, train, validation + test);
+  showCounts(status);
   at("sent").textContent = fill(TEXTS.sent, status.sent.answers, size(status.sent.bytes));
   const { epsilon } = status.sent;
   at("noised").textContent = epsilon ? fill(TEXTS.noised, epsilon.toPrecision(3)) : "";
@@ -120,6 +127,15 @@ function showStatus(status: Status): void {
   pause.textContent = status.isPaused ? TEXTS.resume : TEXTS.pause;
   pause.setAttribute("aria-pressed", String(status.isPaused));
   if (at<HTMLDetailsElement>("own").open) void showExamples();
+}
+
+function showCounts({ task, counts: [train, validation, test], refused, labels }: Status): void {
+  const isAllRefused = refused > 0 && train + validation + test === 0;
+  at("few").textContent = train < 2 ? TEXTS.fewTexts : TEXTS.oneLabel;
+  show("few", task !== null && !isAllRefused && (train < 2 || labels < 2));
+  at("counts").textContent = fill(TEXTS.counts, train, validation + test);
+  at("refused").textContent = isAllRefused ? TEXTS.allRefused : fill(TEXTS.refused, refused);
+  show("refused", refused > 0);
 }
 
 function showActivity({ activity, task }: Status): void {
@@ -207,14 +223,15 @@ function barOf(share: number): SVGSVGElement {
 
 async function showExamples(): Promise<void> {
   const examples = await client.examples();
-  const items = examples.slice(-SHOWN_EXAMPLES).reverse().map(({ id, row, label }) => {
+  const items = examples.slice(-SHOWN_EXAMPLES).reverse().map(({ id, row, label, isRefused }) => {
     const text = Object.values(row).join(" · ");
     const item = made("li");
     const remove = made("button", TEXTS.remove, {
       "aria-label": fill(TEXTS.removeNamed, text.slice(0, 60)),
     });
     remove.addEventListener("click", () => void doing(remove, () => client.removeExample(id)));
-    item.append(made("b", shown?.words[label]?.trim() ?? ""), made("span", text), remove);
+    const name = isRefused ? TEXTS.isRefused : (shown?.words[label]?.trim() ?? "");
+    item.append(made("b", name), made("span", text), remove);
     return item;
   });
   at("examples").replaceChildren(...items);
@@ -225,11 +242,35 @@ function rowOf(form: HTMLFormElement): Row {
   return Object.fromEntries(areas.map(({ name, value }) => [name, value.trim()]));
 }
 
-async function addExamples(examples: readonly NewExample[], wrong: readonly number[]): Promise<void> {
+async function addExamples(examples: readonly NewExample[]): Promise<void> {
   await client.addExamples(examples);
-  at("add-said").textContent = wrong.length
-    ? fill(TEXTS.wrongLines, examples.length, wrong.slice(0, 5).join(", "))
-    : fill(TEXTS.added, examples.length);
+  at("add-said").textContent = fill(TEXTS.added, examples.length);
+}
+
+/** Adds the rows of a file, and says which are none. */
+async function addFile(file: File, task: Task): Promise<void> {
+  let text: string;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    at("add-said").textContent = TEXTS.notUtf8;
+    return;
+  }
+  const { examples, wrongLines, lacks } = readRows(text, task);
+  if (examples.length) await addExamples(examples);
+  else if (lacks)
+    at("add-said").textContent = fill(TEXTS.lacks, lacks.missing.join(", "), lacks.found.join(", "));
+  else if (!wrongLines.length) at("add-said").textContent = TEXTS.noRows;
+  if (wrongLines.length && !lacks)
+    at("add-said").textContent = fill(
+      TEXTS.wrongLines,
+      examples.length,
+      wrongLines.length,
+      task.fields.join(", "),
+      task.words.map((word) => word.trim()).join(", "),
+      wrongLines[0]!,
+    );
 }
 
 function showAnswers({ labels, ...models }: Prediction): void {
@@ -271,7 +312,7 @@ onSubmit("add", async (form) => {
   const row = rowOf(form);
   const fields = Object.keys(row);
   const only = fields.length === 1 ? fields[0]! : null;
-  await addExamples(only ? pastedRows(row[only]!, only, label) : [{ row, label }], []);
+  await addExamples(only ? pastedRows(row[only]!, only, label) : [{ row, label }]);
   for (const area of form.querySelectorAll("textarea")) area.value = "";
 });
 
@@ -279,12 +320,14 @@ at<HTMLInputElement>("file").addEventListener("change", async ({ target }) => {
   const input = target as HTMLInputElement;
   const file = input.files?.[0];
   if (!file) return;
+  show("problem", false);
+  at("add-said").textContent = TEXTS.adding;
   try {
     const { task } = await client.status(); // the page may not have shown it yet
-    if (!task) return;
-    const { examples, wrongLines } = readRows(await file.text(), task);
-    await addExamples(examples, wrongLines);
+    if (!task) throw new CallError(TEXTS.noTask);
+    await addFile(file, task);
   } catch (error) {
+    at("add-said").textContent = "";
     complain(error);
   }
   input.value = "";
@@ -315,14 +358,20 @@ at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }
   if ((currentTarget as HTMLDialogElement).returnValue !== "yes") return;
   try {
     await client.leave();
-    localStorage.clear();
+    try {
+      localStorage.clear();
+    } catch {
+      // a browser that keeps nothing there has nothing to forget
+    }
     at("join-said").textContent = TEXTS.left;
   } catch (error) {
     complain(error);
   }
 });
 
-if ("serviceWorker" in navigator) void navigator.serviceWorker.register("service-worker.js");
+// without it the page works all the same, with a network
+if ("serviceWorker" in navigator)
+  navigator.serviceWorker.register("service-worker.js").catch(console.warn);
 void navigator.storage?.persist?.();
 const { offerConditions } = await import("./conditions.ts");
 offerConditions(client);

@@ -4,16 +4,22 @@ import { SPLIT } from "./instructions.ts";
 import type { NewExample } from "./own-examples.ts";
 import { labelOf, namesOf, type Row, type Task } from "./task.ts";
 
-/** Sound examples, and the numbers of the lines that are none. */
+const MOST_LETTERS = 2 ** 20;
+
+/**
+ * Sound examples, and the numbers of the lines that are none; if there is no example because the
+ * first row lacks columns, the names of these and of those that it has.
+ */
 export interface ReadRows {
   readonly examples: readonly NewExample[];
   readonly wrongLines: readonly number[];
+  readonly lacks: { readonly missing: readonly string[]; readonly found: readonly string[] } | null;
 }
 
 /** Reads a file of labelled rows: JSON lines where its first character is a brace, otherwise CSV. */
 export function readRows(text: string, task: Task): ReadRows {
   const isJson = text.trimStart().startsWith("{");
-  const records = isJson ? jsonLines(text) : csvRecords(text);
+  const [names, records] = isJson ? jsonLines(text) : csvRecords(text);
   const examples: NewExample[] = [];
   const wrongLines: number[] = [];
   for (const [line, record] of records) {
@@ -21,21 +27,44 @@ export function readRows(text: string, task: Task): ReadRows {
     if (example) examples.push(example);
     else wrongLines.push(line);
   }
-  return { examples, wrongLines };
+  const missing = columnsOf(task).filter((column) => !column.some((name) => names.includes(name)));
+  const isLacking = !examples.length && names.length > 0 && missing.length > 0;
+  const lacks = isLacking ? { missing: missing.map(([name]) => name!), found: names } : null;
+  return { examples, wrongLines, lacks };
+}
+
+/** Returns whether an example has a text in each field and a label of the task. */
+export function isSound({ row, label, split }: NewExample, task: Task): boolean {
+  const isText = (value: unknown): boolean =>
+    typeof value === "string" &&
+    value.trim() !== "" &&
+    value.length <= MOST_LETTERS &&
+    !HALF_A_PAIR.test(value);
+  return (
+    task.fields.every((field) => isText(row?.[field])) &&
+    Number.isInteger(label) &&
+    label >= 0 &&
+    label < task.words.length &&
+    (split === undefined || Object.values<number>(SPLIT).includes(split))
+  );
+}
+
+/** Half of a surrogate pair, which no client takes. */
+const HALF_A_PAIR = /\p{Surrogate}/u;
+
+function columnsOf(task: Task): string[][] {
+  const fields = task.fields.map((field) => namesOf(task, field));
+  return [...fields, (task.label ?? "label").split("|")];
 }
 
 function exampleOf(record: Readonly<Record<string, unknown>>, task: Task): NewExample | null {
-  const row: Record<string, string> = {};
-  for (const field of task.fields) {
-    const value = valueOf(record, namesOf(task, field));
-    if (typeof value !== "string" || !value.trim()) return null;
-    row[field] = value;
-  }
+  const texts = task.fields.map((field) => [field, valueOf(record, namesOf(task, field))]);
   const label = labelOf(task, String(valueOf(record, (task.label ?? "label").split("|")) ?? ""));
-  if (label < 0) return null;
   const splits: Readonly<Record<string, number>> = SPLIT;
   const split = splits[String(record["split"] ?? "")];
-  return split === undefined ? { row, label } : { row, label, split };
+  const example = { row: Object.fromEntries(texts) as Row, label };
+  if (!isSound(example, task)) return null;
+  return split === undefined ? example : { ...example, split };
 }
 
 function valueOf(record: Readonly<Record<string, unknown>>, names: readonly string[]): unknown {
@@ -44,8 +73,9 @@ function valueOf(record: Readonly<Record<string, unknown>>, names: readonly stri
 
 type Records = [number, Record<string, unknown> | null][];
 
-function jsonLines(text: string): Records {
-  return text.split("\n").flatMap((line, at): Records => {
+/** Returns the names of the first record, and all records by line; null is a line that is none. */
+function jsonLines(text: string): [string[], Records] {
+  const records = text.split("\n").flatMap((line, at): Records => {
     if (!line.trim()) return [];
     try {
       const value: unknown = JSON.parse(line);
@@ -55,28 +85,58 @@ function jsonLines(text: string): Records {
       return [[at + 1, null]];
     }
   });
+  return [Object.keys(records[0]?.[1] ?? {}), records];
 }
 
 /** Splits CSV with a line of names; fields may be in quotes, in which two quotes are one. */
-function csvRecords(text: string): Records {
-  const field = /(?:"((?:[^"]|"")*)"|([^",\r\n]*))(,|\r?\n|$)/gy;
-  const lines: [number, string[]][] = [];
-  let [cells, line, start]: [string[], number, number] = [[], 1, 1];
-  for (let match = field.exec(text); match; match = field.exec(text)) {
-    const [whole, quoted, plain, end] = match;
-    cells.push(quoted === undefined ? (plain ?? "") : quoted.replaceAll('""', '"'));
-    line += whole.split("\n").length - 1;
-    if (end !== ",") {
-      if (cells.some((cell) => cell !== "")) lines.push([start, cells]);
-      [cells, start] = [[], line];
-      if (field.lastIndex >= text.length) break;
-    }
-  }
-  const [names = []] = lines.slice(0, 1).map(([, first]) => first);
-  return lines.slice(1).map(([at, values]) => {
-    const record = Object.fromEntries(names.map((name, index) => [name.trim(), values[index]]));
-    return [at, values.length === names.length ? record : null];
+function csvRecords(text: string): [string[], Records] {
+  const lines = csvLines(text);
+  const names = (lines.shift()?.[1] ?? []).map((name) => name.trim());
+  const records = lines.map(([line, cells]): Records[number] => {
+    const isRecord = cells?.length === names.length;
+    return [line, isRecord ? Object.fromEntries(names.map((name, at) => [name, cells[at]])) : null];
   });
+  return [names, records];
+}
+
+/** Returns the cells of each line that has some; null where a quote is not closed before its end. */
+function csvLines(text: string): [number, string[] | null][] {
+  const lines: [number, string[] | null][] = [];
+  let [at, line] = [0, 1];
+  while (at < text.length) {
+    const [start, cells] = [line, [] as string[]];
+    let [isSound, isLast] = [true, false];
+    while (!isLast) {
+      const quoted = quotedCell(text, at);
+      const [cell, end] = quoted ?? plainCell(text, at);
+      isSound &&= quoted !== null || !cell.startsWith('"');
+      cells.push(cell);
+      line += text.slice(at, end).match(LINE_END)?.length ?? 0;
+      isLast = text[end] !== ",";
+      at = end + (text.startsWith("\r\n", end) ? 2 : 1);
+    }
+    line += 1;
+    if (cells.some((cell) => cell !== "")) lines.push([start, isSound ? cells : null]);
+  }
+  return lines;
+}
+
+const LINE_END = /\r\n|\r|\n/g;
+
+/** Returns a cell in quotes and where it ends; null if the one here is none. */
+function quotedCell(text: string, at: number): [string, number] | null {
+  if (text[at] !== '"') return null;
+  let end = text.indexOf('"', at + 1);
+  while (end >= 0 && text[end + 1] === '"') end = text.indexOf('"', end + 2);
+  const isWhole = end >= 0 && (end + 1 === text.length || ",\r\n".includes(text[end + 1]!));
+  return isWhole ? [text.slice(at + 1, end).replaceAll('""', '"'), end + 1] : null;
+}
+
+function plainCell(text: string, at: number): [string, number] {
+  const cell = /[^,\r\n]*/y;
+  cell.lastIndex = at;
+  const [content] = cell.exec(text)!;
+  return [content, at + content.length];
 }
 
 /** Returns pasted lines as examples of one label, one text each. */

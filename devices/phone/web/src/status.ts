@@ -34,6 +34,10 @@ export interface Status {
   readonly rounds: number;
   readonly digest: string;
   readonly counts: readonly [number, number, number];
+  /** The texts that are left out, as the model's tokenizer refuses them. */
+  readonly refused: number;
+  /** The different labels of the texts to learn from. */
+  readonly labels: number;
   readonly accuracies: Accuracies | null;
   /** What has left; ε at δ = 10⁻⁵ of the reports with noise together, 0 without any. */
   readonly sent: { readonly answers: number; readonly bytes: number; readonly epsilon: number };
@@ -41,6 +45,7 @@ export interface Status {
   readonly epsilonLimit: number;
   /** What of that limit lets no further round of the run be answered. */
   readonly stoppedBy: Limit | null;
+  /** What is wrong, as the owner is told; empty if nothing is. */
   readonly problem: string;
 }
 

@@ -4,6 +4,8 @@
  * Values are what structured clones can be: arrays of numbers, records of them, keys of WebCrypto.
  */
 
+import { StorageError } from "./errors.ts";
+
 /** A store; what `write` is given is there as a whole or not at all once it returns. */
 export interface Store {
   read(key: string): Promise<unknown>;
@@ -14,43 +16,86 @@ export interface Store {
 }
 
 const VALUES = "values";
+const FULL = "QuotaExceededError";
 const AFTER_ALL = "\uffff";
 
-/** Opens the browser's store of a name, IndexedDB; it is made if it does not exist. */
-export async function openStore(name: string): Promise<Store> {
-  const opening = indexedDB.open(name, 1);
-  opening.onupgradeneeded = () => opening.result.createObjectStore(VALUES);
-  const database = await result(opening);
+/**
+ * Opens the browser's store of a name, IndexedDB; it is made if it does not exist.
+ *
+ * @param noted is told why an access failed, and null whenever something was written.
+ * @throws StorageError here and at every call if the browser does not keep what it should.
+ */
+export async function openStore(
+  name: string,
+  noted: (problem: StorageError | null) => void = () => {},
+): Promise<Store> {
+  const database = await opened(name).catch(failed);
   database.onversionchange = () => database.close(); // so that it can be deleted elsewhere
-  const begin = (mode: IDBTransactionMode): [IDBObjectStore, Promise<void>] => {
-    const transaction = database.transaction(VALUES, mode, { durability: "strict" });
-    return [transaction.objectStore(VALUES), completion(transaction)];
+  database.onclose = () => noted(new StorageError("lost"));
+  const within = async <T>(
+    mode: IDBTransactionMode,
+    work: (values: IDBObjectStore) => T,
+  ): Promise<T> => {
+    try {
+      const found = await transacted(database, mode, work);
+      if (mode === "readwrite") noted(null);
+      return found;
+    } catch (error) {
+      const problem = asStorageError(error);
+      if (problem instanceof StorageError) noted(problem);
+      throw problem;
+    }
   };
   return {
     async read(key) {
-      const [values, done] = begin("readonly");
-      const value: unknown = await result(values.get(key));
-      await done;
-      return value;
+      const request = await within("readonly", (values) => values.get(key));
+      return request.result as unknown;
     },
     async write(changes) {
-      const [values, done] = begin("readwrite");
-      for (const [key, value] of changes) values.put(value, key);
-      await done;
+      await within("readwrite", (values) => {
+        for (const [key, value] of changes) values.put(value, key);
+      });
     },
     async list(prefix) {
-      const range = IDBKeyRange.bound(prefix, prefix + AFTER_ALL);
-      const [values, done] = begin("readonly");
-      const [keys, all] = [values.getAllKeys(range), values.getAll(range)];
-      await done;
+      const range = rangeOf(prefix);
+      const [keys, all] = await within(
+        "readonly",
+        (values) => [values.getAllKeys(range), values.getAll(range)] as const,
+      );
       return keys.result.map((key, at) => [String(key), all.result[at] as unknown] as const);
     },
     async erase(prefix) {
-      const [values, done] = begin("readwrite");
-      values.delete(IDBKeyRange.bound(prefix, prefix + AFTER_ALL));
-      await done;
+      await within("readwrite", (values) => values.delete(rangeOf(prefix)));
     },
   };
+}
+
+function rangeOf(prefix: string): IDBKeyRange {
+  return IDBKeyRange.bound(prefix, prefix + AFTER_ALL);
+}
+
+async function opened(name: string): Promise<IDBDatabase> {
+  const opening = indexedDB.open(name, 1);
+  return new Promise((resolve, reject) => {
+    opening.onupgradeneeded = () => opening.result.createObjectStore(VALUES);
+    opening.onsuccess = () => resolve(opening.result);
+    opening.onerror = () => reject(opening.error);
+    opening.onblocked = () => reject(new StorageError("blocked"));
+  });
+}
+
+function failed(error: unknown): never {
+  console.warn("no storage:", error);
+  const isFull = (error as DOMException | null)?.name === FULL;
+  throw error instanceof StorageError ? error : new StorageError(isFull ? "full" : "refused");
+}
+
+/** Returns what the browser means by an error of an access; what is none of its own stays. */
+function asStorageError(error: unknown): unknown {
+  if (error !== null && !(error instanceof DOMException)) return error;
+  if (error?.name === "DataCloneError") return error;
+  console.warn("storage fails:", error);
+  return new StorageError(error?.name === FULL ? "full" : "lost");
 }
 
 /** Returns a store in memory, which copies what it is given. */
@@ -71,16 +116,21 @@ export function memoryStore(): Store {
   };
 }
 
-function result<T>(request: IDBRequest<T>): Promise<T> {
+/** Returns what some work asks for, once all of it is there; nothing is if the work throws. */
+function transacted<T>(
+  database: IDBDatabase,
+  mode: IDBTransactionMode,
+  work: (values: IDBObjectStore) => T,
+): Promise<T> {
   return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-}
-
-function completion(transaction: IDBTransaction): Promise<void> {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
+    const transaction = database.transaction(VALUES, mode, { durability: "strict" });
     transaction.onabort = () => reject(transaction.error);
+    try {
+      const asked = work(transaction.objectStore(VALUES));
+      transaction.oncomplete = () => resolve(asked);
+    } catch (error) {
+      reject(error);
+      transaction.abort();
+    }
   });
 }

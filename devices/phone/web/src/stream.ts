@@ -12,7 +12,13 @@ const FINISHED = 4011;
 const REJECTED = [4007, 4016];
 
 /** How the stream stands; after the last two it is not opened again by itself. */
-export type Connection = "closed" | "connecting" | "attached" | "finished" | "rejected";
+export type Connection =
+  | "closed"
+  | "connecting"
+  | "waiting"
+  | "attached"
+  | "finished"
+  | "rejected";
 
 /** What a stream tells, and asks. */
 export interface StreamOwner {
@@ -40,7 +46,9 @@ export class Stream {
   open(): void {
     this.#isWanted = true;
     clearTimeout(this.#timer);
-    if (!this.#socket) this.#connect();
+    if (this.#socket) return;
+    this.#owner.changed("connecting");
+    this.#connect();
   }
 
   /** Closes the stream until it is opened again. */
@@ -53,8 +61,12 @@ export class Stream {
     this.#owner.changed("closed");
   }
 
+  /** Goes on at once where the device is on a network again. */
+  hurry(): void {
+    if (this.#isWanted) this.open();
+  }
+
   #connect(): void {
-    this.#owner.changed("connecting");
     const socket = new WebSocket(this.#address, PROTOCOL);
     socket.binaryType = "arraybuffer";
     this.#socket = socket;
@@ -99,7 +111,7 @@ export class Stream {
       this.#owner.changed(code === FINISHED ? "finished" : "rejected");
       return;
     }
-    this.#owner.changed("connecting");
+    this.#owner.changed("waiting");
     const seconds = this.#wait * (1 + Math.random() / 2);
     this.#timer = setTimeout(() => this.#connect(), 1000 * seconds);
     this.#wait = Math.min(2 * this.#wait, LONGEST_WAIT);

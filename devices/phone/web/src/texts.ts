@@ -33,12 +33,22 @@ export const TEXTS = {
   add: "Add",
   file: "From a file",
   fileHint: "JSON lines or CSV with {0} and {1}.",
+  adding: "Reading the file …",
+  noTask: "The model's program has not come yet. Choose the file again in a moment.",
   added: "{0} added.",
-  wrongLines: "{0} added; not understood: line {1}.",
+  wrongLines:
+    "{0} added, {1} left out. A row needs a text of at most 1,048,576 characters for {2}, and one of the labels {3}. See line {4}.",
+  lacks: "Nothing was added: the file has no column {0}. It has: {1}.",
+  noRows: "Nothing was added: the file has no rows.",
+  notUtf8: "Nothing was added: the file is not encoded in UTF-8. Save it as UTF-8, then choose it again.",
   counts: "{0} texts to learn from, {1} kept apart.",
   showTexts: "Show my texts",
   remove: "Delete",
   removeNamed: "Delete the text: {0}",
+  refused: "{0} of your texts are left out: the model cannot read them. Delete them, or write them in other words.",
+  allRefused:
+    "The model can read none of your texts, so nothing is trained. Delete them and add others, in the language that the model was made for.",
+  isRefused: "not readable",
 
   trainingHeading: "Training",
   round: "Round {0} of {1}",
@@ -46,6 +56,7 @@ export const TEXTS = {
   connections: {
     closed: "Not connected.",
     connecting: "Connecting to the server …",
+    waiting: "The server does not answer. This page tries again by itself.",
     attached: "Connected.",
     finished: "The run is finished. Your model stays here.",
     rejected: "The server no longer accepts this browser. Ask the operator for a new invitation.",
@@ -59,6 +70,7 @@ export const TEXTS = {
     personal: "Fitting your private model …",
   },
   fewTexts: "Add at least 2 texts to learn from; with fewer nothing is trained.",
+  oneLabel: "All your texts to learn from have the same label. Add some with another one, so that there is something to tell apart.",
   sent: "Sent so far: {0} answers, {1} in all.",
   noised:
     "Noise hides your texts in them: all of them together have cost ε = {0} of your privacy (δ = 0.00001).",
@@ -113,6 +125,19 @@ export const TEXTS = {
     taken: "The key of this browser belongs to another client. Delete everything and try again.",
     busy: "Too many devices join at the moment. Try again in a minute.",
     offline: "The server does not answer. Try again later.",
+    insecure:
+      "This page needs a secure address. Open the link that the operator sent you, which begins with https.",
+    script:
+      "This page does not start. Load it again; if it still does not, update the browser or use another one.",
+    slow: "This page has not started yet. Close other tabs of it, then load it again.",
+    refused:
+      "This browser lets the page keep nothing, so it cannot take part. Open the link in a window that is not private, and allow this site to store data in the browser's settings; then load the page again.",
+    full: "This device has no room left for this page, so nothing new is kept and no more is sent. What was kept is still there. Free some space on the device; this page then goes on by itself.",
+    blocked: "Another tab holds what this page has kept. Close all tabs of this page, then open it again.",
+    lost: "The browser has closed what this page keeps, or its data were deleted. Load the page again.",
+    example:
+      "An example needs a text of at most 1,048,576 characters in each field, and one of the labels. Nothing was added.",
+    unreadable: "The model cannot read this text. Write it in other words.",
   },
 } as const;
 

@@ -1,6 +1,6 @@
 /** Tokens of texts, by the tokenizer that came with the program. */
 
-import { ProgramError } from "./errors.ts";
+import { PlainError, ProgramError } from "./errors.ts";
 import { Tokenizer } from "./library/tokenizers.mjs";
 import { textOf, type ProgramIndex, type Row } from "./task.ts";
 
@@ -10,6 +10,8 @@ export interface Tokens {
   readonly position: number;
 }
 
+/** Texts of fewer letters are counted whole; of longer ones a beginning at first. */
+const LETTERS_PER_TOKEN = 16;
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
 /** Turns rows of the task into tokens. */
@@ -33,8 +35,21 @@ export class RowTokenizer {
     }
   }
 
-  /** Returns the tokens of a row; a text that is too long is cut at its end. */
+  /**
+   * Returns the tokens of a row; a text that is too long is cut at its end.
+   *
+   * @throws PlainError if the tokenizer has none for the text.
+   */
   tokens(row: Row): Tokens {
+    try {
+      return this.#tokens(row);
+    } catch (error) {
+      console.warn("a text is not read:", (error as Error).message);
+      throw new PlainError("unreadable");
+    }
+  }
+
+  #tokens(row: Row): Tokens {
     const { answers } = this.#index.tokenization;
     const stem = this.#stem(row);
     const position = stem.length - 1;
@@ -49,24 +64,35 @@ export class RowTokenizer {
   #stem(row: Row): number[] {
     const { special, before, after } = this.#index.tokenization;
     const text = this.#fitting(textOf(this.#index.task, row));
-    return [...before, ...this.#encode(text + after, special)];
+    const stem = [...before, ...this.#encode(text + after, special)];
+    if (!stem.length) throw new Error("the text has no token");
+    return stem;
   }
 
   /** Returns the longest beginning of a text that has at most as many tokens as fit. */
   #fitting(text: string): string {
     const { limit } = this.#index.tokenization;
-    if (this.#encode(text, false).length <= limit) return text;
-    let [fits, isTooLong] = [0, text.length];
+    const isFitting = (length: number): boolean =>
+      this.#encode(text.slice(0, length), false).length <= limit;
+    let [fits, isTooLong] = [0, LETTERS_PER_TOKEN * limit];
+    while (isTooLong < text.length && isFitting(isTooLong)) isTooLong *= 2;
+    if (isTooLong >= text.length) {
+      if (isFitting(text.length)) return text;
+      isTooLong = text.length;
+    }
     while (isTooLong - fits > 1) {
       const middle = Math.floor((fits + isTooLong) / 2);
-      if (this.#encode(text.slice(0, middle), false).length <= limit) fits = middle;
+      if (isFitting(middle)) fits = middle;
       else isTooLong = middle;
     }
     return text.slice(0, fits);
   }
 
   #encode(text: string, special: boolean): number[] {
-    return this.#tokenizer.encode(text, { add_special_tokens: special }).ids;
+    const { ids } = this.#tokenizer.encode(text, { add_special_tokens: special });
+    // a letter that a vocabulary without an unknown token lacks gets none
+    if (!ids.every(Number.isSafeInteger)) throw new Error("the vocabulary lacks a token");
+    return ids;
   }
 }
 
