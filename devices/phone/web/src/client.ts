@@ -3,7 +3,7 @@
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
 import { fetchFile, fetchIndex, forgetFiles, sizeOf } from "./download.ts";
-import { PlainError, problemOf, ProgramError, StoppedError, type StorageError } from "./errors.ts";
+import { PlainError, problemOf, ProgramError, StorageError, StoppedError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import { readCode, register } from "./join.ts";
 import { added } from "./local-steps.ts";
@@ -105,11 +105,12 @@ export class Client {
     this.#changed();
   }
 
-  /** Goes on at once where the device is on a network again. */
+  /** Goes on at once with what has failed, such as where the device is on a network again. */
   async hurry(): Promise<void> {
     if (!this.#joined?.isRegistered || this.#isStopped) return;
-    if (this.#loaded) this.#stream?.hurry();
-    else this.#begin();
+    if (!this.#loaded) return this.#begin();
+    this.#stream?.hurry();
+    this.#idle();
   }
 
   /**
@@ -259,7 +260,7 @@ export class Client {
         if (!this.#isStopped) this.#stream?.open();
         this.#idle();
       },
-      () => setTimeout(() => void this.hurry(), 1000 * SECONDS_TO_RETRY),
+      () => {},
     );
   }
 
@@ -345,7 +346,8 @@ export class Client {
 
   #fail(error: unknown): void {
     console.error(error);
-    this.#problem = problemOf(error);
+    this.#problem = error instanceof StorageError ? "" : problemOf(error); // that is said anyway
+    if (error instanceof PlainError) setTimeout(() => void this.hurry(), 1000 * SECONDS_TO_RETRY);
     this.#do(NOTHING);
   }
 

@@ -349,8 +349,9 @@ export class Phone {
   }
 
   async #personalizer(runId: Bytes, terms: RunTerms): Promise<Personalizer> {
+    const learner = await this.learner(); // from now on it is known which examples are refused
     const dataHash = await this.#parts.examples.hash(SPLIT.train);
-    return new Personalizer(this.#parts.store, await this.learner(), { runId, terms, dataHash });
+    return new Personalizer(this.#parts.store, learner, { runId, terms, dataHash });
   }
 
   async #latest(): Promise<{

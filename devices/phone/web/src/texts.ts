@@ -37,7 +37,7 @@ export const TEXTS = {
   noTask: "The model's program has not come yet. Choose the file again in a moment.",
   added: "{0} added.",
   wrongLines:
-    "{0} added, {1} left out. A row needs a text of at most 1,048,576 characters for {2}, and one of the labels {3}. See line {4}.",
+    "{0} added, {1} left out: see line {4}. A row needs {2}, of at most 1,048,576 characters, and a label: {3}.",
   lacks: "Nothing was added: the file has no column {0}. It has: {1}.",
   noRows: "Nothing was added: the file has no rows.",
   notUtf8: "Nothing was added: the file is not encoded in UTF-8. Save it as UTF-8, then choose it again.",
