@@ -20,6 +20,7 @@ from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.clusters import cluster_folder
 from server.rounds.event_log import count_scalars
+from server.rounds.missing_gain import describe_missing_gain
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
@@ -41,7 +42,7 @@ from shared.layout import Layout
 from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
-from shared.result import RESULT_FILE, SCHEMA_VERSION
+from shared.result import RESULT_FILE, SCHEMA_VERSION, RunResult
 from shared.run_id import cluster_id
 from shared.run_settings import check_settings, record_settings
 from shared.runs import run_folder, run_id_of
@@ -69,6 +70,8 @@ def main(grid: Grid, context: Context) -> None:
         with write_server_log(Path(config.out)) if config.out else nullcontext():
             prepared = prepare_grid(grid, keys_of_environment())
             folder = serve(config, prepared, patient=LIVE_VARIABLE in os.environ)
+            if no_gain := RunResult.read(folder).no_gain:
+                log.warning("%s", no_gain)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     except SamaraError as error:
         raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on its text alone
@@ -254,6 +257,9 @@ def _result(
     """Return the result of a run but for its end and its duration."""
     entries = sorted(roster.entries.values(), key=lambda entry: entry.client)
     rounds = [event for event in events if event["event"] == "round"]
+    # Clusters return to rounds of their own, which merged events do not tell apart.
+    is_mixed = config.method == "cluster" and bool(config.evaluate.best)
+    no_gain = "" if is_mixed else describe_missing_gain(events, config.newcomers, config.flat())
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
@@ -267,6 +273,7 @@ def _result(
         "scalar_ratios": summarize_scalar_ratios(count_scalars(rounds), layout.size),
         "rounds": rounds,
         "evaluations": [event for event in events if event["event"] == "evaluation"],
+        "no_gain": no_gain,
         "refused": Counter(client for event in events for client in event["refused"]),
         "bytes_up": sum(event["bytes_up"] for event in events),
         "bytes_down": sum(event["bytes_down"] for event in events),

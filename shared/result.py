@@ -225,6 +225,8 @@ class RunResult(_ResultPart):
     """The rows that went through the model for each client's steps; empty if not counted."""
     automatic: dict[str, str] = {}
     """The reasons for settings with the values that a run chooses by itself, by dotted key."""
+    no_gain: str = ""
+    """A sentence if validation does not show that the global model gained anything."""
     scalar_ratios: ScalarRatios | None = None
     """The scalar ratios of clients; None in a result that was written before they were counted."""
     groups: dict[Count, Count] = {}

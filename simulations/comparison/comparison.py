@@ -207,15 +207,21 @@ class Comparison:
         return f"{one} serves clients {'better' if main.quality.mean > 0 else 'worse'} than {other}"
 
     def warnings(self) -> list[str]:
-        """Return by which baseline a variant's own model is beaten, and what to try."""
+        """Return by which baseline a variant's own model is beaten, and what to try.
+
+        And that validation shows no gain of a run's global model; of repetitions the first is told.
+        """
         lines = []
         for variant in self.runs.variants:
+            which = f"{variant.label}: " if len(self.runs.variants) > 1 else ""
             qualities = {name: own.quality for name, own in variant.conditions.items()}
             verdict = Verdict.of(qualities, self.measure)
             if verdict is not None and verdict.loses:
-                which = f"{variant.label}: " if len(self.runs.variants) > 1 else ""
                 advice = verdict.what_to_try(variant.first.config)
                 lines.append(f"{which}{verdict.sentence()}. {advice}")
+            if without := [run.result for run in variant.runs if run.result.no_gain]:
+                seed = f"seed {without[0].config['seed']}: " if len(variant.runs) > 1 else ""
+                lines.append(f"{which}{seed}{without[0].no_gain}")
         return lines
 
     def evidence(self) -> str:

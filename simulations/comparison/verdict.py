@@ -15,6 +15,7 @@ _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
     ("adapter.layers", ("readout",), "to train the last representation alone"),
     ("learning-rate", ("auto",), "or a tenth of the present one"),
+    ("aggregation.rule", ("mean",), "if labels differ and no client may be hostile"),
     ("method", ("readout",), "for a private intercept and readout of every client"),
 )
 """Settings to try where training has made the model worse: a key, the values that help, of which

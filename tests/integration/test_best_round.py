@@ -124,6 +124,7 @@ def test_a_run_whose_last_round_is_best_writes_no_round_more(small: Settings) ->
     config = config_of(small, evaluate__best="loss", rounds=2, learning_rate=0.0, steps=1)
     result = read_result(simulate(config))
     assert (result["final_round"], len(result["rounds"])) == (2, 2)
+    assert "validation shows no gain" in result["no_gain"]  # by a step size of 0
 
 
 def test_a_readout_that_gets_worse_returns_to_its_lowest_loss_by_default(small: Settings) -> None:

@@ -80,6 +80,13 @@ def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compa
     assert not compare(result_of(clients=4)).warnings()
 
 
+def test_a_run_without_a_gain_on_validation_is_named(compare: Compare) -> None:
+    without = result_of(clients=4, seed=1) | {"no_gain": "validation shows no gain."}
+    assert compare(without).warnings() == ["validation shows no gain."]
+    (warning,) = compare(result_of(clients=4, seed=0), without).warnings()
+    assert warning.endswith("seed 1: validation shows no gain.")
+
+
 def test_the_intercept_is_no_baseline_and_not_hidden(compare: Compare) -> None:
     """A private number per label is a personal model: the gain over base rate is the headline."""
     result = result_of(clients=30)

@@ -42,6 +42,7 @@ def test_the_verdict_is_about_the_best_baseline(
     printed = " ".join(capsys.readouterr().out.split())
     assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in printed
     assert "Try evaluate.best = true" in printed
+    assert "aggregation.rule = mean (if labels differ and no client may be hostile)" in printed
     assert "base rate: the client's own commonest label, always" in printed
 
 
@@ -55,3 +56,11 @@ def test_settings_that_a_run_chose_take_one_line(
     printed = " ".join(capsys.readouterr().out.split())
     assert "chosen by default: rounds = 20, adapter.layers = top:1; why: result.json" in printed
     assert "reason" not in printed
+
+
+def test_a_run_that_validation_shows_no_gain_of_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
+    print_result(folder, RunResult.read(folder))
+    assert "validation shows no gain." in capsys.readouterr().out

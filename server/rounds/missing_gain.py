@@ -1,0 +1,113 @@
+"""Whether validation shows that a run gained anything, and what to try where it does not. Pure."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from server.rounds.evaluation import is_global_validation
+from shared.choices import AUTO, READOUT, choose
+from shared.columns import GLOBAL
+
+Figures = Mapping[str, Mapping[str, Any]]
+"""The figures of an evaluation by client."""
+
+
+class _Change(NamedTuple):
+    """The change of a figure from the first state to the last one.
+
+    Attributes:
+        before, after: means over the clients.
+        error: standard error of the mean change over the clients.
+    """
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def mean(self) -> float:
+        return self.after - self.before
+
+
+def describe_missing_gain(
+    events: Sequence[Mapping[str, Any]], newcomers: Collection[int], config: Mapping[str, Any]
+) -> str:
+    """Return a sentence if validation does not show that the global model gained anything.
+
+    The state that a run ends with is compared with the one that it began with. A gain is shown if
+    the mean of the clients' losses fell, or that of their accuracies rose, by more than its
+    standard error over the clients. Of one client, which has no such error, accuracy must rise by
+    more than that of a share. Means are plain, since trimmed ones leave out those who lose most.
+
+    Args:
+        events: events of a run that has ended.
+        newcomers: clients whose validation does not count.
+        config: settings of the run by dotted key.
+
+    Returns:
+        The sentence, and what to try; empty if a gain is shown, or nothing can be compared.
+    """
+    validations: dict[int, Figures] = {
+        event["round"]: event["columns"][GLOBAL]["clients"]
+        for event in events
+        if is_global_validation(event)
+    }
+    rounds = [event for event in events if event["event"] == "round"]
+    if 0 not in validations or not rounds:
+        return ""
+    last = rounds[-1]["round"] if rounds[-1]["back_to"] is None else rounds[-1]["back_to"]
+    if last == 0:
+        return f"the run gained nothing: it ends with what it began with. {_what_to_try(config)}"
+    if last not in validations:
+        return ""
+    first, final = validations[0], validations[last]
+    clients = [i for i in first if i in final and int(i) not in newcomers]
+    if not clients:
+        return ""
+    loss, accuracy = (_change(first, final, clients, name) for name in ("loss", "accuracy"))
+    fell = len(clients) > 1 and loss.mean + loss.error < 0
+    if fell or accuracy.mean > accuracy.error:
+        return ""
+    figures = (
+        f"the mean loss over {len(clients)} clients is {loss.after:.3f} from {loss.before:.3f} "
+        f"({loss.mean:+.3f} ± {loss.error:.3f}), the mean accuracy "
+    )
+    if len(clients) == 1:
+        figures = f"the client's loss is {loss.after:.3f} from {loss.before:.3f}, its accuracy "
+    return (
+        f"validation shows no gain over what the run began with: {figures}"
+        f"{accuracy.after:.1%} from {accuracy.before:.1%} "
+        f"({100 * accuracy.mean:+.1f} ± {100 * accuracy.error:.1f} points, standard error). "
+        f"{_what_to_try(config)}"
+    )
+
+
+def _change(first: Figures, final: Figures, clients: Sequence[str], name: str) -> _Change:
+    before = np.array([first[client][name] for client in clients], np.float64)
+    after = np.array([final[client][name] for client in clients], np.float64)
+    error = 0.0
+    if len(clients) > 1:
+        error = float((after - before).std(ddof=1)) / math.sqrt(len(clients))
+    elif name == "accuracy":
+        share, examples = float(after[0]), final[clients[0]]["examples"]
+        error = math.sqrt(share * (1 - share) / examples)
+    return _Change(float(before.mean()), float(after.mean()), error)
+
+
+def _what_to_try(config: Mapping[str, Any]) -> str:
+    """Return settings to try, of those that the run did not have."""
+    tries = []
+    could_be = choose({**config, "adapter.layers": AUTO})["adapter.layers"].value
+    if could_be == READOUT != config["adapter.layers"]:
+        tries.append("adapter.layers = readout, which gains more for its passes")
+    if not config["evaluate.best"]:
+        tries.append(
+            "evaluate.best = true, which ends with what the run began with if no round is better"
+        )
+    if config["aggregation.rule"] != "mean":
+        tries.append(
+            "aggregation.rule = mean if clients' labels differ and none of them may be hostile"
+        )
+    return f"Try {'; '.join([*tries, 'more validation examples, which show smaller gains'])}."
