@@ -1,4 +1,4 @@
-"""Whether validation shows that a run gained anything, and what to try where it does not. Pure."""
+"""The sentence about a run whose gain validation does not show, and what to try. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
