@@ -248,8 +248,8 @@ def _labels(
         if "words" in answers.given:
             raise ConfigError(
                 f"--words are for a classification, and {roles.label} has {len(values):,} "
-                "different values, which are free answers; give another --label, or leave --words "
-                "out"
+                f"different values in {len(raw.all):,} rows, which are free answers; add rows if "
+                "they are labels, give another --label, or leave --words out"
             )
         return (), ()
     if len(values) == 1:

@@ -195,7 +195,7 @@ def test_words_for_free_answers_and_texts_in_objects_are_refused(run: Run, tmp_p
     rows = [{"text": f"day {i}", "body": {"t": "a"}, "label": i / 7} for i in range(60)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for options, message in {
-        ("--words", "low,high"): "--words are for a classification, and label has 60 different",
+        ("--words", "low,high"): "and label has 60 different values in 60 rows, which",
         ("--text", "body"): "the column 'body' holds objects, which samara new does not read",
     }.items():
         status, _, errors = run("new", tmp_path / "mine", "--data", file, *options)
