@@ -13,6 +13,14 @@ import pytest
 from benchmarks.driven_browser import driven, find_chromium
 from benchmarks.driven_firefox import find_firefox
 
+JOINED = """(async () => {
+  const [{ makeKey }, { openStore }] = [await import("/signing.js"), await import("/store.js")];
+  const joined = { key: await makeKey(), scenario: "", isRegistered: true };
+  await (await openStore("samara")).write(new Map([["joined", joined]]));
+  location.reload();
+})()"""
+"""What joining leaves behind; the page joins by a server alone."""
+
 
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files, TypeScript without its types as what it then is, and prints nothing."""

@@ -2,7 +2,7 @@
 
 import { fromHex, sha256, toHex, toUtf8 } from "./src/bytes.ts";
 import { readCode } from "./src/join.ts";
-import { problemOf, type StorageError } from "./src/errors.ts";
+import { problemOf, StorageError } from "./src/errors.ts";
 import { enginesOf, OnEngines, WASM, WEBGPU, type Graphics } from "./src/engines.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
@@ -51,7 +51,14 @@ interface GivenPhone {
 
 interface PhoneCase extends GivenPhone {
   readonly client: number;
-  readonly tasks: (GivenTask | "private rounds" | "restart" | { readonly limit: number })[];
+  readonly tasks: (
+    | GivenTask
+    | "private rounds"
+    | "restart"
+    | "no room"
+    | "room"
+    | { readonly limit: number }
+  )[];
 }
 
 /** What a phone is made of. */
@@ -104,10 +111,13 @@ const functions = {
   async phone(given: PhoneCase) {
     const parts = await partsOf(given, await makeKey(), given.client);
     const { store } = parts;
+    const { write } = store;
     let phone = new Phone(parts);
     const answers: string[] = [];
     for (const task of given.tasks) {
       if (task === "restart") phone = new Phone(parts);
+      else if (task === "no room") store.write = () => Promise.reject(new StorageError("full"));
+      else if (task === "room") store.write = write;
       else if (task === "private rounds") await phone.takePrivateRounds(() => false);
       else if ("limit" in task) await limitEpsilon(store, task.limit);
       else answers.push(toHex(await phone.answer(taskOf(task))));

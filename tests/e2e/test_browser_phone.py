@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from browsers import chromium, firefox
+from browsers import JOINED, chromium, firefox
 from built_page import built_page
 from gateways import Served
 from helpers import delta_of, history_of, instruction_with
@@ -40,13 +40,6 @@ pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
 
 COUNTS = {"train": 12, "validation": 4, "test": 8}
 SECONDS = 120.0
-JOINED = """(async () => {
-  const [{ makeKey }, { openStore }] = [await import("/signing.js"), await import("/store.js")];
-  const joined = { key: await makeKey(), scenario: "", isRegistered: true };
-  await (await openStore("samara")).write(new Map([["joined", joined]]));
-  location.reload();
-})()"""
-"""What joining leaves behind; joining itself needs a server."""
 
 
 class Joined(NamedTuple):

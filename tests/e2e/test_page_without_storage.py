@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from browsers import chromium
+from browsers import JOINED, chromium
 from built_page import built_page
 from gateways import Served
 
@@ -23,6 +23,8 @@ REFUSING = "indexedDB.open = () => { throw new DOMException('no', 'SecurityError
 CODE = json.dumps(str(InvitationCode(bytes(16), bytes(range(16)))))
 JOINING = f"samara.join({CODE}).then(() => 'joined', (error) => error.message)"
 TROUBLE = "!document.getElementById('trouble').hidden && document.body.innerText"
+
+SHOWN = "['joining', 'elsewhere'].some((id) => document.getElementById(id)?.hidden === false)"
 
 
 def _refusing_page(page: Path, folder: Path) -> Path:
@@ -63,3 +65,12 @@ def test_a_browser_that_keeps_nothing_more_is_said_to(tmp_path: Path) -> None:
         tab.call("Storage.overrideQuotaForOrigin", origin=origin)
         assert "no room" not in tab.run(JOINING)  # the key is kept; there is no such invitation
         tab.until("document.getElementById('trouble').hidden")
+        tab.open("about:blank")  # the browser keeps the page for going back, and it is no phone
+        tab.until("location.href === 'about:blank'")
+        tab.open(origin)
+        tab.until(SHOWN)
+        assert tab.run("document.getElementById('elsewhere').hidden")
+        tab.run(JOINED)  # without a program there is nothing to show of texts
+        assert "Something went wrong: the gateway has no program" in tab.until(TROUBLE)
+        assert "Your choice" in tab.run("document.body.innerText")
+        assert "Your texts" not in tab.run("document.body.innerText")

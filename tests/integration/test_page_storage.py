@@ -1,36 +1,53 @@
 """What the phone page tells its owner where the browser keeps nothing, or something else is odd."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from page_runs import CLIENT, PageRun
 from typescript import RunCore
+
+from shared.errors import RefusalCode
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
+from shared.proto.trainer_pb2 import TaskKind
 
 ROOT = Path(__file__).parents[2]
 TEXTS = (ROOT / "devices/phone/web/src/texts.ts").read_text(encoding="utf-8")
 FULL, LOST = "no room left for this page", "The browser has closed what this page keeps"
 
 
-@pytest.mark.parametrize(
-    ("ways", "said"),
-    [
-        (["throws"], ["not opened: refused"]),
-        (["UnknownError"], ["not opened: refused"]),
-        (["QuotaExceededError"], ["not opened: full"]),
-        (["blocked"], ["not opened: blocked"]),
-        (["works", "works"], ["works"]),
-        (["works", "QuotaExceededError", "works"], ["full", FULL, "works"]),
-        (["works", "none"], ["lost", LOST]),
-        (["works", "closed"], ["lost", LOST]),
-        (["works", "DataCloneError", "works"], ["not kept", "works"]),
-    ],
-)
-def test_storage_that_fails_is_said_and_nothing_counts_as_kept(
-    run_page: RunCore, ways: list[str], said: list[str]
+WAYS = {
+    ("throws",): ["not opened: refused"],
+    ("UnknownError",): ["not opened: refused"],
+    ("QuotaExceededError",): ["not opened: full"],
+    ("blocked",): ["not opened: blocked"],
+    ("works", "works"): ["works"],
+    ("works", "QuotaExceededError", "works"): ["full", FULL, "works"],
+    ("works", "none"): ["lost", LOST],
+    ("works", "closed"): ["lost", LOST],
+    ("works", "DataCloneError", "works"): ["not kept", "works"],
+}
+"""What the storage does as it is opened and written to, and what is said of it."""
+
+
+def test_storage_that_fails_is_said_and_nothing_counts_as_kept(run_page: RunCore) -> None:
+    found = run_page([["storage", list(ways)] for ways in WAYS])
+    for ways, texts, parts in zip(WAYS, found, WAYS.values(), strict=True):
+        assert len(texts) == len(parts), ways
+        assert all(part in text for part, text in zip(parts, texts, strict=True)), ways
+
+
+def test_what_cannot_be_kept_is_not_sent(
+    page_run: Callable[..., PageRun], run_page: RunCore
 ) -> None:
-    (found,) = run_page([["storage", ways]])
-    assert len(found) == len(said)
-    assert all(part in text for part, text in zip(said, found, strict=True))
+    run = page_run()
+    task = run.task(TaskKind.TRAIN, run.train(1))
+    (result,) = run_page([run.case(["no room", task, "room", task, "restart", task])])
+    refused, sent, again = map(bytes.fromhex, result["answers"])
+    assert Refusal.decode(refused).code == RefusalCode.DEVICE
+    assert Report.decode(sent).client == CLIENT
+    assert again == sent
 
 
 def test_every_message_of_the_page_is_in_troubleshooting() -> None:

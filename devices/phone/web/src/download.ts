@@ -87,7 +87,7 @@ function fetched(address: string): Promise<Response> {
 
 function offline(error: unknown): never {
   console.warn("the program does not come:", error);
-  throw new PlainError("offline");
+  throw new PlainError("program");
 }
 
 /** Returns the bytes of all that a model is made of. */

@@ -9,6 +9,8 @@ import type { Represented } from "./readout.ts";
 import type { Tokens } from "./tokens.ts";
 
 const MOST_THREADS = 4;
+/** WebAssembly computes without a pause, in which the worker would answer nothing. */
+const MILLISECONDS_OF_A_TURN = 50;
 
 /** Scores of the base model, features and tokens of some rows, one after the other. */
 export type Numbers = Omit<Represented, "labels">;
@@ -27,6 +29,7 @@ export class Encoder {
   readonly #ort: Runtime;
   readonly #session: InferenceSession;
   readonly #program: Program;
+  #nextTurn = 0;
 
   private constructor(ort: Runtime, session: InferenceSession, program: Program) {
     this.#ort = ort;
@@ -58,7 +61,7 @@ export class Encoder {
     const { readout, layout } = this.#program;
     const count = ids.length;
     if (!readout.tokens) {
-      const outputs = await this.#session.run(this.#inputs(ids.flat(2), positions));
+      const outputs = await this.#run(this.#inputs(ids.flat(2), positions));
       const [scores, features] = [read(outputs, "scores"), read(outputs, "features")];
       return { scores, features, tokens: new Int32Array() };
     }
@@ -112,7 +115,7 @@ export class Encoder {
         const tried = weights.slice(from, from + adapters);
         tried.forEach((one, at) => given.set(one, at * layout.size));
         const tensor = new this.#ort.Tensor("float32", given, [adapters, layout.size]);
-        const scores = read(await this.#session.run({ weights: tensor, ...inputs }), "scores");
+        const scores = read(await this.#run({ weights: tensor, ...inputs }), "scores");
         const kept = Math.min(batch, rows.length - first) * labels;
         tried.forEach((_, at) => {
           const start = at * batch * labels;
@@ -121,6 +124,16 @@ export class Encoder {
       }
     }
     return found;
+  }
+
+  /** Computes; now and then what has come meanwhile, such as a question of the page, is next. */
+  async #run(inputs: Readonly<Record<string, Tensor>>): Promise<Outputs> {
+    const outputs = await this.#session.run(inputs);
+    if (performance.now() > this.#nextTurn) {
+      await new Promise((resolve) => setTimeout(resolve));
+      this.#nextTurn = performance.now() + MILLISECONDS_OF_A_TURN;
+    }
+    return outputs;
   }
 
   get #hasCandidates(): boolean {

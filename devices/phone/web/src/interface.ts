@@ -91,6 +91,11 @@ export class WorkerClient {
   leave = (): Promise<void> => this.#call("leave");
   status = (): Promise<Status> => this.#call("status");
 
+  /** Ends the worker, so that another tab may be the phone at once. */
+  end(): void {
+    this.#worker.terminate();
+  }
+
   /** Returns what apps may call. */
   forApps(): Samara {
     return Object.freeze<Samara>({

@@ -10,7 +10,7 @@ import type { Store } from "./store.ts";
 import type { Row } from "./task.ts";
 
 const ID_DIGITS = 24;
-const READ_AT_ONCE = 256;
+const READ_AT_ONCE = 64;
 const TEST_PERCENT = 20;
 const VALIDATION_PERCENT = 10;
 
@@ -148,9 +148,8 @@ export class ExampleBook implements OwnExamples {
 
   /** Returns the numbers of examples; what the model makes of some is kept before it gets more. */
   async #numbersOf(examples: readonly OwnExample[]): Promise<(Numbers | null)[]> {
-    const found = (await Promise.all(
-      examples.map(({ id }) => this.#store.read(this.#keyOf(id))),
-    )) as (Numbers | null | undefined)[];
+    const keys = examples.map(({ id }) => this.#keyOf(id));
+    const found = (await this.#store.readAll(keys)) as (Numbers | null | undefined)[];
     const missing = Array.from(examples.keys()).filter((at) => found[at] === undefined);
     let done = examples.length - missing.length;
     for (let first = 0; first < missing.length; first += READ_AT_ONCE) {

@@ -43,6 +43,7 @@ function complain(error: unknown): void {
   const message = error instanceof Error ? error.message : String(error);
   at("problem").textContent = error instanceof CallError ? message : fill(TEXTS.problem, message);
   show("problem", true);
+  at("problem").scrollIntoView({ block: "nearest" });
 }
 
 /** Shows what is wrong until it is no more; nothing if the text is empty. */
@@ -104,7 +105,9 @@ function showStatus(status: Status): void {
   show("running", status.hasJoined);
   showTrouble(status.problem);
   if (!status.hasJoined) return;
-  if (status.task && status.task !== shown) showTask(status.task);
+  for (const section of document.querySelectorAll<HTMLElement>("[data-needs-task]"))
+    section.hidden = !status.task;
+  if (status.task) showTask(status.task);
   at("dot").className = status.connection === "attached" ? "on" : "";
   const connection = TEXTS.connections[status.connection];
   const waiting = status.isHeldBack ? TEXTS.heldBack : connection;
@@ -369,6 +372,9 @@ at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }
   }
 });
 
+// a page that the browser keeps for going back would be the phone all the same
+addEventListener("pagehide", () => client.end());
+addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
 // without it the page works all the same, with a network
 if ("serviceWorker" in navigator)
   navigator.serviceWorker.register("service-worker.js").catch(console.warn);

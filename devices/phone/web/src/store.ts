@@ -9,6 +9,8 @@ import { StorageError } from "./errors.ts";
 /** A store; what `write` is given is there as a whole or not at all once it returns. */
 export interface Store {
   read(key: string): Promise<unknown>;
+  /** The values of many keys at once, undefined where there is none. */
+  readAll(keys: readonly string[]): Promise<unknown[]>;
   write(changes: ReadonlyMap<string, unknown>): Promise<void>;
   /** The entries whose keys begin with a prefix, ascending by key. */
   list(prefix: string): Promise<(readonly [string, unknown])[]>;
@@ -50,6 +52,10 @@ export async function openStore(
     async read(key) {
       const request = await within("readonly", (values) => values.get(key));
       return request.result as unknown;
+    },
+    async readAll(keys) {
+      const requests = await within("readonly", (values) => keys.map((key) => values.get(key)));
+      return requests.map(({ result }) => result as unknown);
     },
     async write(changes) {
       await within("readwrite", (values) => {
@@ -105,6 +111,7 @@ export function memoryStore(): Store {
     [...all.keys()].filter((key) => key.startsWith(prefix)).sort();
   return {
     read: async (key) => structuredClone(all.get(key)),
+    readAll: async (keys) => keys.map((key) => structuredClone(all.get(key))),
     async write(changes) {
       for (const [key, value] of structuredClone(new Map(changes))) all.set(key, value);
     },

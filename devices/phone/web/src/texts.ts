@@ -125,6 +125,8 @@ export const TEXTS = {
     taken: "The key of this browser belongs to another client. Delete everything and try again.",
     busy: "Too many devices join at the moment. Try again in a minute.",
     offline: "The server does not answer. Try again later.",
+    program:
+      "The model does not come, as the server does not answer. What you have added is kept. This page tries again by itself.",
     insecure:
       "This page needs a secure address. Open the link that the operator sent you, which begins with https.",
     script:
