@@ -1,9 +1,15 @@
 """The sentence that a run has when validation does not show that it gained anything."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from results import result_of, write_result
 
+import server.app
+from server.live.server_log import LOG_FILE
 from server.rounds.missing_gain import describe_missing_gain
 from shared.config import RunConfig
 
@@ -107,3 +113,18 @@ def test_what_a_run_has_already_is_not_advised() -> None:
     assert MEAN not in sentence
     assert BEST not in sentence  # a readout alone returns to its lowest loss
     assert MORE in sentence
+
+
+def test_a_server_logs_that_its_run_gained_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The display and the page of a live server show what its log has."""
+    run = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
+    monkeypatch.setattr(server.app, "serve", lambda *_, **__: run)
+    monkeypatch.setattr(server.app, "prepare_grid", lambda grid, _: grid)
+    context: Any = SimpleNamespace(run_config={"out": str(run)})
+    server.app.main(None, context)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (run / LOG_FILE).read_text().splitlines()]
+    assert [line["message"] for line in lines if line["level"] == "warning"] == [
+        "validation shows no gain."
+    ]
