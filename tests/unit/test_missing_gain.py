@@ -122,8 +122,9 @@ def test_a_server_logs_that_its_run_gained_nothing(
     run = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
     monkeypatch.setattr(server.app, "serve", lambda *_, **__: run)
     monkeypatch.setattr(server.app, "prepare_grid", lambda grid, _: grid)
+    grid: Any = None
     context: Any = SimpleNamespace(run_config={"out": str(run)})
-    server.app.main(None, context)  # type: ignore[arg-type]
+    server.app.main(grid, context)
     lines = [json.loads(line) for line in (run / LOG_FILE).read_text().splitlines()]
     assert [line["message"] for line in lines if line["level"] == "warning"] == [
         "validation shows no gain."
