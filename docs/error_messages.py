@@ -30,7 +30,9 @@ COLLECTED = re.compile(r"_*(mistakes|problems|reasons|complaints)")
 """Names of lists whose texts become an error of Samara."""
 SENTENCES = re.compile(r"_*(SENTENCES\w*|REASONS|REMEDIES|BY_THE_SERVER)")
 """Names of tables with a message for each code."""
-TELLING = re.compile(r"_*(find_|explain_)?\w*(mistakes?|reason|missing_fields|rejection|refusal)")
+TELLING = re.compile(
+    r"_*(find_|explain_)?\w*(mistakes?|reason|missing_(fields|gain)|rejection|refusal)"
+)
 """Names of functions that return messages."""
 REPORTING = re.compile(r"_*(report|refuse|refuse_if|complain)")
 """Names of functions that are given a message as their last argument."""

@@ -50,6 +50,17 @@ def test_what_cannot_be_kept_is_not_sent(
     assert again == sent
 
 
+def test_a_program_comes_where_no_file_is_kept_and_is_asked_for_again(run_page: RunCore) -> None:
+    asked = [(200, "nothing"), (200, "no files"), (0, "the index"), (502, "the index")]
+    assert run_page([["index", *one] for one in asked]) == [1] * len(asked)
+    away = run_page(
+        [["index", status, keeps] for status in (0, 502) for keeps in ("nothing", "no files")]
+    )
+    assert all("This page tries again by itself" in said for said in away)
+    (refused,) = run_page([["index", 404, "no files"]])
+    assert "the gateway has no program: 404" in refused
+
+
 def test_every_message_of_the_page_is_in_troubleshooting() -> None:
     (block,) = re.findall(r"^  reasons: \{\n(.*?)^  \}", TEXTS, re.MULTILINE | re.DOTALL)
     reasons = re.findall(r'"((?:[^"\\]|\\.)+)"', block)

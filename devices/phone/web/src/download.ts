@@ -81,8 +81,10 @@ async function keep(cache: Cache | null, address: string, file: Response): Promi
   );
 }
 
-function fetched(address: string): Promise<Response> {
-  return fetch(address).catch(offline);
+/** Returns an answer of the gateway; a proxy's word that there is none is the same as no network. */
+async function fetched(address: string): Promise<Response> {
+  const answer = await fetch(address).catch(offline);
+  return answer.status < 500 ? answer : offline(answer.status);
 }
 
 function offline(error: unknown): never {
