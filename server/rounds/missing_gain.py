@@ -57,9 +57,11 @@ def describe_missing_gain(
     rounds = [event for event in events if event["event"] == "round"]
     if 0 not in validations or not rounds:
         return ""
-    last = rounds[-1]["round"] if rounds[-1]["back_to"] is None else rounds[-1]["back_to"]
-    if last == 0:
+    last, back_to = rounds[-1]["round"], rounds[-1].get("back_to")
+    if back_to == 0:
         return f"the run gained nothing: it ends with what it began with. {_what_to_try(config)}"
+    if last not in validations and back_to is not None:
+        last = back_to
     if last not in validations:
         return ""
     first, final = validations[0], validations[last]

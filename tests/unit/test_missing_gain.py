@@ -94,6 +94,9 @@ def test_the_state_counts_that_a_run_returned_to() -> None:
     start, better, worse = (([loss, loss], [0.6, 0.6]) for loss in (0.6, 0.5, 0.7))
     assert not said(events_of(start, better, worse, back_to=1))
     assert said(events_of(start, better, worse))
+    reverted = events_of(start, better, worse)
+    reverted[-2]["back_to"] = 1  # by the guard, after which the state was validated again
+    assert said(reverted)
     assert "it ends with what it began with" in said(events_of(start, worse, back_to=0))
 
 
