@@ -59,6 +59,7 @@ export class ExampleBook implements OwnExamples {
   shouldStop: () => boolean = () => false;
   readonly #kept = new Map<number, Represented>();
   #all: readonly OwnExample[] | null = null;
+  #changes = 0;
 
   constructor(store: Store, encoder: RowEncoder) {
     this.#store = store;
@@ -180,13 +181,17 @@ export class ExampleBook implements OwnExamples {
 
   /** Returns the examples in the store; nobody else changes them, so they are read once. */
   async #read(): Promise<readonly OwnExample[]> {
-    this.#all ??= (await this.#store.list("example/")).map(([, one]) => one as OwnExample);
-    return this.#all;
+    if (this.#all) return this.#all;
+    const changes = this.#changes;
+    const all = (await this.#store.list("example/")).map(([, one]) => one as OwnExample);
+    if (changes === this.#changes) this.#all = all; // otherwise they may be those before a change
+    return all;
   }
 
   #forget(): void {
     this.#kept.clear();
     this.#all = null;
+    this.#changes++;
   }
 
   #keyOf(id: string, kind: "numbers" | "refused" = "numbers"): string {
