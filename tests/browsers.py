@@ -27,6 +27,11 @@ class Quiet(SimpleHTTPRequestHandler):
 
     extensions_map: ClassVar = {**SimpleHTTPRequestHandler.extensions_map, ".ts": "text/javascript"}
 
+    def end_headers(self) -> None:
+        """Let the browser keep what many pages share."""
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
