@@ -10,6 +10,8 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1
+# Hundreds of processes read the same modules: compiled once, whatever the machine's default
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install demo test test-all arm64 test-arm64 check docs phone-page format protocol tables release clean
 

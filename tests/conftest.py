@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from costs import (  # noqa: F401 - hooks
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+from forked import ForkingPopen, usual_popen
 from hypothesis import settings as hypothesis_settings
 
 hypothesis_settings.register_profile("samara", deadline=None)
@@ -77,6 +84,20 @@ def _save_model(folder: Path, family: str) -> Path:
         (folder / "modules.json").write_text("[]")
     network.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """Processes that tests start are forked from one that has the libraries loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", ForkingPopen)
+        yield
+
+
+@pytest.fixture
+def cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts import the libraries themselves."""
+    monkeypatch.setattr(subprocess, "Popen", usual_popen)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,309 @@
+"""Subprocesses of tests that begin with the libraries loaded, in place of importing them anew.
+
+A process that imported the libraries and did nothing else, a `zygote`, forks itself for every
+command that is a module or a script of this environment. The fork has the command's arguments,
+environment, folder and streams, and is a child of the process that asked for it. It has a zygote of
+its own, so that its subprocesses begin in the same way. The project's own modules are not loaded
+beforehand.
+
+Commands that read their environment before `main`, or that have interpreter options, are started
+as usual.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+LIBRARIES = (
+    *("torch", "transformers", "transformers.modeling_utils", "transformers.masking_utils"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+    *("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
+    *("transformers.integrations.sdpa_attention", "transformers.tokenization_utils_tokenizers"),
+    *("flwr.app", "flwr.clientapp", "flwr.serverapp"),
+    *("flwr.superlink.cli.flower_superlink", "flwr.supernode.cli.flower_supernode"),
+    *("flwr.supernode.runtime.run_clientapp", "flwr.supercore.superexec.run_superexec"),
+    *("numba", "safetensors.torch", "pydantic", "typer", "rich", "grpc", "httpx", "uvicorn"),
+    *("cryptography.hazmat.primitives.asymmetric.ec", "scipy.special", "psutil"),
+)
+_PACKAGES = {"samara", "server", "client", "shared", "devices", "simulations"}
+_READ_WHILE_IMPORTING = (
+    *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
+    *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
+)
+"""Beginnings of the names of variables that libraries read while they are imported."""
+_PR_SET_CHILD_SUBREAPER = 36
+_ROOM = 16384
+"""Bytes of the command line that a fork has room for."""
+
+
+class Request(NamedTuple):
+    """A process to fork.
+
+    Attributes:
+        words: the arguments; `-m` and a module, or the path of a script, comes first, perhaps
+            behind `-P`.
+        ignored: numbers of the signals that it ignores.
+    """
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+    new_session: bool
+    ignored: list[int]
+
+
+def scripts() -> dict[str, str]:
+    """Names of this environment's scripts that can be forked, with their modules and functions."""
+    return {
+        point.name: point.value
+        for point in entry_points(group="console_scripts")
+        if point.name == "samara" or (point.dist and point.dist.name == "flwr")
+    }
+
+
+class Zygote:
+    """The other end of a zygote.
+
+    Args:
+        channel: a connected socket to it.
+        variables: its variables that libraries read.
+    """
+
+    def __init__(self, channel: socket.socket, variables: dict[str, str]) -> None:
+        self._channel, self._lock, self.variables = channel, threading.Lock(), variables
+
+    @classmethod
+    def start(cls) -> "Zygote":
+        """Start a zygote that imports the libraries."""
+        here, there = socket.socketpair()
+        there.set_inheritable(True)
+        command = [sys.executable, __file__, str(there.fileno()), "-" * _ROOM]
+        nothing = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in range(3)]
+        os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        there.close()
+        return cls(here, import_variables(os.environ))
+
+    def fork(self, request: Request, streams: list[int]) -> int:
+        """Return the id of the forked process, a child of this one.
+
+        Raises:
+            OSError: if the zygote has ended.
+        """
+        data = json.dumps(request).encode()
+        libc = ctypes.CDLL(None)
+        with self._lock:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._channel, [len(data).to_bytes(4, "little")], streams)
+                self._channel.sendall(data)
+                answer = self._channel.recv(4)
+            finally:
+                libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not answer:
+            raise OSError("the zygote has ended")
+        return int.from_bytes(answer, "little")
+
+
+def import_variables(environment: Any) -> dict[str, str]:
+    """The variables that libraries read while they are imported, but for the module path."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_WHILE_IMPORTING) and name != "PYTHONPATH"
+    }
+
+
+usual_popen = subprocess.Popen
+_zygote: Zygote | None = None
+_zygote_lock = threading.Lock()
+
+
+def _zygote_of_this_process() -> Zygote:
+    global _zygote
+    with _zygote_lock:
+        _zygote = _zygote or Zygote.start()
+    return _zygote
+
+
+def _forkable_words(args: Any, environment: Any) -> list[str] | None:
+    """The arguments of a command that can be forked, from `-m` or the script's path on."""
+    words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
+    if words[0] == sys.executable:
+        module = words[words.index("-m") + 1] if "-m" in words[:3] else ""
+        is_ours = words[1] in ("-P", "-m") and module.split(".")[0] in _PACKAGES
+        return words[1:] if is_ours else None
+    found = shutil.which(words[0], path=environment.get("PATH"))
+    here = Path(sys.executable).parent
+    if found and Path(found).parent == here and Path(found).name in scripts():
+        return [found, *words[1:]]
+    return None
+
+
+class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
+    """`subprocess.Popen` whose process is forked from the zygote where that is possible."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        args, executable, preexec_fn, _, pass_fds, cwd, env = arguments[:7]
+        shell, streams = arguments[9], arguments[10:16]
+        gid, gids, uid, umask, new_session, group = arguments[17:23]
+        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (env or os.environ).items()}
+        others = (executable, preexec_fn, pass_fds, shell, gid, gids, uid)
+        plain = not any(others) and umask == -1 and group == -1
+        words = _forkable_words(args, environment) if plain else None
+        folder = os.path.abspath(os.fsdecode(cwd or "."))
+        if words and os.path.isdir(folder):
+            zygote = _zygote_of_this_process()
+            ignored = [
+                number
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(number) is signal.SIG_IGN
+            ]
+            request = Request(words, environment, folder, bool(new_session), ignored)
+            read, _, _, write, _, error = streams
+            wanted = [read, write, error]
+            files = [own if file == -1 else file for own, file in enumerate(wanted)]
+            if import_variables(environment) == zygote.variables:
+                with suppress(OSError):
+                    self.pid = zygote.fork(request, files)
+                    self._child_created = True
+                    self._close_pipe_fds(*streams)
+                    return
+        super()._execute_child(*arguments)
+
+
+def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
+    """Fork a process for every request; return in those processes alone."""
+    while True:
+        header, streams, _, _ = socket.recv_fds(channel, 4, 3)
+        if not header:
+            os._exit(0)  # whoever had this zygote has ended
+        size, data = int.from_bytes(header, "little"), b""
+        while len(data) < size:
+            data += channel.recv(size - len(data))
+        middle = os.fork()
+        if middle == 0:
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == between:  # until it is a child of the process that asked
+                os.sched_yield()
+            channel.sendall(os.getpid().to_bytes(4, "little"))
+            channel.close()
+            return Request(*json.loads(data)), list(streams)
+        os.waitpid(middle, 0)
+        for stream in streams:
+            os.close(stream)
+
+
+def _write_command_line(words: list[str]) -> None:
+    """Give this process a command line, as `ps` shows it."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(stat[45]), int(stat[46])
+    data = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
+    ctypes.memmove(begin, data.ljust(end - begin, b"\0"), end - begin)
+
+
+def _become(request: Request, streams: list[int]) -> None:
+    """Take over the streams, the folder, the environment and the module path of a command."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in set(streams) - {0, 1, 2}:
+        os.close(stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    paths = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    first = {"-P": "", "-m": request.folder}.get(
+        request.words[0], os.path.dirname(request.words[0])
+    )
+    sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
+
+
+def _run(words: list[str]) -> None:
+    """Run a module, or a script of this environment, as the main program."""
+    if words[0] == "-P":
+        words = words[1:]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        module, _, function = scripts()[Path(words[0]).name].partition(":")
+        sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def _run_to_the_end(words: list[str]) -> NoReturn:
+    """Run a program and end as the interpreter does, but for freeing the libraries' memory."""
+    status = 0
+    try:
+        _run(words)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status & 0xFF)
+
+
+def main() -> None:
+    """Import the libraries, and fork until the process that started this one ends."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [path for path in sys.path[1:] if path not in map(os.path.abspath, paths)]
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    variables = import_variables(os.environ)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _write_command_line(["zygote"])
+    while True:
+        request, streams = _next_request(channel)
+        if request.new_session:
+            os.setsid()
+        here, channel = socket.socketpair()
+        if os.fork():
+            break
+        here.close()
+        for stream in streams:
+            os.close(stream)
+    channel.close()
+    _write_command_line([sys.executable, *request.words])
+    _become(request, streams)
+    global _zygote
+    _zygote = Zygote(here, variables)
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    _run_to_the_end(request.words)
+
+
+if __name__ == "__main__":
+    main()
