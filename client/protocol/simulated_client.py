@@ -6,6 +6,7 @@ in a recorded run, its node config has that client's index and settings, and the
 
 import json
 import threading
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -48,20 +49,38 @@ class RunCache:
         self._files: dict[str, Any] = {}
         self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
+        self._parsed = lru_cache(maxsize=64)(_parse)
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
 
     def clear_if_changed(self, config: RunConfig) -> None:
         """Forget all models and data if a file that a configuration names has changed since.
 
-        A notebook's process lives through many runs, while its user edits the data.
+        A notebook's process lives through many runs, while its user edits the data. Settings are
+        forgotten in any case, since they name tasks and starts.
         """
         paths = (config.model.path, config.data.path, config.task)
         found = {path: _file_versions(Path(path)) for path in paths if path}
         with self._lock:
+            self._parsed.cache_clear()
             if any(self._files.get(path, version) != version for path, version in found.items()):
                 self.clear()
             self._files |= found
+
+    def config_of(
+        self, settings: Mapping[str, Any], source: str, clients: int | None = None
+    ) -> RunConfig:
+        """Return the configuration that settings give, each parsed once a run.
+
+        Args:
+            settings: flat settings.
+            source: name of the settings for error messages.
+            clients: the number of clients that the data set is divided among, if Flower says so.
+
+        Raises:
+            ConfigError: listing every mistake.
+        """
+        return self._parsed(json.dumps(dict(settings), sort_keys=True), source, clients)
 
     def run_for(self, config: RunConfig) -> LoadedRun:
         """Return the calling thread's model and data for a configuration.
@@ -97,6 +116,11 @@ class RunCache:
 RUNS = RunCache()
 """The models and data of this process: Flower calls the ClientApp's functions without an object
 that could keep them between messages."""
+
+
+def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
+    config = RunConfig.of(json.loads(settings), source)
+    return config if clients is None else config.among(clients)
 
 
 def _file_versions(path: Path) -> list[tuple[str, int, int]]:
@@ -164,11 +188,11 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     Raises:
         SamaraError: if the settings, or the files that they name, cannot be used.
     """
-    server_config = RunConfig.of(context.run_config, "run config")
     client, sessions = client_index_of(context), _ContextSessions(context)
     if DEVICE_SETTINGS_KEY in context.node_config:
+        server_config = runs.config_of(context.run_config, "run config")
         settings = json.loads(str(context.node_config[DEVICE_SETTINGS_KEY]))
-        device_config = RunConfig.of(settings, "device settings")
+        device_config = runs.config_of(settings, "device settings")
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
         return ProtocolClient(
@@ -179,7 +203,7 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
             sessions,
             reach=runs.catch_up.reach,
         )
-    config = server_config.among(_client_count(context))
+    config = runs.config_of(context.run_config, "run config", _client_count(context))
     run = runs.run_for(config)
     limits = config.data
     counts = charges = None
@@ -217,7 +241,7 @@ def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
     Raises:
         SamaraError: if the settings, or the files that they name, cannot be used.
     """
-    config = RunConfig.of(context.run_config, "run config").among(_client_count(context))
+    config = runs.config_of(context.run_config, "run config", _client_count(context))
     return runs.run_for(config).data.share_of(client_index_of(context), config.data.clients)
 
 

@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,8 @@ _READER: TypeAdapter[Task] = TypeAdapter(
 )
 
 
-def shipped_tasks() -> dict[str, Any]:
+@cache
+def shipped_tasks() -> Mapping[str, Any]:
     """Return the files of the shipped tasks by name."""
     return {
         entry.name.removesuffix(".toml"): entry
