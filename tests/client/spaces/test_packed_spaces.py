@@ -117,9 +117,7 @@ def test_rows_are_shared_but_not_behind_a_prefix(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_loss_behind_a_prefix_is_that_of_transformers(
-    shape: str, shape_folder: Shape
-) -> None:
+def test_the_loss_behind_a_prefix_is_that_of_transformers(shape: str, shape_folder: Shape) -> None:
     folder = shape_folder(shape, False)
     packed = Packed(folder, "random prefix")
     prompts, space = packed.prompts(), packed.space
