@@ -122,7 +122,7 @@ class TuningSetup(ModelSetup):
         self.examples = draw_examples(settings, self.task)
         self.load()
         self._representations = make_representation_store(
-            self.base, self.scorer.labels, settings.trunk_cache
+            self.base, self.scorer, settings.trunk_cache
         )
         self._trunk_cache = make_trunk_cache(
             self.base, self._trunk_block_count(), settings.trunk_cache

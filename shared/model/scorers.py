@@ -67,8 +67,15 @@ class Scorer(ABC):
     labels: int
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
-        self.base, self._name = base, task.name
+        self.base, self._name, self._task = base, task.name, task.digest
         self.max_length = min(max_length, base.context)
+
+    @property
+    def key_inputs(self) -> dict[str, object]:
+        """Everything that the scores are a function of, beside the model and the prompts."""
+        kinds = str | int | tuple | list | Tensor
+        own = {name: value for name, value in vars(self).items() if isinstance(value, kinds)}
+        return {"kind": type(self).__name__} | own
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
