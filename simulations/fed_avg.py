@@ -32,7 +32,6 @@ from client.training.client_data import (
     example_reader,
 )
 from client.tuning.training_loss import summed_loss
-from client.tuning.tuning_setup import hash_whole_examples
 from shared.config import RunConfig
 from shared.directions import batch_order, round_root
 from shared.errors import ConfigError
@@ -44,6 +43,7 @@ from shared.replay_numba import NumbaBackend
 from shared.result import RunResult
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import GenerationTask
+from shared.tasks.rows import hash_whole_examples
 
 BYTES, BACKWARD = 4, 2
 SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}

@@ -1,8 +1,7 @@
 """The setup of a tuning run: model, task, a drawn sample of the data, and evaluation on a split."""
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -302,11 +301,3 @@ def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
         "test": data.test,
     }
     return sample_splits(examples, counts, settings.seed)
-
-
-def hash_whole_examples(examples: Iterable[Example]) -> str:
-    """Return a hash of all fields of some examples, in hexadecimal."""
-    whole = hashlib.sha256()
-    for example in examples:
-        whole.update(repr(example).encode())
-    return whole.hexdigest()
