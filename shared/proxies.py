@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-DIRECT: Final[Mapping[str, str]] = {"no_proxy": "*", "NO_PROXY": "*"}
+DIRECT: Final[dict[str, str]] = {"no_proxy": "*", "NO_PROXY": "*"}
 """Variables of a process that connects to nothing but a server of ours."""
 _THIS_MACHINE = "127.0.0.1,localhost"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")

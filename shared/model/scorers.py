@@ -73,9 +73,12 @@ class Scorer(ABC):
     @property
     def key_inputs(self) -> dict[str, object]:
         """Everything that the scores are a function of, beside the model and the prompts."""
-        kinds = str | int | tuple | list | Tensor
-        own = {name: value for name, value in vars(self).items() if isinstance(value, kinds)}
-        return {"kind": type(self).__name__} | own
+        own: dict[str, object] = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, (str, int, tuple, list, Tensor))
+        }
+        return own | {"kind": type(self).__name__}
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
