@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.forward.trunk_cache import DiskCache
-from shared.model.cache_key import cache_key, model_inputs
+from shared.model.cache_key import cache_key, model_inputs, scorer_inputs
 from shared.model.loading import BaseModel
 from shared.model.scorers import Prompt, Scorer
 
@@ -156,6 +156,6 @@ def make_representation_store(
     """
     if folder is None or not limit:
         return RepresentationStore(limit)
-    key = cache_key(_KIND, model=model_inputs(base), scorer=scorer.key_inputs)
+    key = cache_key(_KIND, model=model_inputs(base), scorer=scorer_inputs(scorer))
     width = scorer.labels + base.features
     return RepresentationStore(limit, DiskCache(folder, limit, key, width, exact=True))

@@ -44,7 +44,7 @@ from shared.config import NO_STREAMED_GRADIENTS, RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features, kind_of
 from shared.machine import cores
-from shared.model.cache_key import model_inputs
+from shared.model.cache_key import model_inputs, scorer_inputs
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.replay_torch import backend_for
@@ -236,8 +236,8 @@ class ModelRuntime:
 
     @property
     def score_inputs(self) -> dict[str, object]:
-        """What the scores of prompts are a function of, beside the state of the adapter."""
-        return {"model": model_inputs(self.base), "scorer": self._scorer.key_inputs}
+        """The inputs of the scores of prompts, beside the state of the adapter."""
+        return {"model": model_inputs(self.base), "scorer": scorer_inputs(self._scorer)}
 
     @property
     def label_count(self) -> int:
@@ -246,19 +246,12 @@ class ModelRuntime:
 
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
-        """What decides whether outputs of the blocks below the adapters may be taken over.
-
-        The model is that of the predecessor.
-        """
+        """The settings by which a trunk's outputs of the same model may be taken over."""
         return self.first_block, self.config.trunk_cache, self.config.trunk_cache_folder
 
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:
-        """What decides whether a readout's features may be taken over, besides the trunk.
-
-        The damping counts by its content. Micro-batch and budget are compared for speed alone: a
-        store notes how the work was divided.
-        """
+        """The settings by which a readout's features may be, besides; a damping by its content."""
         return self.layout.damping, self.config.micro_batch, self.config.memory_budget
 
     @cached_property

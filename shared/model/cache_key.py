@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shared.model.loading import BaseModel
+from shared.model.scorers import Scorer
 
 
 def cache_key(kind: str, **inputs: object) -> bytes:
@@ -39,6 +40,16 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
         "device": _device(base.network.device),
         "versions": {name: _version(name) for name in ("torch", "transformers", *quantized_by)},
     }
+
+
+def scorer_inputs(scorer: Scorer) -> dict[str, object]:
+    """Return what the scores of prompts are a function of, beside the model."""
+    own: dict[str, object] = {
+        name: value
+        for name, value in vars(scorer).items()
+        if isinstance(value, (str, int, tuple, list, torch.Tensor))
+    }
+    return {"kind": type(scorer).__name__} | own
 
 
 def threads_in_use() -> int:

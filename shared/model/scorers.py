@@ -70,16 +70,6 @@ class Scorer(ABC):
         self.base, self._name, self._task = base, task.name, task.digest
         self.max_length = min(max_length, base.context)
 
-    @property
-    def key_inputs(self) -> dict[str, object]:
-        """Everything that the scores are a function of, beside the model and the prompts."""
-        own: dict[str, object] = {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, (str, int, tuple, list, Tensor))
-        }
-        return own | {"kind": type(self).__name__}
-
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example, shortening its text, but not what follows it, if it is too long.

@@ -98,7 +98,7 @@ def trunk(folder: Path, base: Model = BASE, first_block: int = 2) -> DiskCache:
 
 
 def representations(folder: Path, base: Model = BASE, scorer: dict[str, Any] = SCORER) -> DiskCache:
-    fake: Any = SimpleNamespace(labels=2, key_inputs=scorer)
+    fake: Any = SimpleNamespace(**scorer)
     disk = make_representation_store(base, fake, 2**20, folder).disk  # type: ignore[arg-type]
     assert disk is not None
     return disk
