@@ -18,6 +18,7 @@ import simulations.privacy_commands
 import simulations.rehearse_command
 import simulations.tune_command
 from shared.errors import SamaraError
+from shared.proxies import exempt_this_machine
 
 _RIGHTS = "give a path that you may use, or change its rights"
 _ROOM = "free space there, or give a path on another disk"
@@ -94,4 +95,5 @@ def run(commands: typer.Typer) -> None:
 def main() -> None:
     """Run ``samara``; SIGTERM ends it as Ctrl-C does, with the processes that it has started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    exempt_this_machine()
     run(app)

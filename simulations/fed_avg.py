@@ -37,10 +37,13 @@ from shared.directions import batch_order, round_root
 from shared.errors import ConfigError
 from shared.files import write_durably
 from shared.frames.instructions import Split
+from shared.model.cache_key import cache_key
+from shared.model.model_folder import model_id_of
 from shared.replay_numba import NumbaBackend
 from shared.result import RunResult
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import GenerationTask
+from shared.tasks.rows import hash_whole_examples
 
 BYTES, BACKWARD = 4, 2
 SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}
@@ -169,7 +172,8 @@ def fed_avg_beside(
 ) -> dict[str, Figures]:
     """Return the figures of a finished run and of FedAvg beside it, by name of the method.
 
-    They are kept in the run's folder, and found there when they are asked for again.
+    They are kept in the run's folder, and found there when they are asked for again, with the same
+    model, task and data.
 
     Args:
         folder: folder of the run.
@@ -183,15 +187,24 @@ def fed_avg_beside(
     config = RunConfig.of(result.config, str(folder))  # without open values
     check_fed_avg(config)
     kept, cache = _read(folder / FED_AVG_FILE), MemoryCache(config.trunk_cache)
+    task = load_task(config.task)
+    federation = {
+        "settings": config.flat(),
+        "model": model_id_of(config.model.path),
+        "task": task.digest,
+        "data": hash_whole_examples(example_reader(task, config.data)(config.data.clients)),
+        "torch": torch.__version__,
+    }
     found = {"zeroth order": zeroth_order(result)}
     for space, rate in product(SPACES, learning_rates):
         name = f"FedAvg, {space}, η = {rate:g}"
-        if name not in kept:
+        key = cache_key("FedAvg 1", of=federation, space=space, rate=rate).hex()
+        if key not in kept:
             on_rounds = partial(_of_method, on_round, name, config.rounds)
-            kept[name] = asdict(FedAvg(config, space, rate, cache).run(on_rounds))
+            kept[key] = asdict(FedAvg(config, space, rate, cache).run(on_rounds))
             content = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
             write_durably(folder / FED_AVG_FILE, content.encode())
-        found[name] = Figures(**kept[name])
+        found[name] = Figures(**kept[key])
     return found
 
 
@@ -224,7 +237,7 @@ def check_fed_avg(config: RunConfig) -> None:
 
 
 def _read(file: Path) -> dict[str, dict[str, float]]:
-    """Return the kept figures by method; none if they are missing or damaged."""
+    """Return the kept figures by their keys; none if they are missing or damaged."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,28 +1,41 @@
-"""Finished runs: the result of a command that has run to its end is found without a model."""
+"""Finished runs: the result of a command that has run to its end is found without a model.
 
+A run's id names task and data by their paths. So their content is noted in the folder of a
+simulation, which neither goes on nor stands for another one when it has changed.
+"""
+
+import json
 from pathlib import Path
 
+from client.training.client_data import example_reader
 from shared.blobs import file_settings
 from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
+from shared.files import make_folder, write_durably
 from shared.model.model_folder import model_id_of
 from shared.result import RESULT_FILE, RunResult
 from shared.run_id import hash_identity
 from shared.run_settings import describe_differences, settings_of_run
 from shared.runs import RUNS_FOLDER, identity_bytes
+from shared.tasks.catalog import load_task
+from shared.tasks.rows import hash_whole_examples
+
+INPUTS_FILE = "inputs.json"
+"""Name of the file in a run's folder with the hashes of its task and its data."""
 
 
 def find_finished(config: RunConfig) -> Path | None:
     """Return the folder of the run with these settings, if it has ended.
 
-    Neither weights nor data are read but for the hash of the model's files, as a run's id has it.
+    No weights are read but for the hash of the model's files, as a run's id has it.
 
     Args:
         config: settings of the run, with hashes in place of blobs.
 
     Raises:
         ModelError: if the folder of the model is missing or incomplete.
-        ConfigError: if `out` holds a finished run with other settings, which are named.
+        ConfigError: if `out` holds a finished run with other settings, which are named, or the run
+            was computed with another content of task or data.
     """
     folders = [Path(config.out)] if config.out else sorted(RUNS_FOLDER.glob("*"))
     ended = [folder for folder in folders if (folder / RESULT_FILE).exists()]
@@ -38,6 +51,7 @@ def find_finished(config: RunConfig) -> Path | None:
         files, layout_hash = file_settings(config), bytes.fromhex(result.layout_hash)
         run_id = hash_identity(identity, layout_hash, model_id).hex()
         if (run_id, files) == (result.run_id, file_settings(stored)):
+            _check_inputs(folder, config)
             return folder
         other = describe_differences(settings_of_run(stored), config)
         if model_id.hex() != result.model_id:
@@ -50,3 +64,43 @@ def find_finished(config: RunConfig) -> Path | None:
                 "begins with its model)"
             )
     return None
+
+
+def hold_inputs(folder: Path, config: RunConfig) -> None:
+    """Note the task and the data that a run begins with.
+
+    Raises:
+        ConfigError: if it began with others, or they cannot be noted.
+    """
+    file = folder / INPUTS_FILE
+    if file.exists():
+        _check_inputs(folder, config)
+        return
+    try:
+        make_folder(folder)
+        write_durably(file, (json.dumps(_inputs_of(config), indent=2) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; set --out") from error
+
+
+def _check_inputs(folder: Path, config: RunConfig) -> None:
+    """Refuse a run whose task or data have changed; earlier versions have noted neither.
+
+    Raises:
+        ConfigError: naming what has changed.
+    """
+    try:
+        noted, here = json.loads((folder / INPUTS_FILE).read_text()), _inputs_of(config)
+    except (OSError, ValueError, SamaraError):
+        return  # where data are gone, a result still stands
+    if changed := [name for name in here if noted.get(name) != here[name]]:
+        raise ConfigError(
+            f"{folder}: the run there was begun with another content of {' and '.join(changed)}; "
+            "restore it, or choose another --out"
+        )
+
+
+def _inputs_of(config: RunConfig) -> dict[str, str]:
+    task = load_task(config.task)
+    examples = example_reader(task, config.data)(config.data.clients)
+    return {"task": task.digest, "data": hash_whole_examples(examples)}

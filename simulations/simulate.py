@@ -36,7 +36,7 @@ from shared.runs import check_results_folder, run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import check_labels
 from simulations.engine import InProcessGrid
-from simulations.finished import find_finished
+from simulations.finished import find_finished, hold_inputs
 from simulations.pass_clock import PassClock, PassesInProcess
 from simulations.plan import log_plan
 
@@ -99,6 +99,7 @@ def simulate(
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
     log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
+    hold_inputs(loaded.folder, config)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 

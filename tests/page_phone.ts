@@ -26,7 +26,7 @@ import { readScenario } from "./src/signed-run.ts";
 import { StepSize, type Observation } from "./src/step-size.ts";
 import { memoryStore, openStore } from "./src/store.ts";
 import { Stream } from "./src/stream.ts";
-import { textOf, type ProgramIndex, type Row, type Task as RunTask } from "./src/task.ts";
+import { hashOf, textOf, type ProgramIndex, type Row, type Task as RunTask } from "./src/task.ts";
 
 interface GivenSplit {
   readonly scores: number[];
@@ -228,6 +228,7 @@ const functions = {
   rows: (text: string, task: RunTask) => readRows(text, task),
   pasted: (text: string) => pastedRows(text, "text", 1),
   textOf: (task: RunTask, row: Row) => textOf(task, row),
+  hashes: (indices: ProgramIndex[]) => Promise.all(indices.map(hashOf)),
   async code(link: string) {
     const { trusted, secret } = await readCode(link);
     return { trusted: toHex(trusted), secret: toHex(secret) };

@@ -21,6 +21,7 @@ from client.forward.resident import SINGLE_PASS, ResidentForward
 from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import Ids
 from shared.layout import Layout
+from shared.model.cache_key import threads_in_use
 from shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
@@ -224,7 +225,8 @@ class ReadoutForward:
         return whole.index_select(0, torch.from_numpy(rows).to(whole.device))
 
     def _numbers_of(self, split: SplitRows) -> Tensor:
-        return self._store.numbers(split, self._compute)
+        division = self._micro_batch(), threads_in_use()
+        return self._store.numbers(split, division, self._compute)
 
     @torch.no_grad()  # not inference mode: exact gradients flow past these numbers
     def _compute(self, prompts: Sequence[Prompt]) -> Tensor:

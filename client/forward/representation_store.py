@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.forward.trunk_cache import DiskCache
+from shared.model.cache_key import cache_key, model_inputs, scorer_inputs
 from shared.model.loading import BaseModel
-from shared.model.scorers import Prompt
+from shared.model.scorers import Prompt, Scorer
+
+_KIND = "representations 2"
+
+
+Division = tuple[int, int]
+"""Examples in a forward pass, and torch's threads."""
 
 
 @dataclass(eq=False)
@@ -24,12 +31,14 @@ class SplitRows:
         first: index of the first example among those of all splits.
         numbers: scores of the base and features, float32 [n, labels + features]; None if they are
             not in memory.
+        division: how the work was divided that gave them, on which their last bits depend.
         computing: lock of whoever computes them.
     """
 
     prompts: tuple[Prompt, ...]
     first: int
     numbers: Tensor | None = None
+    division: Division | None = None
     computing: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -101,18 +110,23 @@ class RepresentationStore:
                     if self._index_of.get(identity) == index:
                         del self._index_of[identity]
 
-    def numbers(self, split: SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
+    def numbers(
+        self,
+        split: SplitRows,
+        division: Division,
+        compute: Callable[[Sequence[Prompt]], Tensor],
+    ) -> Tensor:
         """Return the numbers of a split, which are computed unless they are in memory."""
         with split.computing:
             numbers = split.numbers
-            if numbers is None:
+            if numbers is None or split.division != division:
                 numbers = compute(split.prompts)
-            self._keep(split, numbers)
+            self._keep(split, numbers, division)
         return numbers
 
-    def _keep(self, split: SplitRows, numbers: Tensor) -> None:
+    def _keep(self, split: SplitRows, numbers: Tensor, division: Division) -> None:
         with self._lock:
-            split.numbers = numbers
+            split.numbers, split.division = numbers, division
             self._kept[id(split)] = split
             self._kept.move_to_end(id(split))
             total = sum(map(_bytes, self._kept.values()))
@@ -127,13 +141,13 @@ def _bytes(split: SplitRows) -> int:
 
 
 def make_representation_store(
-    base: BaseModel, labels: int, limit: int, folder: Path | None = None
+    base: BaseModel, scorer: Scorer, limit: int, folder: Path | None = None
 ) -> RepresentationStore:
     """Make a store of representations.
 
     Args:
         base: the model.
-        labels: number of labels of the task.
+        scorer: scorer of the task.
         limit: most bytes in memory, and again on disk.
         folder: folder for a cache on disk, if any.
 
@@ -142,8 +156,6 @@ def make_representation_store(
     """
     if folder is None or not limit:
         return RepresentationStore(limit)
-    variant = f"{base.quantization} {base.network.dtype} readout"
-    identity = base.model_id + variant.encode()
-    return RepresentationStore(
-        limit, DiskCache(folder, limit, identity, labels + base.features, exact=True)
-    )
+    key = cache_key(_KIND, model=model_inputs(base), scorer=scorer_inputs(scorer))
+    width = scorer.labels + base.features
+    return RepresentationStore(limit, DiskCache(folder, limit, key, width, exact=True))

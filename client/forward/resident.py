@@ -177,9 +177,13 @@ class ResidentForward:
                 perturbations.count,
                 supervised if all(supervised) else None,
                 use_cache,
-                pack=perturbations.clients == 1,
+                pack=self._may_pack(perturbations),
             )
         return self._score_hidden(hidden, perturbations, prompts)
+
+    def _may_pack(self, perturbations: PerturbedAdapters) -> bool:
+        """Return whether sequences of a pass may share rows."""
+        return self._adapter.packs and perturbations.clients == 1
 
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]

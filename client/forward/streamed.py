@@ -260,7 +260,7 @@ class StreamedForward(ResidentForward):
             sequences,
             batch.perturbations.count,
             supervised if all(supervised) else None,
-            pack=batch.perturbations.clients == 1,
+            pack=self._may_pack(batch.perturbations),
         )
         return self._score_hidden(hidden, batch.perturbations, batch.prompts)
 

@@ -5,7 +5,6 @@ memory they are kept exactly. On disk they are kept in half precision, and then 
 rounded too, so that results do not depend on the content of the cache.
 """
 
-import hashlib
 import os
 import threading
 import zlib
@@ -18,9 +17,11 @@ import torch
 from torch import Tensor
 
 from shared.errors import ConfigError, ModelError
+from shared.model.cache_key import cache_key, model_inputs, threads_in_use
 from shared.model.loading import BaseModel
 
 Ids = tuple[int, ...]
+_KIND = "trunk 2"
 _CHECKSUM_BYTES = 4
 
 
@@ -65,17 +66,19 @@ class MemoryCache(TrunkCache):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit, self._bytes = limit, 0
-        self._outputs: OrderedDict[Ids, Tensor] = OrderedDict()
+        self._outputs: OrderedDict[tuple[int, Ids], Tensor] = OrderedDict()
 
     def _get(self, ids: Ids) -> Tensor | None:
-        if ids in self._outputs:
-            self._outputs.move_to_end(ids)
-        return self._outputs.get(ids)
+        key = threads_in_use(), ids
+        if key in self._outputs:
+            self._outputs.move_to_end(key)
+        return self._outputs.get(key)
 
     def _put(self, ids: Ids, output: Tensor) -> Tensor:
-        if (replaced := self._outputs.pop(ids, None)) is not None:
+        key = threads_in_use(), ids
+        if (replaced := self._outputs.pop(key, None)) is not None:
             self._bytes -= replaced.nbytes
-        self._outputs[ids] = output
+        self._outputs[key] = output
         self._bytes += output.nbytes
         while self._bytes > self._limit and len(self._outputs) > 1:
             _, dropped = self._outputs.popitem(last=False)
@@ -87,13 +90,13 @@ class DiskCache(TrunkCache):
     """A cache of files, one per sequence, each with a checksum; usually in half precision.
 
     A file's name is a hash of the sequence and of everything else that the output depends on, so
-    the files of another model are never read; as the oldest, they are removed first.
+    the files of another model or task are never read; as the oldest, they are removed first.
 
     Args:
         folder: folder of the files, which runs and processes may share.
         limit: most bytes that all files take.
-        identity: bytes that identify everything besides the sequence that the outputs depend on,
-            such as the model id.
+        identity: key of everything that the outputs depend on, beside the sequence and the number
+            of threads.
         hidden: number of columns of an output.
         exact: whether outputs are kept in single precision, and may have another number of rows
             than the sequence that they belong to.
@@ -162,8 +165,8 @@ class DiskCache(TrunkCache):
         return rounded
 
     def _file(self, ids: Ids) -> Path:
-        key = hashlib.sha256(self._identity + np.array(ids, "<i8").tobytes())
-        return self._folder / f"{key.hexdigest()}.trunk"
+        key = cache_key("sequence", of=self._identity, threads=threads_in_use(), ids=ids)
+        return self._folder / f"{key.hex()}.trunk"
 
     def _record_size(self, name: str, size: int) -> None:
         self._bytes += size - self._sizes.pop(name, 0)
@@ -200,7 +203,5 @@ def make_trunk_cache(
         return None
     if folder is None:
         return MemoryCache(limit)
-    variant = f"{base.quantization} {base.network.dtype} {first_block}"
-    return DiskCache(
-        folder, limit, base.model_id + variant.encode(), base.network.config.hidden_size
-    )
+    key = cache_key(_KIND, model=model_inputs(base), first_block=first_block)
+    return DiskCache(folder, limit, key, base.network.config.hidden_size)

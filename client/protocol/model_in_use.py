@@ -30,7 +30,7 @@ class ValidationLosses:
     """The losses of a personal model on its owner's validation examples.
 
     Attributes:
-        digest: digest of the model's state, in hex.
+        digest: hash of the state and of all else that the losses are a function of, in hex.
         losses: cross-entropy by hash of the example, in hex; equal examples are one.
         model_path: folder or name of its base model on this device.
     """

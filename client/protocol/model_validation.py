@@ -12,6 +12,7 @@ from client.protocol.client_model import ClientModel
 from client.protocol.model_in_use import ValidationLosses, read_validation, write_validation
 from client.protocol.resident_trainer import ResidentTrainer
 from shared.frames.instructions import Split
+from shared.model.cache_key import cache_key
 from shared.replay import digest
 from shared.tasks.kinds import GenerationTask
 from shared.tasks.rows import hash_examples
@@ -38,7 +39,8 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
     state = parts.model(model.session.state, model.private)
     examples, prompts = data.in_split(Split.VALIDATION), data.tokenized(Split.VALIDATION)
     keys = [hash_examples([example]) for example in examples]
-    name, known = digest(runtime.layout.hash, state).hex(), read_validation(model.run.folder)
+    of, known = digest(runtime.layout.hash, state), read_validation(model.run.folder)
+    name = cache_key("validation 1", of=of, **runtime.score_inputs).hex()
     if known is not None and known.digest == name and known.losses.keys() == set(keys):
         return
     losses = {}

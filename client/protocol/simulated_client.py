@@ -64,7 +64,9 @@ class RunCache:
         A notebook's process lives through many runs, while its user edits the data. Settings are
         forgotten in any case, since they name tasks and starts.
         """
-        paths = (config.model.path, config.data.path, config.task)
+        adapter = config.adapter
+        files = adapter.start, adapter.basis, adapter.damping
+        paths = (config.model.path, config.data.path, config.task, *files)
         found = {path: _file_versions(Path(path)) for path in paths if path}
         with self._lock:
             self._parsed.cache_clear()

@@ -85,7 +85,8 @@ class PrefixSpace(SequentialFlatSpace):
         if self._network is not None:
             tensors = self._network.tensors
             theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
-        adapter, self._no_adapters = empty_adapter()
+        # sequences that share a row would read the prefix as one of them, and each other
+        adapter, self._no_adapters = empty_adapter(packs=False)
         super().__init__(tensors, adapter, theta, backend, distribution)
         if self._network is not None:
             self._theta = self._network.start(self.direction(seed, 0, self.size))

@@ -6,7 +6,6 @@ Quantized blocks are computed once and kept in a folder that other runs use too.
 
 import logging
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +26,7 @@ from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.errors import ModelError
 from shared.files import cache_folder
 from shared.free_memory import free_memory
+from shared.model.cache_key import cache_key, model_inputs
 from shared.model.checkpoint import (
     CheckpointEntry,
     quantize_block,
@@ -43,8 +43,7 @@ _FREE_SHARE = 0.25
 """Share of the free memory that weights must leave free if they are to be kept in it."""
 _BUFFERS = 2
 """Fewest blocks in memory at a time."""
-_FORMAT_VERSION = 1
-"""Version of the folders of quantized blocks."""
+_KIND = "quantized blocks 2"
 
 
 @dataclass(frozen=True)
@@ -205,11 +204,7 @@ def _quantized_locations(
     The model's linear layers are replaced by quantized ones on the meta device.
     """
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
-    identity = (
-        f"{base.model_id.hex()[:16]}-{kind}-{settings.dtype}-{device.type}"
-        f"-{version('bitsandbytes')}-{_FORMAT_VERSION}"
-    )
-    folder = stream_folder(settings) / identity
+    folder = stream_folder(settings) / cache_key(_KIND, model=model_inputs(base)).hex()
     locations = []
     for index, (block, block_entries) in enumerate(zip(base.blocks, entries, strict=True)):
         file = folder / f"block-{index:05d}.safetensors"

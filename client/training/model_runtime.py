@@ -44,6 +44,7 @@ from shared.config import NO_STREAMED_GRADIENTS, RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features, kind_of
 from shared.machine import cores
+from shared.model.cache_key import model_inputs, scorer_inputs
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.replay_torch import backend_for
@@ -119,9 +120,9 @@ class ModelRuntime:
             self.tokenize = ExampleTokenizer(self._scorer)
         else:
             self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
-            if _trunk_settings(config) == _trunk_settings(predecessor.config):
+            if self._trunk_inputs == predecessor._trunk_inputs:
                 self._trunk_cache = predecessor._trunk_cache
-                if _first_pass_settings(config) == _first_pass_settings(predecessor.config):
+                if self._first_pass_inputs == predecessor._first_pass_inputs:
                     self._representations = predecessor._representations
         self.backend: Backend = (
             predecessor.backend
@@ -133,7 +134,7 @@ class ModelRuntime:
             self._trunk_cache = make_trunk_cache(base, self.first_block, config.trunk_cache, folder)
         if not settings.inner_layers and self._representations is None:
             self._representations = make_representation_store(
-                base, self._scorer.labels, config.trunk_cache, folder
+                base, self._scorer, config.trunk_cache, folder
             )
         self.forward = self._make_forward(base, adapter)
 
@@ -234,9 +235,24 @@ class ModelRuntime:
         return len(self._model.base.blocks) - self.first_block
 
     @property
+    def score_inputs(self) -> dict[str, object]:
+        """The inputs of the scores of prompts, beside the state of the adapter."""
+        return {"model": model_inputs(self.base), "scorer": scorer_inputs(self._scorer)}
+
+    @property
     def label_count(self) -> int:
         """The number of labels of the task."""
         return self._scorer.labels
+
+    @property
+    def _trunk_inputs(self) -> tuple[object, ...]:
+        """The settings by which a trunk's outputs of the same model may be taken over."""
+        return self.first_block, self.config.trunk_cache, self.config.trunk_cache_folder
+
+    @property
+    def _first_pass_inputs(self) -> tuple[object, ...]:
+        """The settings by which a readout's features may be, besides; a damping by its content."""
+        return self.layout.damping, self.config.micro_batch, self.config.memory_budget
 
     @cached_property
     def execution(self) -> Execution:
@@ -382,14 +398,3 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 def _letter_count(example: Example) -> int:
     """Return the letters of all of an example's sequences, which estimates their tokens."""
     return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))
-
-
-def _trunk_settings(config: RunConfig) -> tuple[object, ...]:
-    """Return the settings that the cached outputs of the blocks below the adapters depend on."""
-    adapted = config.adapter.layers, config.adapter.projections
-    return *adapted, config.trunk_cache, config.trunk_cache_folder
-
-
-def _first_pass_settings(config: RunConfig) -> tuple[object, ...]:
-    """Return the settings that a readout's features depend on, besides those of the trunk."""
-    return config.adapter.damping, config.micro_batch, config.memory_budget

@@ -1,8 +1,7 @@
 """The setup of a tuning run: model, task, a drawn sample of the data, and evaluation on a split."""
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,7 +121,7 @@ class TuningSetup(ModelSetup):
         self.examples = draw_examples(settings, self.task)
         self.load()
         self._representations = make_representation_store(
-            self.base, self.scorer.labels, settings.trunk_cache
+            self.base, self.scorer, settings.trunk_cache
         )
         self._trunk_cache = make_trunk_cache(
             self.base, self._trunk_block_count(), settings.trunk_cache
@@ -302,11 +301,3 @@ def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
         "test": data.test,
     }
     return sample_splits(examples, counts, settings.seed)
-
-
-def hash_whole_examples(examples: Iterable[Example]) -> str:
-    """Return a hash of all fields of some examples, in hexadecimal."""
-    whole = hashlib.sha256()
-    for example in examples:
-        whole.update(repr(example).encode())
-    return whole.hexdigest()

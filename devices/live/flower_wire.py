@@ -22,6 +22,7 @@ from devices.live.processes import (
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError
 from shared.files import write_secret
+from shared.proxies import DIRECT
 
 if TYPE_CHECKING:
     from devices.live.executor import Executor
@@ -44,7 +45,10 @@ class FlowerWire:
         self._secret = settings.folder / "executor.secret"
         self._runtime = ""
         self._supernode = SupervisedProcess(
-            "the SuperNode", self._supernode_command, child_environment(), explain=describe_exit
+            "the SuperNode",
+            self._supernode_command,
+            child_environment() | DIRECT,
+            explain=describe_exit,
         )
         write_secret(self._secret, secrets.token_hex(32).encode())
         run = partial(self._executor().run, lambda: self._runtime, self._stop)

@@ -7,6 +7,7 @@ from devices.live.settings import ClientSettings
 from shared.addresses import parse_address
 from shared.check_result import CheckResult, Outcome
 from shared.errors import DeviceError
+from shared.proxies import remark_on_proxy
 
 GATEWAY = "gateway"
 """The subject of the check whether a gateway answers."""
@@ -26,7 +27,7 @@ def check_gateways(settings: ClientSettings) -> CheckResult:
         if not problem:
             return _found(address, settings.insecure, problems)
         problems[address] = problem
-    return CheckResult(Outcome.FAIL, GATEWAY, _say(problems), _REMEDY)
+    return CheckResult(Outcome.FAIL, GATEWAY, _say(problems), _REMEDY + remark_on_proxy())
 
 
 _REMEDY = (

@@ -16,6 +16,7 @@ from shared.addresses import parse_address
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_TASK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a gateway limits the streams of a connection
+    ("grpc.enable_http_proxy", 0),
     *KEEPALIVE,
 )
 _CONNECT_SECONDS = 10.0

@@ -33,6 +33,7 @@ from shared.invitation import (
     Welcome,
     join_proof,
 )
+from shared.proxies import remark_on_proxy
 from shared.signed_scenario import SignedScenario
 from shared.signing import SigningKey
 
@@ -258,7 +259,7 @@ def _request(
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise InvitationError(
             f"no answer by TLS from {host}:{port}: {error or type(error).__name__}; check address, "
-            "port and firewall, and that the server is up"
+            f"port and firewall, and that the server is up{remark_on_proxy()}"
         ) from error
     finally:
         connection.close()

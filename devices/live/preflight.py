@@ -34,6 +34,7 @@ from shared.addresses import parse_address
 from shared.check_result import OF_OTHERS, CheckResult, Outcome, check_disk, describe_size
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
+from shared.proxies import remark_on_proxy
 from shared.rejection import RejectionCode, describe_rejection
 from shared.sections import ModelSettings
 from shared.signed_scenario import describe_operator
@@ -236,6 +237,7 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
         remedy = (
             "check address, port and firewall, and that the server is up; one whose run is over "
             "has ended, and this client keeps its model (samara client ask, serve, export)"
+            + remark_on_proxy()
         )
         return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     if plain:

@@ -35,6 +35,7 @@ from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
 from shared.files import make_private_folder, write_secret
 from shared.flower_compat import fetch_messages_quickly, transfer_parts_together
+from shared.proxies import DIRECT
 
 if TYPE_CHECKING:
     from devices.phone.page_server.listening import PageServer
@@ -124,7 +125,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
     supernode = SupervisedProcess(
-        "the SuperNode", command, child_environment(), explain=describe_exit
+        "the SuperNode", command, child_environment() | DIRECT, explain=describe_exit
     )
     attached = _AttachedLog()
     try:

@@ -39,6 +39,7 @@ from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_private_folder, write_secret
+from shared.proxies import DIRECT
 
 if TYPE_CHECKING:
     from shared.flower_compat import ControlHttpClient
@@ -315,7 +316,7 @@ class SuperLinkProcess:
         scheme = "https" if self._tls else "http"
         url = f"{scheme}://127.0.0.1:{self._port}{FILTER_PATH}"
         try:
-            return httpx.get(url, verify=False, timeout=5.0).status_code == 204
+            return httpx.get(url, verify=False, timeout=5.0, trust_env=False).status_code == 204
         except httpx.HTTPError:
             return False
 
@@ -359,6 +360,7 @@ class SuperLinkProcess:
                 "FLWR_TELEMETRY_ENABLED": "0",
                 "FLWR_LOG_LEVEL": "WARNING",
             }
+            | DIRECT
             | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
         )
 

@@ -7,12 +7,9 @@ shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), since there m
 than features. The symmetric root is unique.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +24,7 @@ from shared.directions import text_tokens
 from shared.errors import ConfigError, ModelError
 from shared.files import cache_folder, make_folder, write_once
 from shared.layout import RANDOM_TOKENS, DampingRecipe
+from shared.model.cache_key import cache_key, model_inputs, threads_in_use
 from shared.model.loading import BaseModel
 from shared.model.scorers import Prompt
 from shared.tasks.kinds import ChoiceTask, Task
@@ -157,7 +155,7 @@ def load_damping(
     if damping != RANDOM_TOKENS:
         return read_damping(_file_of(damping), base)
     texts = prompts()
-    file = cache_folder("damping") / f"{_cache_key(base, texts)}.safetensors"
+    file = cache_folder("damping") / f"{_cache_key(base, texts).hex()}.safetensors"
     if not file.exists():
         measured, rank = measure_damping(represent(texts))
         try:
@@ -257,8 +255,10 @@ def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
     return Example(text, 0, "", "", answers, cut)
 
 
-def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> str:
-    content: list[Any] = [[prompt.sequences, prompt.supervised] for prompt in prompts]
-    variant = [base.model_id.hex(), base.family, base.pooling, base.quantization]
-    key = json.dumps([VERSION, *variant, str(base.network.dtype), content])
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> bytes:
+    return cache_key(
+        f"{_FORMAT}, version {VERSION}",
+        model=model_inputs(base),
+        threads=threads_in_use(),
+        prompts=list(map(astuple, prompts)),
+    )

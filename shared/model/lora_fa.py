@@ -204,6 +204,7 @@ class Adapter:
             number of blocks if none is adapted.
         basis: basis of the adapters' tensors; None if there is none.
         start: weights that the adapter begins with; None begins with the base model.
+        packs: whether several sequences may share a row of its passes.
         perturbations: perturbed adapters of the current pass, if any.
     """
 
@@ -213,9 +214,10 @@ class Adapter:
         first_block: int,
         basis: Basis | None = None,
         start: Start | None = None,
+        packs: bool = True,
     ) -> None:
         self.layout, self.first_block = layout, first_block
-        self.basis, self.start = basis, start
+        self.basis, self.start, self.packs = basis, start, packs
         self.scale = layout.alpha / layout.rank
         self.perturbations: PerturbedAdapters | None = None
         self._first_input: weakref.ref[TorchTensor] | None = None
@@ -326,13 +328,14 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
         )
 
 
-def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
+def empty_adapter(first_block: int = 0, packs: bool = True) -> tuple[Adapter, Perturbations]:
     """Return an adapter without tensors, and its one state.
 
     A forward engine of a model without adapters is built with the one and evaluated at the other.
 
     Args:
         first_block: index of the block that the adapter counts as its lowest one.
+        packs: as for `Adapter`.
     """
     layout = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(layout, first_block), Perturbations(layout, torch.zeros(0))
+    return Adapter(layout, first_block, packs=packs), Perturbations(layout, torch.zeros(0))

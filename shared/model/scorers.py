@@ -67,7 +67,7 @@ class Scorer(ABC):
     labels: int
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
-        self.base, self._name = base, task.name
+        self.base, self._name, self._task = base, task.name, task.digest
         self.max_length = min(max_length, base.context)
 
     @abstractmethod

@@ -17,6 +17,8 @@ from shared.tasks.rows import Row, describe_missing_fields, read_rows
 SUFFIXES = (".jsonl", ".csv")
 LATEST_TIME = 2.0**40
 """Later times, in seconds since 1970, are mistakes."""
+_MOST_LETTERS = 2**31 - 1
+"""Most letters of a CSV cell. The file is in memory already; Python's own limit is 131,072."""
 
 Report = Callable[[int, str], None]
 """Reports a problem, given the number of its line and a description."""
@@ -205,6 +207,7 @@ def _json_records(text: str, report: Report) -> Records:
 
 
 def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]], str]) -> Records:
+    csv.field_size_limit(_MOST_LETTERS)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:

@@ -58,6 +58,14 @@ def hash_examples(examples: Iterable[Example]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
+def hash_whole_examples(examples: Iterable[Example]) -> str:
+    """Return a hash of all fields of some examples, in hexadecimal."""
+    whole = hashlib.sha256()
+    for example in examples:
+        whole.update(repr(example).encode())
+    return whole.hexdigest()
+
+
 class Row(NamedTuple):
     """An example with the field values of the row that it was made of.
 

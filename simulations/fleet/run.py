@@ -11,6 +11,7 @@ from shared.config import RunConfig
 from shared.events import read_events
 from shared.machine import cores
 from shared.runs import run_folder, run_id_of
+from simulations.finished import hold_inputs
 from simulations.fleet.clients import Clients
 from simulations.fleet.device import fleet_of
 from simulations.fleet.grid import FleetGrid
@@ -36,6 +37,7 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     devices = fleet_of(of_client, first, data)
     shares = [data.share_of(client, len(devices)) for client in range(len(devices))]
     log_plan(config, first, shares, folder)
+    hold_inputs(folder, config)
     runtimes: dict[str, ModelRuntime] = {
         kind: _runtime(of_client, kind, first, folder)
         for kind in sorted({group.quantization for group in config.fleet.devices})

@@ -13,6 +13,7 @@ from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.frames.instructions import Split
 from shared.result import RunResult
+from simulations import fed_avg
 from simulations.fed_avg import FedAvg, check_fed_avg, fed_avg_beside, zeroth_order
 from simulations.simulate import simulate
 
@@ -73,6 +74,11 @@ def test_figures_beside_a_run_are_kept_in_its_folder(
     assert fed_avg_beside(folder, [0.1], lambda *_: None) == found
     with pytest.raises(AttributeError):
         fed_avg_beside(folder, [0.1, 0.2], lambda *_: None)
+    with pytest.raises(AttributeError):  # another η of the same name
+        fed_avg_beside(folder, [0.1 + 1e-9], lambda *_: None)
+    monkeypatch.setattr(fed_avg, "hash_whole_examples", lambda examples: "other data")
+    with pytest.raises(AttributeError):
+        fed_avg_beside(folder, [0.1], lambda *_: None)
 
 
 @pytest.mark.parametrize(

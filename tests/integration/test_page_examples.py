@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from changes import changed_one_at_a_time
 from typescript import RunCore
 
 from shared.frames.instructions import Split
@@ -38,6 +39,27 @@ def test_rows_of_a_file_are_read_and_its_other_lines_named(run_page: RunCore) ->
     assert of_csv == {"examples": examples, "wrongLines": [4, 5], "lacks": None}
     assert pasted == [{"row": {"text": text}, "label": 1} for text in ("one", "two")]
     assert filled == "{y} {x}"
+
+
+def test_what_the_model_makes_of_texts_is_kept_by_all_that_it_depends_on(
+    run_page: RunCore,
+) -> None:
+    file = {"sha256": "a", "bytes": 1}
+    index = {
+        "version": 1,
+        "manifest": file,
+        "graph": file,
+        "weights": [{"path": "w", **file}],
+        "tokenizer": {"tokenizer.json": file},
+        "task": {"text": "{text}", "question": "?", "words": ["bad", "good"], "labels": [["0"]]},
+        "tokenization": {"special": False, "before": [1], "after": "?", "limit": 9, "answers": []},
+        "examples": [],
+    }
+    others = changed_one_at_a_time(index)
+    (hashes,) = run_page([["hashes", [index, *others]]])
+    assert len(others) > 20
+    assert len(set(hashes)) == len(hashes)
+    assert run_page([["hashes", [index]]]) == [[hashes[0]]]
 
 
 def test_an_example_goes_through_the_model_once_and_its_label_may_change(

@@ -23,7 +23,7 @@ import { accuracy, probabilities } from "./softmax.ts";
 import type { Store } from "./store.ts";
 import type { Accuracies, Activity, Prediction, Status } from "./status.ts";
 import { Stream, type Connection } from "./stream.ts";
-import type { ProgramIndex, Row } from "./task.ts";
+import { hashOf, type ProgramIndex, type Row } from "./task.ts";
 
 interface Joined {
   readonly key: OwnKey;
@@ -377,7 +377,7 @@ export class Client {
     const { layout, modelId, readout } = program;
     const model = new Model(index, program, (done, of) => this.#do({ name: "loading", done, of }));
     const book = new ExampleBook(this.#store, {
-      program: index.graph.sha256,
+      program: await hashOf(index),
       readout,
       represent: (...given) => model.represent(...given),
     });

@@ -44,6 +44,7 @@ export interface NewExample {
 
 /** The model's part in examples; it is asked once for each, and null is its refusal of one. */
 export interface RowEncoder {
+  /** Hash of everything that the numbers are a function of, beside the row. */
   readonly program: string;
   readonly readout: Readout;
   represent(rows: readonly Row[], onDone: (count: number) => void): Promise<(Numbers | null)[]>;

@@ -1,5 +1,6 @@
 /** The task of a run as the program's index describes it: how a text becomes tokens, and labels. */
 
+import { sha256, toHex, toUtf8 } from "./bytes.ts";
 import { ProgramError } from "./errors.ts";
 import type { WeightsFile } from "./program.ts";
 
@@ -54,6 +55,14 @@ export function readIndex(text: string): ProgramIndex {
   if (index.version !== 1)
     throw new ProgramError("the program is of another version; load the page again");
   return index;
+}
+
+/**
+ * Returns the hash by which what the model makes of texts is kept, in hexadecimal. The index names
+ * all of which that is a function: model, weights, tokenizer, and how the task writes a text.
+ */
+export async function hashOf(index: ProgramIndex): Promise<string> {
+  return toHex(await sha256(toUtf8(JSON.stringify(index))));
 }
 
 /** Returns the text of a row: the template with its fields filled in. */
