@@ -86,6 +86,17 @@ def _save_model(folder: Path, family: str) -> Path:
     return folder
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first: whole runs, and files with slow tests."""
+    long = {item.path for item in items if "e2e" in item.path.parts or _is_slow(item)}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes() -> Iterator[None]:
     """Processes that tests start are forked from one that has the libraries loaded."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from helpers import ROOT
+
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -20,7 +21,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 PYTHON_RUN = {
     "README.md": "tests/e2e/test_documented_runs.py",
     "docs/reference/python.md": "tests/e2e/test_documented_runs.py",
-    "docs/concepts/mezo.md": "tests/integration/test_documented_loop.py",
+    "docs/concepts/mezo.md": "tests/house/test_documented_loop.py",
     "docs/reference/phones.md": "tests/e2e/test_documented_phone.py",
 }
 """The pages whose Python is run as it is written, and by which test."""

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_private_key,
 )
+from helpers import ROOT
 
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
@@ -41,7 +42,6 @@ from shared.flower_compat import (
     user_config_to_proto,
 )
 
-ROOT = Path(__file__).parents[1]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

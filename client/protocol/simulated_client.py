@@ -33,6 +33,11 @@ from shared.signing import public_pem, sign
 _SESSION, _DEVICE, _MASKING = "session", "device", "masking"
 
 
+def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
+    config = RunConfig.of(json.loads(settings), source)
+    return config if clients is None else config.among(clients)
+
+
 class RunCache:
     """The loaded models and data of the simulated clients of a process; threads share it.
 
@@ -116,11 +121,6 @@ class RunCache:
 RUNS = RunCache()
 """The models and data of this process: Flower calls the ClientApp's functions without an object
 that could keep them between messages."""
-
-
-def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
-    config = RunConfig.of(json.loads(settings), source)
-    return config if clients is None else config.among(clients)
 
 
 def _file_versions(path: Path) -> list[tuple[str, int, int]]:

@@ -1,0 +1,107 @@
+"""The commands that documents show are commands of `samara`: names, options, values, settings."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from documented import PAGES, PYTHON_RUN, Command, command_lines, commands, samara_words
+from helpers import ROOT
+
+from client.tuning.settings import TuneSettings
+from shared.config import RunConfig
+
+sys.path.insert(0, str(ROOT / "docs"))
+from command_pages import command_line, commands_page, leaves
+
+HISTORY = "docs/decisions/0015-rooms.md"
+PLACEHOLDER = re.compile(r"'[A-Z]+'")
+NO_COMMANDS = {
+    "docs/reference/phones.md": ("1", "answer"),
+    "docs/reference/wire.md": ("report", "scenario"),  # what signatures begin with
+    "docs/reference/commands.md": ("COMMAND",),
+}
+SETTINGS = {**RunConfig().flat(), **TuneSettings().flat()}
+
+
+def mistake(command: Command) -> str:
+    """What is wrong with a command line; empty if nothing is."""
+    below, words = command_line(), list(command.words)
+    while isinstance(below, click.Group) and words and words[0] in below.commands:
+        below = below.commands[words.pop(0)]
+    if isinstance(below, click.Group) and words and not words[0].startswith("-"):
+        known = words[0] in NO_COMMANDS.get(command.page, ()) or command.page == HISTORY
+        return "" if known else f"{words[0]}: no such command"
+    try:
+        context = below.make_context(below.name or "samara", words)
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        return "an argument is missing" if command.whole else ""
+    except click.exceptions.Exit:
+        return ""  # --help and --version
+    except click.UsageError as error:
+        open_end = not command.whole and "requires an argument" in error.message
+        placeholder = PLACEHOLDER.search(error.message)
+        return "" if placeholder or open_end else error.message
+    given = context.params.get("settings") or ()
+    unknown = [pair for pair in given if "=" in pair and pair.split("=")[0] not in SETTINGS]
+    return f"--set {', '.join(unknown)}: no such setting" if unknown else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_documented_commands_are_commands(page: Path) -> None:
+    wrong = [f"{command}: {why}" for command in commands(page) if (why := mistake(command))]
+    assert wrong == []
+
+
+def test_the_python_of_every_page_is_run_by_a_test() -> None:
+    block = re.compile(r"^ *```(py|python|pycon)\b", re.MULTILINE)
+    having = {page for page in PAGES if block.search(page.read_text(encoding="utf-8"))}
+    assert {page.relative_to(ROOT).as_posix() for page in having} == set(PYTHON_RUN)
+    for page, test in PYTHON_RUN.items():
+        assert any(name in (ROOT / test).read_text() for name in (page, "PYTHON_RUN"))
+
+
+def test_commands_are_found_at_all() -> None:
+    found = [command for page in PAGES for command in commands(page)]
+    assert sum(command.whole for command in found) > 70
+    assert {command.words[0] for command in found if command.words} > {
+        "simulate",
+        "server",
+        "client",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("simulate", "sst2", "--datta", "x"), "--datta"),
+        (("simulates",), "simulates"),
+        (("simulate", "sst2", "--set", "round=3"), "no such setting"),
+        (("demo", "--seed", "many"), "many"),
+        (("server", "up"), "missing"),
+        (("compare",), "missing"),
+    ],
+)
+def test_a_command_that_is_none_is_found(words: tuple[str, ...], why: str) -> None:
+    assert why in mistake(Command("page", words, whole=True))
+    assert mistake(Command("page", ("simulate", "sst2", "--data", "DATA"), whole=True)) == ""
+
+
+def test_a_block_is_read_as_a_shell_reads_it() -> None:
+    block = (
+        "for seed in 0 1; do samara demo --seed $seed; done   # twice\n"
+        "A=1 /usr/bin/time -v samara compare a \\\n    b > table.txt && samara tasks\n"
+        "pip install samara\n"
+    )
+    found = [words for line in command_lines(block) if (words := samara_words(line)) is not None]
+    assert found == [["demo", "--seed", "$seed"], ["compare", "a", "b"], ["tasks"]]
+
+
+def test_the_page_of_commands_has_all_of_them_with_their_options() -> None:
+    page = commands_page()
+    for path, command in leaves(command_line()):
+        assert f"# {path}\n" in page
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert f"`{parameter.opts[0]}`" in page
