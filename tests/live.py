@@ -1,6 +1,7 @@
 """What listens on loopback: Flower's SuperLink with a run, clients that join it, apps of tests."""
 
 import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -229,3 +230,10 @@ def start_client(
             stderr=log,
             start_new_session=True,
         )
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The rounds so far, of a run that may be going on."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == "round"]

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from helpers import ROOT
 from live import attempts
-from test_rehearsal import SCENARIO
+from scenarios import SCENARIO
 
 MEASURING = "simulations.rehearsal.own_"
 

@@ -6,46 +6,11 @@ from pathlib import Path
 
 import click
 import pytest
-from documented import PAGES, PYTHON_RUN, Command, command_lines, commands, samara_words
+from documented import PAGES, PYTHON_RUN, Command, command_lines, commands, mistake, samara_words
 from helpers import ROOT
-
-from client.tuning.settings import TuneSettings
-from shared.config import RunConfig
 
 sys.path.insert(0, str(ROOT / "docs"))
 from command_pages import command_line, commands_page, leaves
-
-HISTORY = "docs/decisions/0015-rooms.md"
-PLACEHOLDER = re.compile(r"'[A-Z]+'")
-NO_COMMANDS = {
-    "docs/reference/phones.md": ("1", "answer"),
-    "docs/reference/wire.md": ("report", "scenario"),  # what signatures begin with
-    "docs/reference/commands.md": ("COMMAND",),
-}
-SETTINGS = {**RunConfig().flat(), **TuneSettings().flat()}
-
-
-def mistake(command: Command) -> str:
-    """What is wrong with a command line; empty if nothing is."""
-    below, words = command_line(), list(command.words)
-    while isinstance(below, click.Group) and words and words[0] in below.commands:
-        below = below.commands[words.pop(0)]
-    if isinstance(below, click.Group) and words and not words[0].startswith("-"):
-        known = words[0] in NO_COMMANDS.get(command.page, ()) or command.page == HISTORY
-        return "" if known else f"{words[0]}: no such command"
-    try:
-        context = below.make_context(below.name or "samara", words)
-    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
-        return "an argument is missing" if command.whole else ""
-    except click.exceptions.Exit:
-        return ""  # --help and --version
-    except click.UsageError as error:
-        open_end = not command.whole and "requires an argument" in error.message
-        placeholder = PLACEHOLDER.search(error.message)
-        return "" if placeholder or open_end else error.message
-    given = context.params.get("settings") or ()
-    unknown = [pair for pair in given if "=" in pair and pair.split("=")[0] not in SETTINGS]
-    return f"--set {', '.join(unknown)}: no such setting" if unknown else ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -1,12 +1,11 @@
 """What the documents name exists: tests, benchmarks and files."""
 
-import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from documented import all_tests, names_in
 from helpers import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -15,18 +14,6 @@ HISTORY = {"CHANGELOG.md", "0015-rooms.md"}
 TEST = re.compile(r"(?:(tests/[\w/]+\.py)::)?\b(test_\w+)(?!\w*\.py)\b")
 FILE = re.compile(r"(?<![\w/.])((?:tests|server|client|shared|devices|simulations)/[\w/]+\.py)\b")
 MODULE = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
-
-
-@cache
-def names_in(file: Path) -> frozenset[str]:
-    """Names of the test functions of a file."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return frozenset(node.name for node in functions if node.name.startswith("test_"))
-
-
-def all_tests() -> set[str]:
-    return {name for file in (ROOT / "tests").rglob("test_*.py") for name in names_in(file)}
 
 
 def missing(text: str) -> Iterator[str]:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 import pytest
-from documented import Command, command_lines, samara_words
+from documented import Command, all_tests, command_lines, mistake, names_in, samara_words
 from helpers import ROOT
-from test_documented_commands import mistake
-from test_documents import all_tests, names_in
 from typer.testing import CliRunner
 
 from client.tuning import run

@@ -4,32 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
-from samara.command import main
 from shared.config import RunConfig
 from shared.result import read_result
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `samara` with arguments: exit status, standard output, standard error."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
-        capsys.readouterr()  # what other fixtures printed, such as a progress bar of a saved model
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(main())
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return command
 
 
 def assignments(settings: dict[str, Any]) -> list[str]:

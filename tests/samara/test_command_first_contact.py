@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,12 @@ import pytest
 
 import simulations.simulate
 from client.tuning import run as tuning
-from samara.command import main
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError, ModelError
 from shared.result import RunResult, read_result
 from simulations.simulate import simulate
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `samara` with arguments: exit status, standard output, standard error."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(main())
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return command
 
 
 def words(text: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Run
 from federations import config_of
-from test_command import Run, run
 
 from client.training.model_runtime import load_run
 from shared.errors import DataError, LedgerError, SamaraError
@@ -18,8 +18,6 @@ from simulations.adapter import FinishedRun, diff, export_ledger
 from simulations.client_curves import write_curves
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
-
-__all__ = ["run"]
 
 ROUNDS, STEPS, QUERIES = 3, 2, 2
 

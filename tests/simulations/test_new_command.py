@@ -10,27 +10,11 @@ from pathlib import Path
 import pytest
 from rich.prompt import Prompt
 
-import samara
 from shared.result import RunResult
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `samara` with arguments: exit status, standard output, standard error."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(samara.main())
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return command
 
 
 def test_a_project_of_users_is_written_and_runs(

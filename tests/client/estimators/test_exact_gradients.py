@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Settings, config_of, ledger_of
+from federations import Settings, config_of, ledger_of, state_of
 from helpers import instruction_with
 from numpy.typing import NDArray
 
@@ -31,12 +31,6 @@ def instruction_of(runtime: ModelRuntime, state: NDArray[np.int64], **changes: A
     return instruction_with(
         layout_hash=layout_hash, start_digest=digest(layout_hash, state), steps=1, **changes
     )
-
-
-def state_of(runtime: ModelRuntime) -> NDArray[np.int64]:
-    """A state somewhere in the space, where no gradient vanishes."""
-    values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
-    return (values * 2.0**51).astype(np.int64)
 
 
 def gradients_of(

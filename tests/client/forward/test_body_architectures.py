@@ -1,14 +1,12 @@
 """The hooks hold for model families that name and call their parts differently."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from conftest import save_tokenizer
+from tiny_models import ARCHITECTURES, save_tokenizer
 
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
@@ -20,66 +18,6 @@ from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
 from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-ARCHITECTURES: dict[str, tuple[str, Callable[[int], Any], set[str]]] = {
-    "GPT-2": (
-        "causal",
-        lambda v: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=3, n_head=4, n_positions=64)
-        ),
-        {"c_attn"},
-    ),
-    "GPT-NeoX": (
-        "causal",
-        lambda v: transformers.GPTNeoXForCausalLM(
-            transformers.GPTNeoXConfig(vocab_size=v, **SIZES)
-        ),
-        {"query_key_value"},
-    ),
-    "OPT": (
-        "causal",
-        lambda v: transformers.OPTForCausalLM(
-            transformers.OPTConfig(
-                vocab_size=v,
-                hidden_size=32,
-                ffn_dim=48,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                max_position_embeddings=64,
-                word_embed_proj_dim=32,
-            )
-        ),
-        {"q_proj", "v_proj"},
-    ),
-    "RoBERTa": (
-        "masked",
-        lambda v: transformers.RobertaForMaskedLM(
-            transformers.RobertaConfig(vocab_size=v, pad_token_id=0, **SIZES)
-        ),
-        {"query", "value"},
-    ),
-    "DistilBERT": (
-        "masked",
-        lambda v: transformers.DistilBertForMaskedLM(
-            transformers.DistilBertConfig(
-                vocab_size=v,
-                dim=32,
-                hidden_dim=48,
-                n_layers=3,
-                n_heads=4,
-                max_position_embeddings=64,
-            )
-        ),
-        {"q_lin", "v_lin"},
-    ),
-}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -176,7 +176,7 @@ def test_a_step_in_place_goes_downhill(model_folder: ModelFolder) -> None:
 
 def test_activations_are_dropped_layer_by_layer(model_folder: ModelFolder, tmp_path: Path) -> None:
     import transformers
-    from conftest import save_tokenizer
+    from tiny_models import save_tokenizer
 
     peaks = {}
     for layers in (2, 8):

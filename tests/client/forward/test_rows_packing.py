@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import save_tokenizer
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from test_architectures import ARCHITECTURES
+from tiny_models import ARCHITECTURES, save_tokenizer
 
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward

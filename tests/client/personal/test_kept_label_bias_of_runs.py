@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exported import CLIENT, other_base, take_part
 from federations import Settings
-from test_client_export import CLIENT, take_part
-from test_model_in_use import other_base
 
 from client.personal.kept_label_bias import LABEL_BIAS_FILE
 from client.personal.private_rounds import personal_ledger

@@ -7,45 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Settings, config_of
+from exported import CLIENT, IDS, logits_of, run_export, take_part
+from federations import Settings
+from peft_logits import theirs
+from residents import device_settings, resident
 from safetensors.torch import load_file
-from test_architectures import ARCHITECTURES, save_tokenizer
-from test_peft import theirs
-from test_resident import Live, device_settings, resident
-from typer.testing import CliRunner
+from tiny_models import ARCHITECTURES, save_tokenizer
 
 from client.personal.model_folder import TrainedModel, write_new_folder
 from client.personal.readout_file import READOUT_FILE
 from client.protocol.client_model import ClientModel
-from client.protocol.trainer_service import serve_trainer
 from client.training.model_runtime import ModelRuntime
-from devices.live.commands import app as client_app
-from server.app import serve
 from shared.config import RunConfig
 from shared.errors import ModelError, SamaraError, TrainerError
 from shared.frames.instructions import Split
 from shared.ledger.verification import verify_ledger
-from shared.model.loading import load_base_model, load_structure
+from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.sections import AdapterSettings
 
 ModelFolder = Callable[[str], Path]
-IDS = torch.tensor([[7, 9, 11, 13, 15, 8]])
-CLIENT = 7
-
-
-def logits_of(folder: Path) -> torch.Tensor:
-    import transformers
-
-    loader = {
-        "causal": transformers.AutoModelForCausalLM,
-        "masked": transformers.AutoModelForMaskedLM,
-        "encoder": transformers.AutoModel,
-    }[load_structure(str(folder)).family]
-    model = loader.from_pretrained(folder, local_files_only=True).eval()
-    with torch.inference_mode():
-        output: torch.Tensor = model(input_ids=IDS)[0]
-    return output
 
 
 def our_logits(folder: Path, numbers: np.ndarray, settings: AdapterSettings) -> Any:
@@ -83,23 +64,6 @@ def test_a_merged_model_gives_the_same_logits(
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("h")
-
-
-def take_part(settings: Settings, home: Path, out: Path, **changes: Any) -> ModelRuntime:
-    """The runtime of a live client after a run, whose folder is left as that of a stopped one."""
-    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    few = {"cohort.available": 1, "evaluate.every": 0, "personal.rounds": 2, "out": str(out)}
-    config = config_of(settings | theirs | few, **changes)
-    mine, socket = resident(settings, CLIENT, home), home / "a.sock"
-    with serve_trainer(lambda: mine, socket):
-        serve(config, Live([socket], config))
-    device_settings(settings, CLIENT, home).write()
-    return mine.runtime
-
-
-def run_export(home: Path, out: Path, *options: str) -> Any:
-    arguments = ["export", "--home", str(home), "--out", str(out), *options]
-    return CliRunner().invoke(client_app, arguments)
 
 
 def test_the_personal_model_of_a_live_client_computes_the_same_elsewhere(

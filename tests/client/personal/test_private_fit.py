@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run
 from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import RUN_ID
 from numpy.typing import NDArray
-from test_command import Run, run
 
 from client.personal import private_fit
 from client.personal.methods import composition
@@ -31,8 +31,6 @@ from simulations.adapter import FinishedRun, export_ledger
 from simulations.comparison.comparison import compare_runs
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
-
-__all__ = ["run"]
 
 
 @pytest.fixture

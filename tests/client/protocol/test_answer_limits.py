@@ -2,17 +2,23 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, wrap_local_steps
-from helpers import RUN_ID, History, delta_of, history_of, instruction_with
-from test_resident import device_settings
+from asked_clients import (
+    ask,
+    evaluate_frame,
+    load,
+    made_up_run,
+    refusal_of,
+    server_config_for,
+    train_frame,
+)
+from federations import Settings, wrap_local_steps
+from helpers import History, instruction_with
 
 from client.protocol import protocol_client
 from client.protocol.answered_runs import ANSWERED_FILE
-from client.protocol.protocol_client import ProtocolClient
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.training.local_step_plan import smallest_batch
@@ -21,69 +27,19 @@ from shared.errors import RefusalCode, TrainerError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
-    EvaluateInstruction,
     Split,
     TrainInstruction,
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
-from shared.replay import digest, zero_state
 
 ROUNDS = 50
-
-
-def server_config_for(settings: Settings) -> RunConfig:
-    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    return config_of(settings | theirs, personal__rounds=1)
 
 
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
     return server_config_for(settings)
-
-
-def load(settings: Settings, folder: Path, **limits: Any) -> ResidentTrainer:
-    """A live client with its own settings, as `samara client up` has them."""
-    own = device_settings(settings, 7, folder).device_settings
-    own |= {f"data.{name.replace('_', '-')}": value for name, value in limits.items()}
-    trainer = ResidentTrainer.load(RunConfig.of(own, "test"), 7, folder)
-    trainer.client_under(server_config_for(settings))  # with the run's layout
-    return trainer
-
-
-def train_frame(trainer: ResidentTrainer, **changes: Any) -> bytes:
-    layout = trainer.runtime.layout
-    start = digest(layout.hash, zero_state(layout.size))
-    instruction = instruction_with(
-        **{"layout_hash": layout.hash, "start_digest": start, "steps": 1} | changes
-    )
-    return instruction.encode()
-
-
-def evaluate_frame(trainer: ResidentTrainer, history: History, round_: int, split: Split) -> bytes:
-    layout = trainer.runtime.layout
-    return EvaluateInstruction(
-        RUN_ID, round_, 0, split, layout.hash, history.digests[round_]
-    ).encode()
-
-
-def made_up_run(trainer: ResidentTrainer, rounds: int) -> History:
-    """The ledger of a run that never was: its states are of the server's choice."""
-    return history_of([delta_of(number) for number in range(1, rounds + 1)], trainer.runtime.layout)
-
-
-def ask(
-    client: ProtocolClient, frame: bytes, history: History, round_: int, personal: bool = False
-) -> bytes:
-    """Catch up to a round and evaluate, as a ClientApp does with a server's message."""
-    catch_up = CatchUp(tail=history.tail(0, round_))
-    return client.catch_up(frame, catch_up) or client.evaluate(frame, personal)
-
-
-def refusal_of(frame: bytes) -> tuple[int, tuple[int, int]]:
-    refusal = Refusal.decode(frame)
-    return refusal.code, refusal.numbers
 
 
 def test_nobody_is_told_the_loss_of_training_examples(

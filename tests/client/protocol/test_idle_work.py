@@ -3,16 +3,24 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from federations import Settings, config_of
+from federations import Live, Settings, config_of
 from live import attempts
-from test_resident import CLIENTS, Live, device_settings, process, resident
+from residents import (
+    CLIENTS,
+    Unhurried,
+    device_settings,
+    is_idle,
+    process,
+    resident,
+    rounds_of,
+    under,
+)
 
 from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
 from client.protocol import trainer_service
@@ -36,52 +44,10 @@ from simulations.simulate import simulate
 
 
 @pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
-
-
-@pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 4, "personal.rounds": 2, "personal.learning-rate": 0.1, "evaluate.every": 0}
     return config_of(settings | theirs | own, cohort__available=1)
-
-
-def under(home: Path) -> Path:
-    """The folder of a client's private files in its only run."""
-    (folder,) = home.glob("runs/*/clients/*")
-    return folder
-
-
-def rounds_of(folder: Path) -> list[tuple[bytes, bytes]]:
-    """The private rounds of a client, and the digest of the state after each; not the run id."""
-    records = list(read_ledger(folder / "personal.ledger"))
-    assert records
-    return [(record.delta.encode(), record.end_digest) for record in records]
-
-
-def is_idle(home: Path) -> bool:
-    """Return whether a client has no private rounds to take."""
-    return not list(home.glob("runs/*/clients/*/personalization")) + list(
-        home.glob("runs/*/clients/*/personalization.next")
-    )
-
-
-class Unhurried(Live):
-    """Delivers messages as long as no client has private rounds to take."""
-
-    def __init__(
-        self, sockets: Sequence[Path], config: RunConfig, is_ready: Callable[[], bool]
-    ) -> None:
-        super().__init__(sockets, config)
-        self._is_ready = is_ready
-
-    def push_messages(self, messages: Any) -> Any:
-        for _ in attempts("the private rounds"):
-            if self._is_ready():
-                return super().push_messages(messages)
-        raise AssertionError
 
 
 @pytest.mark.parametrize(

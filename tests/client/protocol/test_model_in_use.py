@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from exported import CLIENT, logits_of, other_base, run_export, take_part
 from federations import Settings
 from helpers import layout_of
-from test_client_export import CLIENT, logits_of, run_export, take_part
-from test_resident import device_settings, resident
+from residents import device_settings, resident
 from typer.testing import CliRunner
 
 from client.protocol.joined_runs import JoinedRuns, run_folders
@@ -87,17 +87,6 @@ def test_a_newer_run_takes_over_when_it_is_better(tmp_path: Path) -> None:
     assert find_run_in_use(tmp_path).name == old
     (tmp_path / "runs" / old / "session").unlink()
     assert find_run_in_use(tmp_path).name == new
-
-
-def other_base(folder: Path, like: Path) -> Path:
-    """Another base model with the same tokenizer."""
-    import transformers
-
-    torch.manual_seed(1)
-    config = transformers.AutoConfig.from_pretrained(like, local_files_only=True)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(like, local_files_only=True).save_pretrained(folder)
-    return folder
 
 
 def test_the_personal_model_of_the_old_base_serves_until_the_new_one_is_better(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import Settings, config_of, ledger_of
+from federations import Live, Settings, config_of, ledger_of
 from helpers import instruction_with
-from test_resident import Live, resident
+from residents import resident
 
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.session import Session
@@ -25,11 +25,6 @@ from shared.wire import Kind, kind_of
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client.protocol.pauses._SECONDS_BETWEEN", 0.001)
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("p")
 
 
 @pytest.fixture

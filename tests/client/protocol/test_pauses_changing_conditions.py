@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from federations import Settings, config_of, ledger_of
 from flwr.app import Message
-from test_idle_private_rounds import Unhurried, is_idle, rounds_of, under
-from test_resident import resident
+from residents import Unhurried, is_idle, resident, rounds_of, under
 
 from client.forward.turns import Turns
 from client.protocol.pauses import Pauses

@@ -21,21 +21,16 @@ from federations import (
 )
 from flwr.app import Message
 from helpers import ROOT
-from test_resident import CLIENTS, resident, serve_trainer
-from test_scalar_limit import first_instruction
+from private_reports import MODES, STEPS, asked_of, die_at, frame_of, local_config, private
+from residents import CLIENTS, resident
 
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
 from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session_store import SessionFolder
+from client.protocol.trainer_service import serve_trainer
 from server.app import serve
 from server.rounds.releases import RELEASES_FILE, read_releases
 from server.store import replay_run
-from shared.config import RunConfig
 from shared.errors import RefusalCode
-from shared.frames.instructions import SeedPolicy, TrainInstruction
 from shared.frames.refusal import Refusal
 from shared.frames.vector_report import NoisedVectorReport, VectorReport
 from shared.ledger.reading import read_ledger
@@ -45,28 +40,6 @@ from shared.result import RunResult, read_result
 from shared.terms_description import describe_terms
 from shared.wire import Kind, kind_of
 from simulations.simulate import simulate
-
-PRIVATE = {
-    "privacy__clip": 2.0,
-    "privacy__noise_multiplier": 4.0,
-    "seed_policy": "shared",
-    "aggregation__rule": "mean",
-    "method": "global",
-    "cohort__minimum": 3,
-}
-MODES: dict[str, dict[str, Any]] = {
-    "local": {"privacy__mode": "local"},
-    "distributed": {"privacy__mode": "distributed", "privacy__honest_share": 0.7},
-}
-"""With 0.7 of three clients, the noise of two is enough."""
-
-
-def private(settings: Settings, mode: str, **changes: Any) -> RunConfig:
-    return config_of(settings, **(PRIVATE | MODES[mode] | changes))
-
-
-def frame_of(reply: Message) -> bytes:
-    return bytes(reply.content.config_records["samara"]["frame"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -197,17 +170,6 @@ def test_live_clients_add_the_noise(
         assert [(charge.round, charge.mode) for charge in charges] == [(1, mode), (2, mode)]
 
 
-def local_config(settings: Settings) -> RunConfig:
-    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    return private(settings | theirs, "local", cohort__minimum=1)
-
-
-def asked_of(trainer: ResidentTrainer, config: RunConfig, **changes: Any) -> TrainInstruction:
-    """The first instruction of a run, for the layout that its settings lead to."""
-    trainer.client_under(config)
-    return first_instruction(trainer, seed_policy=SeedPolicy.SHARED, **changes)
-
-
 def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -232,31 +194,7 @@ def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
     assert len(ChargeLog(tmp_path).read()) == 2
 
 
-STEPS: dict[str, tuple[type, str]] = {
-    "scalars": (ScalarCounts, "write"),
-    "round": (AnsweredRuns, "write"),
-    "charge": (ChargeLog, "add"),
-    "session": (SessionFolder, "write_session"),
-    "log": (AnswerLog, "add"),
-}
-"""What is written of an answer, in this order."""
 MOMENTS = [f"{when} {step}" for step in STEPS for when in ("before", "after")]
-
-
-def die_at(moment: str, die: Callable[[], None], patch: Callable[..., None] = setattr) -> None:
-    """Have a process end before or after a step of its answer."""
-    when, step = moment.split()
-    kind, name = STEPS[step]
-    plain = getattr(kind, name)
-
-    def dies(*arguments: Any) -> Any:
-        if when == "before":
-            die()
-        result = plain(*arguments)
-        die()
-        return result
-
-    patch(kind, name, dies)
 
 
 def check_after(folder: Path, moment: str, again: Callable[[], bytes]) -> None:
@@ -293,7 +231,8 @@ def test_wherever_a_client_stops_there_is_one_report_and_one_charge(
 CLIENT_THAT_IS_KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from test_local_privacy import asked_of, die_at, local_config, resident
+from private_reports import asked_of, die_at, local_config
+from residents import resident
 
 settings, folder, moment = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 trainer, config = resident(settings, 7, folder), local_config(settings)
@@ -322,8 +261,7 @@ def test_kill_9_makes_no_second_noise(settings: Settings, tmp_path: Path, moment
                 *(sys.executable, "-c", CLIENT_THAT_IS_KILLED),
                 *(json.dumps(settings), str(home), moment),
             ],
-            env=os.environ
-            | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/integration'}"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
             capture_output=True,
             text=True,
             check=False,

@@ -36,12 +36,6 @@ TEXTS = ["the film was good .", "the meal was cold !", "a rude day"]
 
 
 @pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("q")
-
-
-@pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0, personal__rounds=2)

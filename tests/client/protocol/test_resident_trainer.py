@@ -3,12 +3,7 @@
 import json
 import logging
 import os
-import signal
 import stat
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +11,7 @@ import pytest
 from federations import Live, Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
 from helpers import instruction_with, layout_of
-from live import QUIET
+from residents import CLIENTS, device_settings, process, resident
 
 from client.app import TRAINER_VARIABLE
 from client.app import app as client_app
@@ -32,7 +27,6 @@ from client.protocol.session_store import (
 )
 from client.protocol.trainer_service import serve_trainer
 from client.protocol.trainer_socket import address_of
-from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from server.transport.messages import make_message
 from shared.config import RunConfig
@@ -47,15 +41,6 @@ from shared.result import read_result
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
-CLIENTS = (7, 4_000_000_000)
-START_SECONDS = 300.0
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
-
 
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
@@ -64,57 +49,8 @@ def server_config(settings: Settings) -> RunConfig:
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0)
 
 
-def device_settings(settings: Settings, device: int, folder: Path) -> ClientSettings:
-    device_settings = resolve_device_settings(
-        settings["model.path"], settings["data.path"], settings["task"], "cpu", ["threads=1"]
-    )
-    return ClientSettings(
-        name="a",
-        folder=folder,
-        superlink="127.0.0.1:1",
-        client_index=device,
-        device_settings=device_settings,
-        insecure=True,
-    )
-
-
-def resident(settings: Settings, device: int, folder: Path) -> ResidentTrainer:
-    return ResidentTrainer.load(device_settings(settings, device, folder).config, device, folder)
-
-
 def sessions_of(folder: Path) -> list[Session]:
     return [decode_session(file.read_bytes()) for file in folder.glob("runs/*/session")]
-
-
-@contextmanager
-def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
-    """A trainer process; the value messages it the hard way and starts another."""
-    settings.folder.mkdir(exist_ok=True)
-    settings.write()
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        command = [sys.executable, "-P", "-m", "devices.live.trainer_process"]
-        running.append(
-            subprocess.Popen(
-                [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}
-            )
-        )
-        with RemoteTrainer(str(settings.socket), {}, START_SECONDS):
-            pass
-
-    def kill() -> None:
-        os.kill(running[-1].pid, signal.SIGKILL)
-        running[-1].wait()
-        start()
-
-    start()
-    try:
-        yield kill
-    finally:
-        running[-1].terminate()
-        assert running[-1].wait(START_SECONDS) == 0
-        assert not settings.socket.exists()
 
 
 def test_a_run_over_sockets_ends_where_the_devices_stand(

@@ -2,18 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from federations import Settings, config_of, wrap_local_steps
-from helpers import instruction_with
-from test_resident import CLIENTS, Live, device_settings, resident
+from federations import Live, Settings, config_of, wrap_local_steps
+from private_reports import first_instruction
+from residents import CLIENTS, device_settings, resident
 from typer.testing import CliRunner
 
 from client.protocol.pass_counts import PASSES_FILE, PassCounts
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.protocol.trainer_service import serve_trainer
 from client.training.client_data import ClientData
@@ -22,10 +20,9 @@ from devices.live.commands import app as client_app
 from server.app import serve
 from shared.config import RunConfig
 from shared.errors import RefusalCode, TrainerError
-from shared.frames.instructions import Split, TrainInstruction
+from shared.frames.instructions import Split
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
-from shared.ledger.records import LedgerHeader
 from shared.result import RunResult
 from simulations.simulate import simulate
 
@@ -40,24 +37,10 @@ def server_config(settings: Settings) -> RunConfig:
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0, cohort__patience=1)
 
 
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
-
-
 def limited(settings: Settings, client: int, folder: Path, limit: float) -> ResidentTrainer:
     """A client whose owner set a limit; loaded anew from its folder."""
     config = config_of(settings, data__scalar_limit=limit, data__clients=1)
     return ResidentTrainer.load(config, client, folder)
-
-
-def first_instruction(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:
-    layout, run = trainer.runtime.layout, changes.pop("run_id", bytes(8))
-    start = Session.begin(LedgerHeader(0, run, layout.hash), layout)
-    return instruction_with(
-        run_id=run, layout_hash=layout.hash, start_digest=start.digest, **changes
-    )
 
 
 def sent_by(folder: Path, data: ClientData) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, wrap_local_steps
+from federations import Live, Settings, config_of, wrap_local_steps
 from flwr.app import MessageType
+from residents import CLIENTS, device_settings, resident
 from scenarios import give, operator_key
-from test_resident import CLIENTS, Live, device_settings, resident
 
 from client.app import TRAINER
 from client.app import app as client_app
@@ -49,12 +49,6 @@ CLIENT = CLIENTS[0]
 @pytest.fixture
 def key(tmp_path: Path) -> SigningKey:
     return operator_key(tmp_path)
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
 
 
 @pytest.fixture

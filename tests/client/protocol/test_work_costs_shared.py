@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federations import Live, Settings, config_of, ledger_of
 from flwr.app import Message
-from test_resident import CLIENTS, resident
+from residents import CLIENTS, resident
 from typer.testing import CliRunner
 
 from client.protocol.trainer_service import serve_trainer
@@ -22,12 +22,6 @@ from shared.result import RunResult
 from shared.wire import COST, RECORD
 
 SHARING, SILENT = CLIENTS
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_spaces import BUILD, LABELS, SEEDS, Rig
+from rigs import BUILD, LABELS, SEEDS, Rig
 from torch import Tensor
 from tuning import small, tuned, tuning_of
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from test_descent import ToySpace
-from test_trajectory import MODEL, header_of
+from trajectories import MODEL, ToySpace, header_of
 
 from client.estimators.mezo import mezo_estimator
 from client.estimators.prge import run_estimator

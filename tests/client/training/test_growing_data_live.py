@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of
+from federations import Live, Settings, config_of
 from helpers import instruction_with
-from test_resident import Live, device_settings
+from residents import device_settings
 from typer.testing import CliRunner
 
 from client.protocol.resident_trainer import ResidentTrainer
@@ -36,12 +36,6 @@ from shared.tasks.catalog import load_task
 from simulations.simulate import simulate
 
 FIRST = 40
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
 
 
 @pytest.fixture

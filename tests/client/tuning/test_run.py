@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from tuning import Settings, lasting, setup_of, small, tuned, tuning_of
+from tuning import Settings, lasting, setup_of, small, stopping_after, tuned, tuning_of
 
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
@@ -41,14 +41,6 @@ TRAINED = [
 @pytest.fixture
 def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
     return small(model_folder("causal"), data_file, tmp_path / "run")
-
-
-def stopping_after(steps: int) -> Callable[[int, int], None]:
-    def on_step(done: int, whole: int) -> None:
-        if done == steps:
-            raise KeyboardInterrupt
-
-    return on_step
 
 
 @pytest.mark.parametrize(("method", "space"), TRAINED)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_tune import setup_of, stopping_after
-from tuning import Settings, small, tuned, tuning_of
+from tuning import Settings, setup_of, small, stopping_after, tuned, tuning_of
 
 from client.forward.readout import RepresentationScorer
 from client.tuning.baselines.first_order import FirstOrder

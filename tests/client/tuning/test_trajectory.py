@@ -11,29 +11,17 @@ import pytest
 from helpers import no_room, no_sync
 from hypothesis import given
 from hypothesis import strategies as st
-from test_descent import ToySpace, steps_of
+from trajectories import MODEL, ToySpace, header_of, steps_of
 
 from client.tuning import trajectory_format
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
-from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from client.tuning.trajectory import TrajectoryWriter, read_trajectory
 from client.tuning.trajectory_format import TrajectoryHeader
 from shared.directions import query_seeds
 from shared.errors import TrainingError, TrajectoryError
 
 SIZE = 40
-MODEL = bytes(range(32))
 GRADIENTS = [step.gradients for step in steps_of(6, most=3)]
-SGD_UPDATE = SGD()
-
-
-def header_of(space: ToySpace, update: UpdateRule = SGD_UPDATE, **changes: Any) -> TrajectoryHeader:
-    fields: dict[str, Any] = {
-        "model_id": MODEL,
-        "root": 2**64 - 1,
-        "epsilon": 0.01,
-        "settings_hash": bytes(32),
-    }
-    return make_header(space, update, **(fields | changes))
 
 
 def open_writer(path: Path, portable: bool = True, **changes: Any) -> closing[TrajectoryWriter]:

@@ -11,11 +11,12 @@ import pytest
 from federations import Settings, config_of
 from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
-from test_resident import device_settings, serve_trainer
+from residents import device_settings
 
 from client.app import TRAINER
 from client.app import app as client_app
 from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_service import serve_trainer
 from devices.live.board import Board
 from devices.live.gateway_stream import attach
 from devices.phone import relay

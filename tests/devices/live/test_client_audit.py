@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Settings
-from test_answer_limits import (
+from asked_clients import (
     ask,
     evaluate_frame,
     load,
@@ -15,6 +14,7 @@ from test_answer_limits import (
     server_config_for,
     train_frame,
 )
+from federations import Settings
 from typer.testing import CliRunner
 
 from client.protocol.answer_log import ANSWERS_FILE, read_answers

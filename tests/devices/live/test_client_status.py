@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from federations import Settings, config_of
 from live import QUIET
+from residents import Unhurried, device_settings, is_idle, resident
 from rich.console import Console
-from test_idle_private_rounds import Unhurried, is_idle
-from test_resident import device_settings, resident
 from typer.testing import CliRunner
 
 from client.protocol.trainer_service import serve_trainer
@@ -26,12 +25,6 @@ from devices.live.pause_log import PauseLog
 from devices.live.status_display import SHARES_ENERGY, render_status
 from server.app import serve
 from shared.result import read_result
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
 
 
 def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from federations import Settings
-from test_resident import device_settings
+from residents import device_settings
 from typer.testing import CliRunner
 
 from devices.live.client_folder import MESSAGES_FILE

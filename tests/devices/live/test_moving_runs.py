@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Settings, config_of, ledger_of
+from federations import Live, Settings, config_of, ledger_of
 from helpers import tree_of
-from test_resident import Live, device_settings
+from residents import device_settings
 
 from client.app import TRAINER
 from client.protocol.answer_log import read_answers

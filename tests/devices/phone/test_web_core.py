@@ -1,20 +1,19 @@
 """The phone page's integer core is held to the golden files and to random cases of Python's."""
 
 import hashlib
-import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from page_frames import GOLDEN, check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
 from shared.directions import Distribution, directions
-from shared.errors import FrameError, ReplayError
+from shared.errors import ReplayError
 from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
@@ -32,9 +31,8 @@ from shared.round_delta import (
     PoolSeeds,
     RoundDelta,
 )
-from shared.wire import Kind, pack
+from shared.wire import Kind
 
-GOLDEN = ROOT / "tests" / "golden"
 FRAMES, REPLAYS = 6000, 4000
 DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher")
 
@@ -56,10 +54,6 @@ def test_chromium_has_the_golden_replay_and_ledger(tmp_path: Path) -> None:
     run = chromium_runner(tmp_path)
     test_replay_of_the_golden_file(run)
     test_the_golden_ledger_is_followed_by_its_tail_and_from_its_snapshot(run)
-
-
-def golden(name: str) -> Any:
-    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
 
 
 def hexadecimal(seeds: np.ndarray[Any, Any]) -> list[str]:
@@ -257,47 +251,6 @@ FRAMES_OF: tuple[Callable[[np.random.Generator], Any], ...] = (
     lambda random: BlobReceipt(random.bytes(8), 4, random.bytes(32), int(random.integers(2**28))),
     lambda random: RoundCost(random.bytes(8), 4, 100.0, float(random.integers(100)), 3.5),
 )
-
-
-def damaged(frame: bytes, random: np.random.Generator) -> bytes:
-    """A frame with other bytes, or more or fewer, and mostly with a checksum that is right."""
-    body = bytearray(frame[8:])
-    way = random.random()
-    if way < 0.2:
-        del body[int(random.integers(len(body))) :]
-    elif way < 0.3:
-        body += random.bytes(3)
-    else:
-        at = int(random.integers(len(body)))
-        body[at] = int(random.choice([0, 255, random.integers(256)]))
-    made = bytearray(pack(Kind(frame[3]), bytes(body)))
-    if random.random() < 0.1:
-        made[int(random.integers(8))] ^= 1
-    return bytes(made)
-
-
-def random_frames(
-    random: np.random.Generator, makers: Sequence[Callable[..., Any]], count: int
-) -> Iterator[tuple[type[Any], bytes]]:
-    for number in range(count):
-        frame = makers[number % len(makers)](random)
-        encoded = frame.encode()
-        yield type(frame), encoded if number % 3 == 0 else damaged(encoded, random)
-
-
-def check_frames(run_core: RunCore, frames: list[tuple[type[Any], bytes]]) -> None:
-    """Check that frames, some of them damaged, are read and written or refused as by Python."""
-    results = run_core([["frame", encoded.hex()] for _, encoded in frames])
-    refused = 0
-    for (kind, encoded), result in zip(frames, results, strict=True):
-        try:
-            again = kind.decode(encoded).encode()
-        except FrameError:
-            refused += 1
-            assert result == "FrameError"
-        else:
-            assert result["frame"] == again.hex()
-    assert len(frames) / 10 < refused < len(frames) / 2  # both happen often
 
 
 def test_random_frames_are_read_refused_and_written_as_by_python(run_core: RunCore) -> None:

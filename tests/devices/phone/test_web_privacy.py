@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_page_core import check_frames, golden, random_frames
+from page_frames import check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
 from shared.frames.bucket_keys import BucketKeyList

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run
 from federations import Settings, config_of, grid_of
 from flwr.app import Message, MessageType
-from test_command import Run, run
 
 from client.app import app as client_app
 from server.app import serve
@@ -27,8 +27,6 @@ from shared.result import RunResult, read_result
 from simulations.adapter import FinishedRun
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
-
-__all__ = ["run"]
 
 
 def _swapped(data_file: Path, folder: Path) -> Path:

@@ -1,43 +1,26 @@
 """A private run whose process gets kill -9 between any two frames, or on either side of a write."""
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from federations import Settings
-from flwr.app import Message, MessageType
-from test_local_privacy import ROOT, private
+from helpers import ROOT
+from killed_runs import CLIENTS, ROUNDS, STEPS, private_run
 
 from client.protocol.privacy_budget import Charge, ChargeLog
-from server.rounds.masking_exchange import MASKING_MESSAGE
-from server.rounds.releases import RELEASES_FILE, ReleaseLog, read_releases
+from server.rounds.releases import RELEASES_FILE, read_releases
 from shared.config import RunConfig
 from shared.frames.vector_report import NoisedVectorReport
-from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult
-from shared.step_record import RecordedStepSize
-from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
-CLIENTS, ROUNDS = 2, 3
-OF_ROUNDS = MessageType.TRAIN, MASKING_MESSAGE
-Steps = dict[str, tuple[type, str, int]]
-STEPS: Steps = {
-    "frame": (InProcessGrid, "_deliver", CLIENTS),
-    "charge": (ChargeLog, "add", CLIENTS),
-    "release": (ReleaseLog, "add", 1),
-    "size": (RecordedStepSize, "record", 1),
-    "ledger": (Ledger, "append", 1),
-}
-"""What delivers an instruction and its report, what writes, and how often in a round."""
 MOMENTS = [
     f"{when} {step} {number}"
     for step, (_, _, calls) in STEPS.items()
@@ -48,37 +31,12 @@ MOMENTS = [
 CONTINUES = ("before charge 4", "after release 2")
 RUN = """
 import json, sys
-from test_killed_private_runs import die_at, private_run, simulate
+from killed_runs import die_at, private_run
+from simulations.simulate import simulate
 if sys.argv[2]:
     die_at(sys.argv[2])
 simulate(private_run(json.loads(sys.argv[1])))
 """
-
-
-def private_run(settings: Settings) -> RunConfig:
-    """A run whose clients add the noise, and keep what they have sent and spent."""
-    own: dict[str, Any] = {"data__clients": CLIENTS, "cohort__minimum": CLIENTS, "rounds": ROUNDS}
-    return private(settings, "distributed", **own, data__epsilon_limit=1e6)
-
-
-def die_at(moment: str, steps: Steps = STEPS) -> None:
-    """Have this process get kill -9 before or after a call of a step, of frames those of rounds."""
-    when, step, number = moment.split()
-    kind, name, _ = steps[step]
-    plain, calls = getattr(kind, name), itertools.count(1)
-
-    def dies(*arguments: Any, **options: Any) -> Any:
-        _, first, *_ = arguments
-        is_other = isinstance(first, Message) and first.metadata.message_type not in OF_ROUNDS
-        is_it = not is_other and next(calls) == int(number)
-        if is_it and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = plain(*arguments, **options)
-        if is_it:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(kind, name, dies)
 
 
 def charges_of(config: RunConfig) -> list[list[Charge]]:
@@ -97,7 +55,7 @@ def test_a_killed_run_has_each_report_noise_and_charge_once(
     settings: Settings, moment: str
 ) -> None:
     config = private_run(settings)
-    path = f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/integration'}"
+    path = f"{ROOT}:{ROOT / 'tests'}"
     killed = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(settings), moment],
         env=os.environ | {"PYTHONPATH": path},

@@ -9,22 +9,22 @@ from federations import (
     Live,
     Settings,
     Tampering,
-    config_of,
     grid_of,
     serve_until_killed,
     serve_until_recording,
 )
 from flwr.app import Message
 from known_noise import add_known_noise
-from test_local_privacy import frame_of
-from test_resident import device_settings, serve_trainer
+from masked_runs import masked, private
+from private_reports import frame_of
+from residents import device_settings
 
 from benchmarks.privacy.masking import Device
 from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_service import serve_trainer
 from server.app import serve
 from server.rounds import private_aggregator, secure_aggregation
 from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.config import RunConfig
 from shared.errors import ConfigError, TrainingError
 from shared.frames import bucket_keys
 from shared.frames.refusal import Refusal
@@ -34,26 +34,6 @@ from shared.secure_aggregation.buckets import draw_buckets
 from shared.terms_description import describe_terms
 from shared.wire import Kind, kind_of
 from simulations.simulate import simulate
-
-PRIVATE = {
-    "privacy__clip": 2.0,
-    "privacy__noise_multiplier": 0.5,
-    "privacy__honest_share": 0.7,
-    "seed_policy": "shared",
-    "aggregation__rule": "mean",
-    "method": "global",
-    "cohort__minimum": 3,
-    "data__clients": 4,
-    "rounds": 2,
-}
-
-
-def private(settings: Settings, mode: str = "distributed", **changes: Any) -> RunConfig:
-    return config_of(settings, **(PRIVATE | {"privacy__mode": mode} | changes))
-
-
-def masked(settings: Settings, mode: str = "distributed", **changes: Any) -> RunConfig:
-    return private(settings, mode, privacy__secure_aggregation=True, **changes)
 
 
 @pytest.mark.parametrize("mode", ["central", "distributed"])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from federations import Live, Settings
 from flwr.app import Message
-from test_killed_private_runs import Steps, die_at
-from test_masked_federation import masked
-from test_resident import START_SECONDS, device_settings
+from killed_runs import Steps, die_at
+from masked_runs import masked
+from residents import START_SECONDS, device_settings
 
 from client.app import TRAINER
 from client.protocol import private_report

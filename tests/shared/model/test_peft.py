@@ -1,7 +1,6 @@
 """An exported adapter gives PEFT the logits that it gives here."""
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_architectures import ARCHITECTURES, save_tokenizer
-from test_federation import config_of
+from federations import config_of
+from peft_logits import IDS, theirs
+from tiny_models import ARCHITECTURES, save_tokenizer
 
 from client.personal.private_rounds import personal_ledger
 from server.store import read_layout, replay_run
@@ -26,10 +26,7 @@ from shared.sections import AdapterSettings
 from simulations.adapter import export
 from simulations.simulate import simulate
 
-peft = pytest.importorskip("peft", reason="needs peft")
-
 ModelFolder = Callable[[str], Path]
-IDS = torch.tensor([[7, 9, 11, 13, 15, 8]])
 
 
 def ours(folder: Path, numbers: np.ndarray, settings: AdapterSettings, **loading: Any) -> Any:
@@ -39,28 +36,6 @@ def ours(folder: Path, numbers: np.ndarray, settings: AdapterSettings, **loading
         plain = base.network(input_ids=IDS)[0]
         with adapter.using(Perturbations.from_arrays(adapter.layout, numbers)):
             return plain, base.network(input_ids=IDS)[0]
-
-
-def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
-    import transformers
-
-    loader = {
-        "causal": transformers.AutoModelForCausalLM,
-        "masked": transformers.AutoModelForMaskedLM,
-        "encoder": transformers.AutoModel,
-    }[load_structure(str(folder)).family]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        base = loader.from_pretrained(folder, local_files_only=True, **loading)
-        model = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
-        # Where the CPU knows bfloat16, bitsandbytes packs rows for it, and fails at rows shorter
-        # than one block of its scales.
-        for layer in model.modules():
-            if hasattr(layer, "support_avx512bf16_for_cpu"):
-                layer.support_avx512bf16_for_cpu = False
-        with torch.inference_mode():
-            output: torch.Tensor = model(input_ids=IDS)[0]
-    return output
 
 
 def exported(folder: Path, out: Path, settings: AdapterSettings) -> np.ndarray:

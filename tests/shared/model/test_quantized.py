@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file, save_file
-from test_architectures import ARCHITECTURES, save_tokenizer
+from tiny_models import ARCHITECTURES, save_tokenizer
 
 from client.forward.body import PerturbedBody
 from client.forward.trunk_cache import make_trunk_cache

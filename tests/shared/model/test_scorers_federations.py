@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from known_noise import add_known_noise
-from test_resident import CLIENTS, device_settings, resident
+from residents import CLIENTS, device_settings, resident
 
 from client.forward.body import PerturbedBody
 from client.protocol.trainer_service import serve_trainer

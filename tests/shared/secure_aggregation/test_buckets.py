@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_private_aggregator import ASKED, CLIP, aggregator, gradients, none_left, vectors
+from private_rounds import ASKED, CLIP, aggregator, gradients, none_left, vectors
 
 from benchmarks.privacy.masking import MaskedGrid, make_rounds
 from server.rounds import private_aggregator

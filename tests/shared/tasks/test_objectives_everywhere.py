@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from federations import Live, Settings, config_of
-from test_resident import CLIENTS
+from residents import CLIENTS
 
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer

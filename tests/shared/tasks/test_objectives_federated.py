@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, loaded
+from federations import Settings, config_of, loaded, state_of
 from helpers import instruction_with
 from numpy.typing import NDArray
-from test_exact_gradients import state_of
 
 from client.forward.resident import ResidentForward
 from client.training.local_steps import take_local_steps

@@ -17,7 +17,7 @@ from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
 from known_noise import add_known_noise
 from phones import exported, splits_of, use_torch_as_runtime
-from test_resident import device_settings, serve_trainer
+from residents import device_settings
 from typescript import node_process
 from web_phones import serve_page
 
@@ -27,6 +27,7 @@ from client.app import app as client_app
 from client.protocol import private_report
 from client.protocol.privacy_budget import Charge, ChargeLog
 from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_service import serve_trainer
 from client.training.model_runtime import load_run
 from devices.live import gateway_stream
 from devices.live.gateway_stream import attach
