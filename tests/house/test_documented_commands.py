@@ -1,16 +1,13 @@
 """The commands that documents show are commands of `samara`: names, options, values, settings."""
 
 import re
-import sys
 from pathlib import Path
 
 import click
 import pytest
+from command_pages import command_line, commands_page, leaves
 from documented import PAGES, PYTHON_RUN, Command, command_lines, commands, mistake, samara_words
 from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "docs"))
-from command_pages import command_line, commands_page, leaves
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

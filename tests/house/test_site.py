@@ -2,7 +2,6 @@
 
 import ast
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from documented import FENCED, PAGES, headings, links, without_comments
 from helpers import ROOT
 
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))
 from error_messages import (  # noqa: E402
     COLLECTED,
     FAMILIES,
