@@ -38,7 +38,7 @@ help:
 	@echo "devices/       hardware profiles and time model, live clients, Jetson, phones"
 	@echo "simulations/   scenarios, engines, fleets, comparison, reports"
 	@echo "benchmarks/    measurements, by question; run from a checkout"
-	@echo "tests/ docs/   tests by kind; documentation, decisions, glossary"
+	@echo "tests/ docs/   tests, in folders as the code's; documentation, decisions, glossary"
 
 install: $(VENV)/.installed
 

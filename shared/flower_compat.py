@@ -1,7 +1,7 @@
 """The parts of Flower that are not public, which no other file of Samara imports.
 
 Flower may change them in any release. Each has beside it the version that it was tested with, and
-`tests/unit/test_flower_compat.py` names those that an installed Flower lacks. A part is imported
+`tests/shared/test_flower_compat.py` names those that an installed Flower lacks. A part is imported
 when it is first asked for, so that a client's process loads no server parts of Flower.
 """
 

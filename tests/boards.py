@@ -15,7 +15,8 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from helpers import ROOT
+
 SCRIPT = ROOT / "devices" / "jetson" / "install.sh"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 JETPACK_6 = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64"

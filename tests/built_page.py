@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from benchmarks.node import find_node
 
-ROOT = Path(__file__).parents[1]
 WEB, PAGE = ROOT / "devices/phone/web", ROOT / "build/phone-page"
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Run
 from costs import (  # noqa: F401 - hooks
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -18,6 +20,9 @@ from costs import (  # noqa: F401 - hooks
 )
 from forked import ForkingPopen, usual_popen
 from hypothesis import settings as hypothesis_settings
+from tiny_models import BAD, GOOD, THINGS, save_model
+
+from samara.command import main
 
 hypothesis_settings.register_profile("samara", deadline=None)
 hypothesis_settings.load_profile("samara")
@@ -31,59 +36,16 @@ if not torch.cuda.is_available():
     # Triton reads it when it is first imported, which bitsandbytes does too.
     os.environ["TRITON_INTERPRET"] = "1"
 
-GOOD = ["good", "great", "fine", "kind", "warm"]
-BAD = ["bad", "terrible", "awful", "cold", "rude"]
-THINGS = ["film", "day", "meal", "walk"]
-WORDS = [*GOOD, *BAD, *THINGS, "it", "was", "the", "a", "very", "not", ".", "!"]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>"]
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first: whole runs, and files with slow tests."""
+    long = {item.path for item in items if "e2e" in item.path.parts or _is_slow(item)}
+    items.sort(key=lambda item: item.path not in long)
 
 
-def save_tokenizer(folder: Path, family: str) -> int:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(SPECIAL)
-    names: dict[str, Any] = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
-    if family == "causal":
-        names |= {"bos_token": "<s>"}
-    else:
-        names |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
-        )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    return len(vocabulary)
-
-
-def _save_model(folder: Path, family: str) -> Path:
-    import torch
-    import transformers
-
-    vocabulary = save_tokenizer(folder, family)
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": vocabulary,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.2,
-    }
-    network: Any
-    if family == "causal":
-        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    elif family == "masked":
-        network = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
-    else:
-        network = transformers.BertModel(transformers.BertConfig(**sizes))
-        (folder / "modules.json").write_text("[]")
-    network.save_pretrained(folder)
-    return folder
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -116,7 +78,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
     def folder_of(family: str) -> Path:
         if family not in folders:
-            folders[family] = _save_model(tmp_path_factory.mktemp(family), family)
+            folders[family] = save_model(tmp_path_factory.mktemp(family), family)
         return folders[family]
 
     return folder_of
@@ -226,3 +188,24 @@ def page_run(
     from page_runs import page_run_of
 
     return partial(page_run_of, settings, page_programs, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `samara` with arguments: exit status, standard output, standard error."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
+        capsys.readouterr()  # what other fixtures printed, such as a progress bar of a saved model
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(main())
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for the name of a socket."""
+    return tmp_path_factory.mktemp("s")

@@ -1,12 +1,20 @@
 """What documents say: commands in code blocks and in lines of text, links, and headings."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+import click
+from command_pages import command_line
+from helpers import ROOT
+
+from client.tuning.settings import TuneSettings
+from shared.config import RunConfig
+
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -20,7 +28,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 PYTHON_RUN = {
     "README.md": "tests/e2e/test_documented_runs.py",
     "docs/reference/python.md": "tests/e2e/test_documented_runs.py",
-    "docs/concepts/mezo.md": "tests/integration/test_documented_loop.py",
+    "docs/concepts/mezo.md": "tests/house/test_documented_loop.py",
     "docs/reference/phones.md": "tests/e2e/test_documented_phone.py",
 }
 """The pages whose Python is run as it is written, and by which test."""
@@ -134,3 +142,54 @@ def links(page: Path) -> Iterator[str]:
         target = match[1] or match[2]
         if not re.match(r"[a-z]+:", target):
             yield target
+
+
+HISTORY = "docs/decisions/0015-rooms.md"
+
+
+PLACEHOLDER = re.compile(r"'[A-Z]+'")
+
+
+NO_COMMANDS = {
+    "docs/reference/phones.md": ("1", "answer"),
+    "docs/reference/wire.md": ("report", "scenario"),  # what signatures begin with
+    "docs/reference/commands.md": ("COMMAND",),
+}
+
+
+SETTINGS = {**RunConfig().flat(), **TuneSettings().flat()}
+
+
+def mistake(command: Command) -> str:
+    """What is wrong with a command line; empty if nothing is."""
+    below, words = command_line(), list(command.words)
+    while isinstance(below, click.Group) and words and words[0] in below.commands:
+        below = below.commands[words.pop(0)]
+    if isinstance(below, click.Group) and words and not words[0].startswith("-"):
+        known = words[0] in NO_COMMANDS.get(command.page, ()) or command.page == HISTORY
+        return "" if known else f"{words[0]}: no such command"
+    try:
+        context = below.make_context(below.name or "samara", words)
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        return "an argument is missing" if command.whole else ""
+    except click.exceptions.Exit:
+        return ""  # --help and --version
+    except click.UsageError as error:
+        open_end = not command.whole and "requires an argument" in error.message
+        placeholder = PLACEHOLDER.search(error.message)
+        return "" if placeholder or open_end else error.message
+    given = context.params.get("settings") or ()
+    unknown = [pair for pair in given if "=" in pair and pair.split("=")[0] not in SETTINGS]
+    return f"--set {', '.join(unknown)}: no such setting" if unknown else ""
+
+
+@cache
+def names_in(file: Path) -> frozenset[str]:
+    """Names of the test functions of a file."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in functions if node.name.startswith("test_"))
+
+
+def all_tests() -> set[str]:
+    return {name for file in (ROOT / "tests").rglob("test_*.py") for name in names_in(file)}

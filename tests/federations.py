@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from helpers import files_of
+from numpy.typing import NDArray
 
 from client.app import TRAINER
 from client.app import app as client_app
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import LoadedRun, load_run
+from client.training.model_runtime import LoadedRun, ModelRuntime, load_run
 from server.app import serve
 from shared.blob_store import BlobStore
 from shared.blobs import publish_blobs
@@ -149,3 +151,9 @@ def _bytes_of(message: Message) -> bytes:
     values = list(record.values())
     assert all(isinstance(value, bytes) for value in values)
     return b"".join(values)  # type: ignore[arg-type]
+
+
+def state_of(runtime: ModelRuntime) -> NDArray[np.int64]:
+    """A state somewhere in the space, where no gradient vanishes."""
+    values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
+    return (values * 2.0**51).astype(np.int64)

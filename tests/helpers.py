@@ -27,6 +27,7 @@ from shared.ledger.snapshots import Snapshot
 from shared.replay import CoefficientBlock, digest, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
+ROOT = Path(__file__).parents[1]
 RUN_ID = bytes(range(8))
 
 

@@ -1,6 +1,7 @@
 """What listens on loopback: Flower's SuperLink with a run, clients that join it, apps of tests."""
 
 import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_private_key,
 )
+from helpers import ROOT
 
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
@@ -41,7 +43,6 @@ from shared.flower_compat import (
     user_config_to_proto,
 )
 
-ROOT = Path(__file__).parents[1]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -229,3 +230,10 @@ def start_client(
             stderr=log,
             start_new_session=True,
         )
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The rounds so far, of a run that may be going on."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == "round"]

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,8 @@ import torch
 from federations import Settings
 from numpy.typing import NDArray
 
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import MODEL, TASK, samara
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone import export
@@ -155,3 +158,28 @@ def assert_same_evaluation(
     column = phone.figures("global", state, Split.TEST)
     np.testing.assert_array_equal(column.counts, whole.counts)
     assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+
+
+BOARD = "jetson"
+
+
+PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
+"""Names of the data that each phone has; all have the same program."""
+
+
+def make_phones(live: LiveRun, data: dict[str, Path]) -> None:
+    """Make program, rows and keys of the phones, by the commands that an operator gives."""
+    folder = live.folder
+    (folder / "phones").mkdir()
+    model = ("--model", MODEL, "--task", TASK)
+    shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
+    samara(folder, "phone", "export", *model, *shapes, "--out", f"{PHONES[0]}.pte")
+    for name in PHONES:
+        for suffix in (".pte", ".json"):
+            if name != PHONES[0]:
+                shutil.copy(folder / f"{PHONES[0]}{suffix}", folder / f"{name}{suffix}")
+        rows = ("--data", str(data[name]), "--program", f"{name}.pte", "--out", f"{name}.jsonl")
+        samara(folder, "phone", "rows", *model, *rows)
+        public = folder / "phones" / f"{name}.pem"
+        public.write_text(samara(folder, "phone", "key", f"{name}.key"))
+        samara(folder, "server", "keys", "add", name, str(public), "--run", str(live.run))

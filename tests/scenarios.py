@@ -28,3 +28,42 @@ def give(client_folder: Path, config: RunConfig, key: SigningKey) -> ScenarioFol
     folder = ScenarioFolder(client_folder)
     folder.add(signed(config, key))
     return folder
+
+
+SCENARIO = """
+rounds = 3
+steps = 2
+queries = 2
+batch = 8
+learning-rate = 0.1
+
+[adapter]
+layers = "top:1"
+
+[data]
+clients = 2
+
+[cohort]
+available = 2
+
+[personal]
+rounds = 0
+
+[evaluate]
+every = 0
+test = false
+
+[[fleet.devices]]
+device = "orin-nano-8gb"
+share = 1
+
+[[fleet.devices]]
+device = "laptop"
+share = 1
+
+[[rehearsal.faults]]
+kind = "link-cut"
+client = 1
+at = 0.0
+seconds = 3.0
+"""

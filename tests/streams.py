@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import save_tokenizer
+from tiny_models import save_tokenizer
 
 from shared.tasks.kinds import ClassificationTask
 

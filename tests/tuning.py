@@ -1,6 +1,7 @@
 """Settings of small tuning runs, and their results without what differs between processes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,11 @@ def lasting(folder: Path) -> dict[str, Any]:
 
 def tuned(settings: TuneSettings) -> dict[str, Any]:
     return lasting(tune(settings))
+
+
+def stopping_after(steps: int) -> Callable[[int, int], None]:
+    def on_step(done: int, whole: int) -> None:
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return on_step

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from browsers import read_once, serve_folder
+from helpers import ROOT
 
 from benchmarks.node import find_node
 
 CORE, PHONE = (Path(__file__).parent / name for name in ("page_core.ts", "page_phone.ts"))
-SOURCES = Path(__file__).parents[1] / "devices/phone/web/src"
+SOURCES = ROOT / "devices/phone/web/src"
 IN_NODE = """
 import { readFileSync } from "node:fs";
 const { resultsOf } = await import(process.argv[1]);

@@ -140,7 +140,7 @@ ELSEWHERE = (
     "| one of eight clients reports −100·g | docs/concepts/robustness.md, "
     "`benchmarks.faults.hostile_reports` |",
     "| a server with a made-up run id | docs/concepts/threat-model.md, "
-    "tests/integration/test_signed_runs.py |",
+    "tests/client/protocol/test_signed_runs.py |",
 )
 """Rows of attacks that are measured by themselves."""
 

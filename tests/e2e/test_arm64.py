@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import ROOT
 from tuning import small
 
 from client.tuning.trajectory import read_trajectory
 from client.tuning.zeroth_order import TRAJECTORY_FILE
 
-ROOT = Path(__file__).parents[2]
 ARM64 = ROOT / ".arm64"
 
 REPLAY_WITH_NUMBA = """
@@ -89,7 +89,7 @@ def test_the_golden_files_hold_on_arm64() -> None:
 
 def test_frames_are_written_read_and_refused_on_arm64() -> None:
     plain = ["-q", "-p", "no:cacheprovider", "--noconftest"]
-    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/unit/test_frames.py")
+    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/shared/test_wire.py")
 
 
 @pytest.fixture(scope="module")

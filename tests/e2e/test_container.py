@@ -10,9 +10,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from helpers import ROOT
 from live import attempts
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "rounds": 2,
     "steps": 2,

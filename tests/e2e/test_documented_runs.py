@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from documented import FENCED, PAGES, PYTHON_RUN, Command, blocks, command_lines, commands
+from helpers import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import samara.command
@@ -23,7 +24,6 @@ from samara.overrides import settings_of
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SMALL = {
     "simulate": (
         *("--set", "rounds=2", "--set", "steps=1", "--set", "queries=2", "--set", "batch=4"),
@@ -65,11 +65,11 @@ ELSEWHERE = {
     ("server", "invite"): "for a live server: tests/e2e/test_joined_client.py",
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
     ("rehearse",): "takes root: tests/e2e/test_rehearsal.py",
-    ("device", "calibrate"): "minutes of measuring: tests/integration/test_calibrate.py",
-    ("device", "run"): "takes root: tests/integration/test_device_run.py",
+    ("device", "calibrate"): "minutes of measuring: tests/devices/hardware/test_calibrate.py",
+    ("device", "run"): "takes root: tests/devices/test_run_command.py",
     ("device", "wheelhouse"): "downloads from package indexes: tests/e2e/test_wheelhouse.py",
     ("simulate", "SCENARIO"): "a scenario of the reader's own",
-    ("simulate", "mixed-200"): "minutes of 200 devices: tests/integration/test_fleet.py",
+    ("simulate", "mixed-200"): "minutes of 200 devices: tests/simulations/fleet/test_run.py",
     ("compare", "runs/mixed"): "what that run leaves",
     ("server", "inspect", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",
     ("server", "verify", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from bases import basis_for
-from helpers import files_of
+from helpers import ROOT, files_of
 from starts import start_for
 
 from shared.config import RunConfig
 from shared.result import RunResult
 from simulations.simulate import simulate
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 RUN = """

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from federations import Settings, config_of
+from helpers import ROOT
 
 from shared.config import RunConfig
 from shared.ledger.reading import read_ledger
 from shared.result import read_result
 from simulations.simulate import simulate
-
-ROOT = Path(__file__).parents[2]
 
 SIMULATION_THAT_IS_KILLED = """
 import json, os, signal, sys

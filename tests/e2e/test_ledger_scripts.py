@@ -4,12 +4,11 @@ import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
 

@@ -1,6 +1,5 @@
 """`samara client up` against a real SuperLink, in processes of their own on loopback."""
 
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SuperLink, attempts, start_client, terminate
+from live import SuperLink, attempts, rounds_of, start_client, terminate
 
 from client.personal.personalizations import read_personalizations
 from client.protocol.remote_trainer import RemoteTrainer
@@ -33,13 +32,6 @@ def trainer_of(folder: Path) -> psutil.Process:
         p for p in processes_of(folder) if "devices.live.trainer_process" in p.info["cmdline"]
     ]
     return found
-
-
-def rounds_of(run: Path) -> list[dict[str, Any]]:
-    """The rounds so far, of a run that may be going on."""
-    file = run / "metrics.jsonl"
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [event for event in map(json.loads, lines) if event["event"] == "round"]
 
 
 @pytest.fixture

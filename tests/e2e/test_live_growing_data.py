@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import QUIET, SuperLink, attempts, start_client, terminate
-from test_live_clients import rounds_of
+from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
 from devices.live.keys import create_key, read_client_index
 from shared.config import RunConfig

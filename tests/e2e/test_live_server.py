@@ -31,12 +31,6 @@ from shared.flower_compat import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for the name of a socket."""
-    return tmp_path_factory.mktemp("s")
-
-
 def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
     assert attack_decoders(2_000, seed=1)["refused"] > 1_500
     ways, rounds, _ = attack_strategy(300, 1, tmp_path)

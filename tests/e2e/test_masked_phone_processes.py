@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from test_phone_run import BOARD, PHONES, make_phones
+from phones import BOARD, PHONES, make_phones
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import (

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import tree_of
-from live import QUIET, SuperLink, attempts, start_client, terminate
-from test_live_clients import rounds_of
+from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
 from client.protocol.answer_log import read_answers
 from client.protocol.client_model import ClientModel

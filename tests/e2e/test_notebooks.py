@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 SECONDS = 600
 """Longest time of a cell; without other work on the machine the longest takes half a minute."""

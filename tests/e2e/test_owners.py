@@ -5,10 +5,11 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from benchmarks.faults.owners import GROWING, MOVED, NAMES, Scene, play
 
-SHARED = Path(__file__).parents[3] / "shared"
+SHARED = ROOT.parent / "shared"
 TREC, LLAMA = SHARED / "data" / "trec6", SHARED / "models" / "movie-llama-12m"
 pytestmark = pytest.mark.exhaustive
 

@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
-from pathlib import Path
 
 import pytest
+from phones import BOARD, PHONES, make_phones
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import (
@@ -25,28 +24,7 @@ from shared.layout import READOUT_GROUP
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-BOARD = "jetson"
-PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
-"""Names of the data that each phone has; all have the same program."""
 ROUNDS, PRIVATE_ROUNDS = 3, 2
-
-
-def make_phones(live: LiveRun, data: dict[str, Path]) -> None:
-    """Make program, rows and keys of the phones, by the commands that an operator gives."""
-    folder = live.folder
-    (folder / "phones").mkdir()
-    model = ("--model", MODEL, "--task", TASK)
-    shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
-    samara(folder, "phone", "export", *model, *shapes, "--out", f"{PHONES[0]}.pte")
-    for name in PHONES:
-        for suffix in (".pte", ".json"):
-            if name != PHONES[0]:
-                shutil.copy(folder / f"{PHONES[0]}{suffix}", folder / f"{name}{suffix}")
-        rows = ("--data", str(data[name]), "--program", f"{name}.pte", "--out", f"{name}.jsonl")
-        samara(folder, "phone", "rows", *model, *rows)
-        public = folder / "phones" / f"{name}.pem"
-        public.write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, str(public), "--run", str(live.run))
 
 
 def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize(

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import ROOT
 
 from server.store import replay_run
 from shared.config import load_scenario
 from shared.result import read_result
 from simulations.simulate import simulate
 
-ROOT = Path(__file__).parents[2]
 SST2 = ROOT.parent / "shared" / "data" / "sst2_sentences"
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from scenarios import SCENARIO
 from typer.testing import CliRunner
 
 from devices.hardware.cpu_limit import CgroupV1Cpu
@@ -13,44 +14,6 @@ from devices.hardware.link_shaping import check_shaping
 from devices.hardware.memory_limit import CgroupV1Limit
 from samara.command import app
 from shared.errors import ConfigError, DeviceError
-
-SCENARIO = """
-rounds = 3
-steps = 2
-queries = 2
-batch = 8
-learning-rate = 0.1
-
-[adapter]
-layers = "top:1"
-
-[data]
-clients = 2
-
-[cohort]
-available = 2
-
-[personal]
-rounds = 0
-
-[evaluate]
-every = 0
-test = false
-
-[[fleet.devices]]
-device = "orin-nano-8gb"
-share = 1
-
-[[fleet.devices]]
-device = "laptop"
-share = 1
-
-[[rehearsal.faults]]
-kind = "link-cut"
-client = 1
-at = 0.0
-seconds = 3.0
-"""
 
 
 @pytest.fixture

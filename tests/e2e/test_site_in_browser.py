@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsers import chromium, read_once, serve_folder
+from helpers import ROOT
 
 from benchmarks.driven_browser import driven
 
@@ -17,7 +18,6 @@ pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"""(?:src|href)=["']?(?:https?:)?//(?!www\.w3\.org)[^"' >]*""")
 FRAME = """<!DOCTYPE html><body><script>
 const pages = PAGES, found = {}, frame = document.createElement("iframe");

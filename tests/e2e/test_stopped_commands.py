@@ -3,14 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 import pytest
+from helpers import ROOT
 from live import attempts
-from test_rehearsal import SCENARIO
+from scenarios import SCENARIO
 
-ROOT = Path(__file__).parents[2]
 MEASURING = "simulations.rehearsal.own_"
 
 

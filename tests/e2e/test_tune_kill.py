@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from tuning import small, tuned, tuning_of
 
 from shared.events import read_events
-
-ROOT = Path(__file__).parents[2]
 
 
 def command(settings: dict[str, object], out: Path) -> list[str]:

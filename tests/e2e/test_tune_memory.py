@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from shared.model.loading import load_base_model
 from shared.sections import EMBEDDED_MODEL
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 

@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = [f"devices/phone/web/page/{name}" for name in ("index.html", "library/ort.wasm")]
 FIRST_PARTY = {"samara", "server", "client", "shared", "simulations", "devices"}
 

@@ -1,0 +1,64 @@
+"""Frames of a server that asks too much, and clients that are asked."""
+
+from pathlib import Path
+from typing import Any
+
+from federations import Settings, config_of
+from helpers import RUN_ID, History, delta_of, history_of, instruction_with
+from residents import device_settings
+
+from client.protocol.protocol_client import ProtocolClient
+from client.protocol.resident_trainer import ResidentTrainer
+from shared.config import RunConfig
+from shared.frames.instructions import EvaluateInstruction, Split
+from shared.frames.refusal import Refusal
+from shared.ledger.catch_up import CatchUp
+from shared.replay import digest, zero_state
+
+
+def server_config_for(settings: Settings) -> RunConfig:
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    return config_of(settings | theirs, personal__rounds=1)
+
+
+def load(settings: Settings, folder: Path, **limits: Any) -> ResidentTrainer:
+    """A live client with its own settings, as `samara client up` has them."""
+    own = device_settings(settings, 7, folder).device_settings
+    own |= {f"data.{name.replace('_', '-')}": value for name, value in limits.items()}
+    trainer = ResidentTrainer.load(RunConfig.of(own, "test"), 7, folder)
+    trainer.client_under(server_config_for(settings))  # with the run's layout
+    return trainer
+
+
+def train_frame(trainer: ResidentTrainer, **changes: Any) -> bytes:
+    layout = trainer.runtime.layout
+    start = digest(layout.hash, zero_state(layout.size))
+    instruction = instruction_with(
+        **{"layout_hash": layout.hash, "start_digest": start, "steps": 1} | changes
+    )
+    return instruction.encode()
+
+
+def evaluate_frame(trainer: ResidentTrainer, history: History, round_: int, split: Split) -> bytes:
+    layout = trainer.runtime.layout
+    return EvaluateInstruction(
+        RUN_ID, round_, 0, split, layout.hash, history.digests[round_]
+    ).encode()
+
+
+def made_up_run(trainer: ResidentTrainer, rounds: int) -> History:
+    """The ledger of a run that never was: its states are of the server's choice."""
+    return history_of([delta_of(number) for number in range(1, rounds + 1)], trainer.runtime.layout)
+
+
+def ask(
+    client: ProtocolClient, frame: bytes, history: History, round_: int, personal: bool = False
+) -> bytes:
+    """Catch up to a round and evaluate, as a ClientApp does with a server's message."""
+    catch_up = CatchUp(tail=history.tail(0, round_))
+    return client.catch_up(frame, catch_up) or client.evaluate(frame, personal)
+
+
+def refusal_of(frame: bytes) -> tuple[int, tuple[int, int]]:
+    refusal = Refusal.decode(frame)
+    return refusal.code, refusal.numbers

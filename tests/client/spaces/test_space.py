@@ -1,0 +1,354 @@
+"""Spaces in real models: what is scored around θ, and that θ comes back."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from rigs import BACKEND, BUILD, BY_PEFT, LABELS, SEEDS, TEXTS, Rig
+from tiny_models import ARCHITECTURES, save_tokenizer
+
+from client.estimators.mezo import mezo_estimator
+from client.estimators.prge import LossRequest, run_estimator
+from client.forward.body import PerturbedBody
+from client.spaces import space as spaces
+from client.spaces.full import FullSpace
+from client.spaces.head import HeadSpace
+from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
+from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
+from client.tuning.model_export import export_model
+from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from shared.directions import WHOLE_BLOCKS, directions
+from shared.errors import ModelError
+from shared.label_scores import cross_entropy
+from shared.model.loading import load_base_model
+from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
+from shared.model.scorers import Prompt
+
+ModelFolder = Callable[[str], Path]
+EPSILON = 0.25
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model has several, and tensors that lie in two of them."""
+    monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
+
+
+@pytest.mark.parametrize("kind", [*BUILD, *BY_PEFT])
+def test_scores_around_are_those_of_a_model_that_was_moved_there(
+    kind: str, model_folder: ModelFolder
+) -> None:
+    folder = model_folder("causal")
+    rig = Rig(folder, kind)
+    rig.wander()
+    theta, center = rig.theta(), rig.space.evaluate(rig.run)
+    found = rig.space.evaluate(rig.run, SEEDS, EPSILON)
+    assert center.shape == (1, len(TEXTS), 2)
+    assert found.shape == (4, len(TEXTS), 2)
+    if kind == "full, in place":
+        np.testing.assert_allclose(rig.theta(), theta, rtol=0, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(rig.theta(), theta)
+        np.testing.assert_array_equal(rig.space.evaluate(rig.run), center)
+    z = directions(SEEDS, rig.space.size, "gaussian").astype(np.float32) / np.float32(2048)
+    for point in range(4):
+        other = Rig(folder, kind)
+        moved = theta + np.float32(EPSILON if point < 2 else -EPSILON) * z[point % 2]
+        other.space.assign(0, torch.from_numpy(moved))
+        np.testing.assert_allclose(other.space.evaluate(other.run)[0], found[point], atol=2e-5)
+        assert np.abs(found[point] - center[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_theta_comes_back_when_scoring_fails(kind: str, model_folder: ModelFolder) -> None:
+    rig = Rig(model_folder("causal"), kind)
+    theta, center = rig.theta(), rig.space.evaluate(rig.run)
+
+    def fail(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        rig.space.evaluate(fail, SEEDS, EPSILON)
+    np.testing.assert_allclose(rig.theta(), theta, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(rig.space.evaluate(rig.run), center, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BUILD if not kind.startswith("prefix")])
+@pytest.mark.parametrize("family", ["masked", "encoder"])
+def test_other_families_move_too(family: str, kind: str, model_folder: ModelFolder) -> None:
+    if (family, kind) == ("encoder", "head"):
+        with pytest.raises(ModelError, match="has no head that leads to a vocabulary"):
+            Rig(model_folder(family), kind)
+        return
+    rig = Rig(model_folder(family), kind)
+    found = rig.space.evaluate(rig.run, SEEDS, 0.01)
+    assert np.isfinite(found).all()
+    assert np.abs(found[0] - found[2]).max() > 1e-4 or kind == "lora-fa"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((k, "float32") for k in BUILD), ("full, in place", "bfloat16"), ("full", "bfloat16")],
+)
+@pytest.mark.parametrize("update", [SGD(), Momentum(0.5), Adam(0.5, 0.75)], ids=repr)
+def test_base_and_trajectory_are_the_trained_model(
+    kind: str,
+    dtype: str,
+    update: UpdateRule,
+    model_folder: ModelFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A schedule of directions, a batch of its own for each, real losses."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    folder, path = model_folder("causal"), tmp_path / "trajectory"
+    rig = Rig(folder, kind, dtype=dtype)
+    header = make_header(
+        rig.space,
+        update,
+        model_id=rig.base.model_id,
+        root=5,
+        epsilon=0.01,
+        settings_hash=bytes(32),
+    )
+    descent = Descent(rig.space, update)
+    begin = rig.theta()
+    with closing(TrajectoryWriter(path, header, rig.space)) as writer:
+        for step in range(4):
+            queries = 1 + step % 2
+            batches = np.arange(2 * queries).reshape(queries, 2)
+            estimator = mezo_estimator(writer.seeds(queries), batches, 0.01)
+            found = run_estimator(estimator, rig.losses_of)
+            descent.step(writer.append(found.gradients, 0.01))
+    assert np.abs(rig.theta() - begin).max() > 1e-3
+    rebuilt = Rig(folder, kind, dtype=dtype)
+    monkeypatch.setattr(spaces, "CPU_CHUNK", 2 * WHOLE_BLOCKS)
+    read_trajectory(path).rebuild(rebuilt.space, update, rebuilt.base.model_id)
+    np.testing.assert_array_equal(rebuilt.theta(), rig.theta())
+    assert rebuilt.space.digest() == rig.space.digest()
+    if kind.startswith("full"):
+        ours = dict(rebuilt.base.network.named_parameters())
+        for name, parameter in rig.base.network.named_parameters():
+            assert torch.equal(parameter, ours[name])
+
+
+@pytest.mark.parametrize("kind", [*BUILD, *BY_PEFT])
+def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
+    rig = Rig(model_folder("causal"), kind)
+    descent = Descent(rig.space, Adam(), hold_moments=True)
+    before = cross_entropy(rig.space.evaluate(rig.run), LABELS)[0]
+    header = make_header(
+        rig.space, SGD(), model_id=bytes(32), root=0, epsilon=0.01, settings_hash=bytes(32)
+    )
+    for step in range(20):
+        seeds = header.seeds(step, 4)
+        estimator = mezo_estimator(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
+        found = run_estimator(estimator, rig.losses_of)
+        rate = 0.1 if kind == "vera" else 0.01  # its vectors multiply small random numbers
+        descent.step(UpdateStep(seeds, found.gradients, rate, 0.01))
+    assert cross_entropy(rig.space.evaluate(rig.run), LABELS)[0] < before - 0.05
+
+
+def test_full_is_every_parameter_with_tied_ones_once(tmp_path: Path) -> None:
+    _, build, _ = ARCHITECTURES["GPT-2"]
+    build(save_tokenizer(tmp_path, "causal")).save_pretrained(tmp_path)
+    rig = Rig(tmp_path, "full")
+    network = rig.base.network
+    assert network.lm_head.weight is network.transformer.wte.weight
+    assert rig.space.size == sum(parameter.numel() for parameter in network.parameters())
+    names = [tensor.name for tensor in rig.space.tensors]
+    assert names == [name for name, _ in network.named_parameters()]
+    assert "lm_head.weight" not in names
+    for name, tensor in rig.space.named_tensors():
+        assert torch.equal(tensor, network.get_parameter(name))
+
+
+def test_in_place_is_the_copy_to_the_bit_where_no_move_rounds(model_folder: ModelFolder) -> None:
+    """Weights, moves and updates are multiples of 2⁻¹⁵ of at most 19 bits."""
+    found = []
+    for kind in ("full", "full, in place"):
+        rig = Rig(model_folder("causal"), kind)
+        rig.space.assign(0, torch.from_numpy(np.round(rig.theta() * 2**12) / np.float32(2**12)))
+        descent, every = Descent(rig.space, SGD()), np.arange(len(TEXTS))
+        for seed in range(3):
+            seeds = SEEDS + np.uint64(seed)
+            plus, minus = np.split(rig.losses_of(LossRequest(seeds, EPSILON, every)), 2)
+            gradients = (np.round(2 * (plus - minus) / EPSILON) / 4 + 0.25).astype(np.float32)
+            descent.step(UpdateStep(seeds, gradients, 0.5, EPSILON))
+            found.append((plus, minus, rig.theta()))
+    for copied, in_place in zip(found[:3], found[3:], strict=True):
+        for one, other in zip(copied, in_place, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
+    lora, lora_fa = (Rig(model_folder("causal"), kind) for kind in ("lora", "lora-fa"))
+    np.testing.assert_array_equal(
+        lora.space.evaluate(lora.run), lora_fa.space.evaluate(lora_fa.run)
+    )
+    for name, tensor in lora.space.named_tensors():
+        if name.endswith(".A"):
+            layer = lora_fa.base.body.get_submodule(name.removesuffix(".A"))
+            assert isinstance(layer, LoRAFALinear)
+            assert torch.equal(tensor, layer.a)
+        else:
+            assert not tensor.any()
+    rank_inputs = sum(t.size for t in lora.space.tensors if t.name.endswith(".A"))
+    assert lora.space.size == lora_fa.space.size + rank_inputs
+
+
+def behind(tokens: list[int], prompt: Prompt) -> Prompt:
+    """The prompt with tokens before each of its sequences."""
+    return Prompt(
+        tuple((*tokens, *sequence) for sequence in prompt.sequences),
+        tuple(tuple(len(tokens) + at for at in places) for places in prompt.supervised),
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT"])
+def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
+    name: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder("causal") if name == "Llama" else tmp_path
+    if name != "Llama":
+        torch.manual_seed(0)
+        ARCHITECTURES[name][1](save_tokenizer(folder, "causal")).save_pretrained(folder)
+    rig = Rig(folder, "prefix")
+    tokens = draw_prefix_tokens(rig.base, 3, 7)
+    assert not set(tokens) & set(rig.base.tokenizer.all_special_ids)
+    found = rig.space.evaluate(rig.run)
+    with_tokens = [behind(tokens, prompt) for prompt in rig.prompts]
+    expected = rig.forward.scores(empty_adapter()[1], with_tokens)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    without = rig.forward.scores(empty_adapter()[1], rig.prompts)
+    assert np.abs(found - without).max() > 1e-4
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa"])
+def test_a_prefix_of_a_masked_lm_is_tokens_that_see_one_another_alone(
+    name: str, attention: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder("masked") if name == "BERT" else tmp_path
+    if name != "BERT":
+        torch.manual_seed(0)
+        ARCHITECTURES[name][1](save_tokenizer(folder, "masked")).save_pretrained(folder)
+    base = load_base_model(str(folder))
+    base.network.set_attn_implementation(attention)
+    space, body = PrefixSpace(base, 3, 7, BACKEND), PerturbedBody(base, 0)
+    short, long = (5, 9, 11), (5, 9, 11, 12, 13, 14)
+    with torch.inference_mode(), space._unperturbed():
+        padded = body([short, long])
+        read = body([short, long], supervised=[(1,), (2,)])
+    for row, own in enumerate((short, long)):
+        ids = torch.tensor([[*space.tokens, *own]])
+        sees = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool)
+        sees[..., :3, 3:] = False
+        mask = sees if attention == "sdpa" else torch.zeros(sees.shape).masked_fill(~sees, -1e30)
+        with torch.inference_mode():
+            whole = base.body(input_ids=ids, attention_mask=mask).last_hidden_state[0, 3:]
+        torch.testing.assert_close(padded[row, : len(own)], whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(read[row, row + 1], whole[row + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_random_prefix_begins_as_random_numbers(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")))
+    spaces_of = [PrefixSpace(base, 3, seed, BACKEND, random_start=True) for seed in (7, 7, 8)]
+    first, again, other = (space.values(0, space.size).numpy() for space in spaces_of)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).mean() > 0.9
+    spread = base.network.config.initializer_range
+    assert first.std() == pytest.approx(spread, rel=0.2)
+    assert spaces_of[0].portable
+    assert not PrefixSpace(base, 3, 7, BACKEND).portable
+
+
+def test_a_network_makes_a_prefix_out_of_embeddings(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")))
+    space = PrefixSpace(base, 3, 7, BACKEND, width=8)
+    rows = {name: tensor.numpy() for name, tensor in space.named_tensors()}
+    hidden = rows["embeddings"] @ rows["hidden.weight"].T + rows["hidden.bias"]
+    made = np.tanh(hidden) @ rows["output.weight"].T + rows["output.bias"]
+    parts = space.keys_and_values(space.values(0, space.size))
+    assert len(parts) == 2 * len(base.blocks)
+    by_token = [part.transpose(0, 1).reshape(3, -1) for part in parts]
+    np.testing.assert_allclose(torch.cat(by_token, dim=1).numpy(), made, rtol=1e-5, atol=1e-6)
+    assert space.portable
+    assert rows["embeddings"].std() == pytest.approx(1, rel=0.3)
+    assert not rows["output.bias"].any()
+
+
+def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
+    """The word embeddings stay what they were, in the run and in the exported model."""
+    from transformers import AutoModelForCausalLM
+
+    source = tmp_path / "tied"
+    source.mkdir()
+    ARCHITECTURES["GPT-2"][1](save_tokenizer(source, "causal")).save_pretrained(source)
+    rig = Rig(source, "head")
+    network = rig.base.network
+    words = network.transformer.wte.weight.clone()
+    assert rig.space.size == words.numel()
+    rig.wander()
+    ids = torch.tensor([[7, 9, 11]])
+    with torch.inference_mode(), rig.space._unperturbed():
+        expected = network(input_ids=ids).logits
+    assert isinstance(rig.space, HeadSpace)
+    rig.space.replace_head()
+    export_model(rig.base, tmp_path / "out")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded.transformer.wte.weight, words)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.eval()(input_ids=ids).logits, expected)
+
+
+def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("encoder")))
+    with pytest.raises(ModelError, match="needs a language model and this is a sentence encoder"):
+        PrefixSpace(base, 3, 7, BACKEND)
+    base = load_base_model(str(model_folder("causal")))
+    with pytest.raises(ModelError, match="prefix of 64 tokens does not fit a context of 64"):
+        PrefixSpace(base, 64, 7, BACKEND)
+    space = PrefixSpace(base, 40, 7, BACKEND)
+    body = PerturbedBody(base, 0)
+
+    def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        return np.asarray(body([tuple(range(25))]))
+
+    with pytest.raises(ModelError, match=r"25 tokens does not fit.*lower model\.max-length"):
+        space.evaluate(run)
+
+    def generate(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
+
+    with pytest.raises(ModelError, match=r"called with another one.*run whole sequences"):
+        space.evaluate(generate)
+
+
+def test_quantized_weights_are_not_trained(model_folder: ModelFolder) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra samara-fl[quantized] is not installed")
+    folder = model_folder("causal")
+    base = load_base_model(str(folder), quantization="int8")
+    with pytest.raises(ModelError, match="quantized weights cannot be trained"):
+        FullSpace(base, BACKEND)
+    rig = Rig(folder, "lora", quantization="int8")
+    assert np.isfinite(rig.space.evaluate(rig.run, SEEDS, EPSILON)).all()
+
+
+def test_a_copy_keeps_what_half_types_would_lose(model_folder: ModelFolder) -> None:
+    kept, lost = (
+        Rig(model_folder("causal"), kind, dtype="bfloat16") for kind in ("full", "full, in place")
+    )
+    begin = kept.theta()
+    for rig in (kept, lost):
+        for _ in range(64):
+            for first, count in rig.space.chunks():
+                rig.space.add(first, torch.full((count,), 2.0**-16))
+    moved = np.abs(begin) > 2.0**-5
+    np.testing.assert_array_equal(lost.theta()[moved], begin[moved])
+    np.testing.assert_allclose(kept.theta() - begin, 64 * 2.0**-16, rtol=1e-2)

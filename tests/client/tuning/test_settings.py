@@ -1,0 +1,201 @@
+"""Settings of tuning runs: what is completed, and what is refused."""
+
+from typing import Any
+
+import pytest
+from helpers import ROOT
+
+from client.tuning.methods import SPACES, Method
+from client.tuning.settings import TuneSettings
+from shared.errors import ConfigError
+
+UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-momentum or mezo-adam"
+
+
+@pytest.mark.parametrize("method", SPACES)
+def test_open_settings_are_completed_by_method_and_space(method: Method) -> None:
+    for space in ("auto", *SPACES[method]):
+        given: dict[str, Any] = {"learning-rate": 0.1} if method == "fo-sgd" else {}
+        completed = TuneSettings(method=method, space=space, **given).complete(3)
+        assert completed.threads == 3
+        if SPACES[method]:
+            assert completed.space == (SPACES[method][0] if space == "auto" else space)
+            assert completed.estimates_its_rate or completed.rate > 0
+        tries = method == "prge" or method.startswith("mezo")
+        assert (completed.queries > 0) == tries
+        assert (completed.epsilon > 0) == tries
+        assert TuneSettings.of(completed.flat(), "again") == completed
+
+
+def test_given_settings_are_not_changed() -> None:
+    given = {"queries": 7, "epsilon": 0.5, "learning-rate": 0.25, "threads": 2}
+    completed = TuneSettings.of(given, "test").complete(3)
+    assert {key: completed.flat()[key] for key in given} == given
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"method": "prge", "space": "full"},
+            "space: prge trains in lora-fa, not in full; in full train mezo, mezo-momentum, "
+            "mezo-adam, fo-adam, fo-sgd, zero-offload",
+        ),
+        ({"method": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
+        ({"method": "fo-sgd"}, "learning-rate: fo-sgd has no default; set it to a number"),
+        (
+            {"method": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
+            "offload.checkpointing: a block that runs again would read the prefix twice",
+        ),
+        (
+            {"method": "mezo", "space": "dora", "model.stream": "host"},
+            "model.stream: PEFT makes dora out of the weights of all blocks at once",
+        ),
+        (
+            {"method": "mezo", "space": "vera", "adapter.label-bias": True},
+            "adapter.label-bias: vera has no place for it",
+        ),
+        (
+            {"method": "mezo", "space": "dora", "gradients": "forward-mode"},
+            "gradients: PEFT keeps the norm in dora constant",
+        ),
+        ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
+        ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
+        ({"method": "mezo", "differences": "forward"}, "mezo has no forward ones; choose central"),
+        ({"differences": "one-point", "learning-rate": 0.1}, "prge has no one-point ones; choose"),
+        ({"method": "mezo", "differences": "one-point"}, "does not show the curvature"),
+        ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
+        ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
+        ({"method": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
+        (
+            {"method": "mezo", "space": "full", "model.quantization": "nf4"},
+            "model.quantization: all parameters are perturbed, and nf4 weights are not numbers",
+        ),
+        ({"method": "mezo", "gradients": "exact"}, "a batch of its own for every direction, and a"),
+        (
+            {"gradients": "forward-mode", "differences": "forward"},
+            "differences: with forward-mode there are none",
+        ),
+        (
+            {"gradients": "forward-mode", "objective": "metric"},
+            "gradients: a metric has no derivative",
+        ),
+        (
+            {"gradients": "forward-mode", "adapter.layers": "readout"},
+            "gradients: forward-mode is for parameters inside the model",
+        ),
+        (
+            {"method": "mezo", "gradients": "forward-mode", "in-place": True},
+            "in-place: forward-mode perturbs nothing, but the curvature",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance"},
+            "scaling.modify: the learning rate is estimated for directions of equal scale",
+        ),
+        (
+            {"method": "mezo", "space": "lora-fa", "scaling.modify": "variance"}
+            | {"learning-rate": 0.1},
+            "scaling.modify: in lora-fa directions are whole numbers",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance", "differences": "one-point"}
+            | {"learning-rate": 0.1},
+            "scaling.modify: definitions 6 and 7 have two losses",
+        ),
+        (
+            {"method": "mezo", "scaling.modify": "variance", "in-place": True}
+            | {"learning-rate": 0.1},
+            "scaling.norms: directions of single groups would leave rounding errors",
+        ),
+        (
+            {"method": "mezo", "space": "prefix", "scaling.modify": "variance"}
+            | {"learning-rate": 0.1, "scaling.norms": "backward"},
+            "scaling.norms: the backward pass is one of all parameters in float32",
+        ),
+        (
+            {"method": "mezo", "space": "prefix", "prefix-width": 8},
+            "prefix-start: a prefix that a network makes begins as what the network gives",
+        ),
+        (
+            {"method": "mezo", "space": "lora", "classifier": "new"},
+            "classifier: a linear layer in place of label words is trained together with all",
+        ),
+        (
+            {"method": "fo-adam", "space": "full", "classifier": "new", "objective": "likelihood"},
+            "objective: the scores of a classifier are no likelihoods",
+        ),
+        (
+            {"method": "mezo", "classifier": "new", "model.stream": "host"},
+            "classifier: parameters that are streamed are those of the model's files",
+        ),
+        ({"tf32": True}, "tf32: cpu has no TF32; set model.torch-device to cuda"),
+        (
+            {"autocast": "bfloat16", "adapter.layers": "readout"},
+            "autocast: a readout's products are small, and its differences need float32",
+        ),
+        (
+            {"autocast": "bfloat16", "gradients": "exact"},
+            "autocast: of zeroth-order methods it is for differences of losses",
+        ),
+        (
+            {"method": "mezo", "rate-per-query": True},
+            "rate-per-query: a learning rate that is estimated fits the number of directions",
+        ),
+        (
+            {"data.per-label": 16, "data.train": 32},
+            "data.train: with data.per-label the labels decide how many are drawn",
+        ),
+        ({"scaling.modify": "variance"}, "scaling.modify: prge does not read it"),
+        ({"in-place": True}, "in-place: prge does not read it"),
+        ({"method": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
+        ({"method": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),
+        (
+            {"method": "prge", "demonstrations": 3},
+            "prge does not read it; leave it out, or choose icl",
+        ),
+        ({"method": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
+        ({"method": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
+        ({"method": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
+        (
+            {"method": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
+            "for which bfloat16 is too coarse",
+        ),
+        ({"method": "lsp", "model.quantization": "int8"}, "would round them away"),
+        ({"method": "lora", "model.dtype": "float16"}, "lora in the space lora trains the weights"),
+        ({"method": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
+        ({"method": "zero-offload", "lsp.nonzeros": 4}, "zero-offload does not read it"),
+        ({"method": "lsp", "lsp.threshold": 0.0}, "lsp.threshold: Input should be greater"),
+        ({"data.path": "d", "task": "sst2"}, "the embedded model knows the words of generated"),
+        ({"data.path": "d", "model.path": "m"}, "messages asks about generated messages"),
+        ({"method": "adam"}, "method: Input should be 'prge', 'mezo'"),
+        ({"validate-every": 0}, "validate-every: Input should be greater"),
+        ({"stepz": 1}, "stepz: there is no such setting; did you mean steps?"),
+        (
+            {"evaluate.every": 20},
+            "evaluate.every: there is no such setting; did you mean validate-every",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match="1 mistake in the settings") as refused:
+        TuneSettings.of(settings, "test")
+    assert message in str(refused.value)
+
+
+def test_mistakes_about_method_and_data_are_reported_together() -> None:
+    settings = {"method": "icl", "space": "full", "queries": 2, "epsilon": 0.1, "data.path": "d"}
+    with pytest.raises(ConfigError, match="5 mistakes") as refused:
+        TuneSettings.of(settings, "test")
+    for key in ("space", "queries", "epsilon", "model", "task"):
+        assert f"\n  {key}: " in str(refused.value)
+
+
+def test_the_pages_on_tuning_name_every_setting_of_its_own_and_every_method() -> None:
+    reference, guide = (
+        (ROOT / "docs" / folder / "tune.md").read_text() for folder in ("reference", "guides")
+    )
+    own = [key for key in TuneSettings().flat() if not key.startswith(("model.", "adapter."))]
+    assert [key for key in own if f"`{key}`" not in reference] == []
+    assert [method for method in SPACES if f"`{method}`" not in guide] == []

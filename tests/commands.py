@@ -1,0 +1,5 @@
+"""The command in this process."""
+
+from collections.abc import Callable
+
+Run = Callable[..., tuple[int, str, str]]

@@ -1,0 +1,50 @@
+"""What the documents name exists: tests, benchmarks and files."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from documented import all_tests, names_in
+from helpers import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HISTORY = {"CHANGELOG.md", "0015-rooms.md"}
+"""Documents that name what is gone."""
+TEST = re.compile(r"(?:(tests/[\w/]+\.py)::)?\b(test_\w+)(?!\w*\.py)\b")
+FILE = re.compile(r"(?<![\w/.])((?:tests|server|client|shared|devices|simulations)/[\w/]+\.py)\b")
+MODULE = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
+
+
+def missing(text: str) -> Iterator[str]:
+    """Yield each test, file and benchmark that a text names and that does not exist."""
+    for file in FILE.findall(text):
+        if not (ROOT / file).is_file():
+            yield file
+    for file, name in TEST.findall(text):
+        known = names_in(ROOT / file) if file and (ROOT / file).is_file() else all_tests()
+        if name not in known and not any((ROOT / "tests").rglob(f"{name}.py")):
+            yield f"{file}::{name}"
+    for module in MODULE.findall(text):
+        path = ROOT.joinpath(*module.split("."))
+        if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()):
+            yield module
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if d.name not in HISTORY], ids=lambda d: d.name
+)
+def test_what_a_document_names_exists(document: Path) -> None:
+    assert sorted(missing(document.read_text(encoding="utf-8"))) == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    text = "`tests/house/test_documents.py::test_none`, `test_nowhere`, `server/gone.py`, "
+    assert list(missing(text + "python -m benchmarks.faults.gone")) == [
+        "server/gone.py",
+        "tests/house/test_documents.py::test_none",
+        "::test_nowhere",
+        "benchmarks.faults.gone",
+    ]
+    sound = "tests/house/test_documents.py::test_what_a_document_names_exists"
+    assert list(missing(f"{sound}, python -m benchmarks.scale.key_checks")) == []

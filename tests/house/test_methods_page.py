@@ -1,0 +1,80 @@
+"""The table of the papers' methods: every row has a command that is accepted, and its test."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+from documented import Command, all_tests, command_lines, mistake, names_in, samara_words
+from helpers import ROOT
+from typer.testing import CliRunner
+
+from client.tuning import run
+from client.tuning.settings import TuneSettings
+from samara.command import app
+
+PAGE = ROOT / "docs" / "reference" / "methods.md"
+NOT_BUILT = "not built"
+ROW = re.compile(r"^\| (?!section )(.*)\|$", re.MULTILINE)
+CODE = re.compile(r"`([^`]+)`")
+MEASURING = re.compile(r"`python -m (benchmarks[\w.]*)")
+
+
+def rows() -> list[tuple[str, ...]]:
+    text = PAGE.read_text(encoding="utf-8")
+    return [tuple(cell.strip() for cell in row.split("|")) for row in ROW.findall(text)]
+
+
+def commands_of(row: tuple[str, ...]) -> list[list[str]]:
+    """The words of each command of a row, without `samara`."""
+    lines = (line for code in CODE.findall(row[2]) for line in command_lines(code))
+    return [words for line in lines if (words := samara_words(line)) is not None]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}: {row[1]}")
+def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) -> None:
+    assert len(row) == 4
+    tests = CODE.findall(row[3])
+    if row[2].startswith(NOT_BUILT):
+        assert tests == []
+        return
+    assert tests
+    assert set(tests) <= all_tests()
+    commands, measuring = commands_of(row), MEASURING.findall(row[2])
+    assert commands or measuring
+    assert all(find_spec(module) for module in measuring)
+    for words in commands:
+        assert mistake(Command(PAGE.name, tuple(words), whole=False)) == ""
+
+
+def test_every_row_has_a_test_that_ci_runs() -> None:
+    left_out = set().union(
+        *(
+            names_in(file)
+            for file in (PAGE.parents[2] / "tests").rglob("test_*.py")
+            if re.search(r"^pytestmark = .*exhaustive", file.read_text("utf-8"), re.MULTILINE)
+        )
+    )
+    for row in rows():
+        tests = set(CODE.findall(row[3]))
+        assert not tests or tests - left_out, row
+
+
+def test_commands_of_tune_are_accepted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only are options and settings known: their values go together."""
+    accepted: list[TuneSettings] = []
+
+    def take(settings: TuneSettings, *_: object) -> Path:
+        accepted.append(settings)
+        raise click.Abort
+
+    monkeypatch.setattr(run, "tune", take)
+    of_tune = [words for row in rows() for words in commands_of(row) if words[0] == "tune"]
+    assert len(of_tune) > 40
+    for words in of_tune:
+        own = ("--task", "sst2") if "--task" not in words else ()
+        whole = [*words, *own, "--model", "MODEL", "--data", "DATA"]
+        before = len(accepted)
+        result = CliRunner().invoke(app, whole)
+        assert len(accepted) == before + 1, f"{' '.join(words)}: {result.output}{result.exception}"

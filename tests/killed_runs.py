@@ -1,0 +1,62 @@
+"""Private runs whose process gets kill -9 at a named moment."""
+
+import itertools
+import os
+import signal
+from typing import Any
+
+from federations import Settings
+from flwr.app import Message, MessageType
+from private_reports import private
+
+from client.protocol.privacy_budget import ChargeLog
+from server.rounds.masking_exchange import MASKING_MESSAGE
+from server.rounds.releases import ReleaseLog
+from shared.config import RunConfig
+from shared.ledger.ledger import Ledger
+from shared.step_record import RecordedStepSize
+from simulations.engine import InProcessGrid
+
+CLIENTS, ROUNDS = 2, 3
+
+
+OF_ROUNDS = MessageType.TRAIN, MASKING_MESSAGE
+
+
+Steps = dict[str, tuple[type, str, int]]
+
+
+STEPS: Steps = {
+    "frame": (InProcessGrid, "_deliver", CLIENTS),
+    "charge": (ChargeLog, "add", CLIENTS),
+    "release": (ReleaseLog, "add", 1),
+    "size": (RecordedStepSize, "record", 1),
+    "ledger": (Ledger, "append", 1),
+}
+"""What delivers an instruction and its report, what writes, and how often in a round."""
+
+
+def private_run(settings: Settings) -> RunConfig:
+    """A run whose clients add the noise, and keep what they have sent and spent."""
+    own: dict[str, Any] = {"data__clients": CLIENTS, "cohort__minimum": CLIENTS, "rounds": ROUNDS}
+    return private(settings, "distributed", **own, data__epsilon_limit=1e6)
+
+
+def die_at(moment: str, steps: Steps = STEPS) -> None:
+    """Have this process get kill -9 before or after a call of a step, of frames those of rounds."""
+    when, step, number = moment.split()
+    kind, name, _ = steps[step]
+    plain, calls = getattr(kind, name), itertools.count(1)
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        _, first, *_ = arguments
+        is_other = isinstance(first, Message) and first.metadata.message_type not in OF_ROUNDS
+        is_it = not is_other and next(calls) == int(number)
+        if is_it and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = plain(*arguments, **options)
+        if is_it:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(kind, name, dies)

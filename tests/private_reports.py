@@ -1,0 +1,89 @@
+"""Clients that add noise to their reports, or mask them, and instructions for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from federations import Settings, config_of
+from flwr.app import Message
+from helpers import instruction_with
+
+from client.protocol.answer_log import AnswerLog
+from client.protocol.answered_runs import AnsweredRuns
+from client.protocol.privacy_budget import ChargeLog
+from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.scalar_counts import ScalarCounts
+from client.protocol.session import Session
+from client.protocol.session_store import SessionFolder
+from shared.config import RunConfig
+from shared.frames.instructions import SeedPolicy, TrainInstruction
+from shared.ledger.records import LedgerHeader
+
+
+def first_instruction(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:
+    layout, run = trainer.runtime.layout, changes.pop("run_id", bytes(8))
+    start = Session.begin(LedgerHeader(0, run, layout.hash), layout)
+    return instruction_with(
+        run_id=run, layout_hash=layout.hash, start_digest=start.digest, **changes
+    )
+
+
+PRIVATE = {
+    "privacy__clip": 2.0,
+    "privacy__noise_multiplier": 4.0,
+    "seed_policy": "shared",
+    "aggregation__rule": "mean",
+    "method": "global",
+    "cohort__minimum": 3,
+}
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "local": {"privacy__mode": "local"},
+    "distributed": {"privacy__mode": "distributed", "privacy__honest_share": 0.7},
+}
+"""With 0.7 of three clients, the noise of two is enough."""
+
+
+def private(settings: Settings, mode: str, **changes: Any) -> RunConfig:
+    return config_of(settings, **(PRIVATE | MODES[mode] | changes))
+
+
+def frame_of(reply: Message) -> bytes:
+    return bytes(reply.content.config_records["samara"]["frame"])  # type: ignore[arg-type]
+
+
+def local_config(settings: Settings) -> RunConfig:
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    return private(settings | theirs, "local", cohort__minimum=1)
+
+
+def asked_of(trainer: ResidentTrainer, config: RunConfig, **changes: Any) -> TrainInstruction:
+    """The first instruction of a run, for the layout that its settings lead to."""
+    trainer.client_under(config)
+    return first_instruction(trainer, seed_policy=SeedPolicy.SHARED, **changes)
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "scalars": (ScalarCounts, "write"),
+    "round": (AnsweredRuns, "write"),
+    "charge": (ChargeLog, "add"),
+    "session": (SessionFolder, "write_session"),
+    "log": (AnswerLog, "add"),
+}
+"""What is written of an answer, in this order."""
+
+
+def die_at(moment: str, die: Callable[[], None], patch: Callable[..., None] = setattr) -> None:
+    """Have a process end before or after a step of its answer."""
+    when, step = moment.split()
+    kind, name = STEPS[step]
+    plain = getattr(kind, name)
+
+    def dies(*arguments: Any) -> Any:
+        if when == "before":
+            die()
+        result = plain(*arguments)
+        die()
+        return result
+
+    patch(kind, name, dies)

@@ -1,0 +1,59 @@
+"""The model that comes with Samara: found wherever it runs, and fit for the generated messages."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from helpers import ROOT
+
+from client.training.model_runtime import load_run
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+from shared.model.loading import load_base_model
+from shared.replay import zero_state
+from shared.sections import EMBEDDED_MODEL
+from shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
+
+
+def test_it_is_small_and_knows_every_word() -> None:
+    base = load_base_model(EMBEDDED_MODEL)
+    assert base.family == "causal"
+    assert sum(file.stat().st_size for file in base.folder.iterdir()) <= 12 * 2**20
+    for text in [*pretraining_text(100, 2), *map(" ".join, WORDS.values()), *LABEL_WORDS]:
+        assert base.tokenizer.unk_token_id not in base.tokenizer(text)["input_ids"]
+    assert all(torch.isfinite(p).all() for p in base.network.parameters())
+
+
+def test_it_takes_a_community_for_the_public() -> None:
+    """Better than chance before any training, and far from what a community agrees on."""
+    config = RunConfig.of({"threads": 1}, "test")
+    runtime, source = load_run(config)
+    hits = []
+    for client in range(config.data.clients):
+        data = source.share_of(client, config.data.clients).tokenized(Split.TEST)
+        scores = runtime.scores(zero_state(runtime.layout.size), data.prompts)
+        hits.append((scores.argmax(axis=1) == data.labels).mean())
+    assert 0.52 < sum(hits) / len(hits) < 0.7
+
+
+def test_it_is_found_beside_a_copy_of_the_code_without_weights(tmp_path: Path) -> None:
+    """As in Flower's bundle, whose copy of the packages shadows the installed ones."""
+    weights = shutil.ignore_patterns("*.safetensors", "__pycache__")
+    shutil.copytree(ROOT / "shared", tmp_path / "shared", ignore=weights)
+    code = (
+        "import shared.model.loading as loading; print(loading.__file__)\n"
+        "print(loading.load_base_model('embedded').folder)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert Path(found[0]).is_relative_to(tmp_path)
+    assert not Path(found[1]).is_relative_to(tmp_path)

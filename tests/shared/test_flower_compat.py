@@ -1,0 +1,83 @@
+"""The parts of Flower that are not public are as they were tested, and imported in one place."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from helpers import ROOT
+
+from shared import flower_compat
+from shared.flower_compat import PARTS, FlowerPart, set_message_id
+from simulations.engine import InProcessGrid
+
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+PUBLIC |= {"flwr.simulation"}
+
+
+def flower_imports(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of every import from Flower in a file."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, "") for a in node.names if a.name.split(".")[0] == "flwr")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_flower_has_every_part_that_is_not_public(name: str) -> None:
+    assert getattr(flower_compat, name) is not None
+
+
+def test_a_missing_part_is_named_with_the_installed_and_the_tested_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flower_compat, "version", lambda name: "1.99.0")
+    for module in ("flwr.supercore.run", "flwr.no_such_module"):
+        monkeypatch.setitem(PARTS, "Gone", FlowerPart(module, "1.41.0"))
+        with pytest.raises(ImportError, match=rf"^Flower 1\.99\.0 has no {module}\.Gone, .*1\.41"):
+            flower_compat.Gone  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Unheard'"):
+        from shared.flower_compat import Unheard  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_what_is_used_of_the_parts_is_there() -> None:
+    """Parameters and attributes that Samara relies on beside the names."""
+    assert "max_tries_per_object" in inspect.signature(flower_compat.pull_objects).parameters
+    assert hasattr(flower_compat.HttpGrid, "_runtime_client")
+    assert hasattr(flower_compat.HttpGrid, "get_nodes")
+    InProcessGrid(ClientApp(), 1, {})  # a message can be made only where Flower knows its run
+    message = Message(RecordDict(), 1, "train")
+    set_message_id(message, "an id")
+    assert message.metadata.message_id == "an id"
+
+
+def test_no_other_file_imports_parts_that_are_not_public() -> None:
+    folders = ("server", "client", "devices", "shared", "simulations", "benchmarks")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    others = {
+        f"{file.relative_to(ROOT)}: {module}"
+        for file in files
+        if file != ROOT / "shared" / "flower_compat.py"
+        for module, _ in flower_imports(file)
+        if module not in PUBLIC
+    }
+    assert others == set()
+
+
+def test_type_checkers_see_the_parts_that_are_imported() -> None:
+    typed = set(flower_imports(ROOT / "shared" / "flower_compat.py"))
+    assert typed - {("flwr.app", "Message")} == {(part.module, n) for n, part in PARTS.items()}
+
+
+def test_no_server_part_is_imported_for_a_client_part() -> None:
+    code = (
+        "import sys; from shared.flower_compat import ErrorCode; "
+        "assert not [name for name in sys.modules if name.startswith('flwr.superlink')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
