@@ -4,7 +4,7 @@ Tensors of a pretended GPU are CPU tensors whose storage has a tag; torch's own 
 compute with them. Copies between host and GPU really copy, and tensors of two devices in one
 operation raise, as on a real one. A kernel is run at once, but it counts as finished only for who
 has waited: every stream has a vector clock, events carry clocks, and an access to memory that
-another stream may still read or write raises `MissingWait`, whatever a real GPU's timing would have
+another stream may still read or write raises `MissingWaitError`, whatever a GPU's timing would have
 hidden. Memory that is allocated counts as written then: kernels launched before, in the stream that
 it was allocated in, may still use it, since torch's allocator hands freed memory on at once.
 
@@ -15,17 +15,17 @@ as such, and speed.
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Self
+from types import MethodWrapperType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
 FREE_BYTES = 2**30
@@ -40,7 +40,7 @@ _WAITING = {
 """Operations that return when the stream has finished, since the host needs their result."""
 
 
-class MissingWait(RuntimeError):
+class MissingWaitError(RuntimeError):
     """Memory was used while another stream may still use it."""
 
 
@@ -244,7 +244,7 @@ class Machine:
         """Give the device's current stream an operation, and return the stream.
 
         Raises:
-            MissingWait: if another stream may still use what it uses.
+            MissingWaitError: if another stream may still use what it uses.
         """
         stream = self.current_stream(device)
         with self._lock:
@@ -265,7 +265,7 @@ class Machine:
         """Check that the host may use memory of its own.
 
         Raises:
-            MissingWait: if a stream may still use it.
+            MissingWaitError: if a stream may still use it.
         """
         if (memory := _memory_of(tensor)) is not None:
             written = [memory.write] if memory.write else []
@@ -279,7 +279,7 @@ class Machine:
             self.access_from_host(name, source, writes=False)
             self.access_from_host(name, target, writes=True)
             return
-        if "cuda" == origin.type == place.type and origin != place:
+        if "cuda" == origin.type == place.type:
             there = self.current_stream(place)
             self.current_stream(origin).wait_stream(there)
             there.wait_stream(self.launch(name, origin, [source], [target]))
@@ -323,7 +323,7 @@ class Machine:
             if not self._has_ended(stream, number, known):
                 fault = f"{name} of {list(tensor.shape)} while {_name(stream)} may still use it"
                 self.faults.append(fault)
-                raise MissingWait(fault)
+                raise MissingWaitError(fault)
 
     def _has_ended(self, stream: Stream, number: int, known: dict[Stream, int]) -> bool:
         return number <= max(known.get(stream, 0), self.completed.get(stream, 0))
@@ -340,10 +340,11 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         machine, kwargs = self._machine, kwargs or {}
-        if _is_composite(func):  # in inference mode alone it is not taken apart before it comes here
+        signature = _signature(func)
+        if signature.is_composite:  # in inference mode nothing has taken it apart before
             with self:
                 return func.decompose(*args, **kwargs)
-        state, name = machine._state, str(func)
+        state, name = machine._state, signature.name
         inputs, written, placed = _inputs(func, args, kwargs)
         if any(tensor.is_meta for tensor in inputs):
             return func(*args, **kwargs)
@@ -351,11 +352,10 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._send(func, inputs[0], kwargs, *state.target)
         if func is _aten.copy_.default:
             target, source, *rest = args
-            blocks = not (rest and rest[0] or kwargs.get("non_blocking"))
-            machine.copy(name, source, target, not blocks)
+            machine.copy(name, source, target, kwargs.get("non_blocking", any(rest)))
             return func(*args, **kwargs)
         device = self._device(func, placed)
-        reads = [] if _makes_view(func) else [p for tensor in inputs for p in _parts(tensor)]
+        reads = [] if signature.makes_view else [p for tensor in inputs for p in _parts(tensor)]
         writes = [part for tensor in written for part in _parts(tensor)]
         if device.type == "cuda":
             stream = machine.launch(name, device, reads, writes)
@@ -370,7 +370,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 device = state.inside
         output = func(*args, **kwargs)
         if device.type == "cuda":
-            _tag_new(machine, output, inputs, device)
+            _tag_made(machine, output, inputs, device)
         return output
 
     def _send(
@@ -431,6 +431,8 @@ class _Functions(TorchFunctionMode):
         own = self._own.get(func)
         if own is not None:
             return own(*args, **(kwargs or {}))
+        if type(func) is MethodWrapperType:  # an attribute of a tensor
+            return func(*args)
         return self._call(func, args, kwargs or {})
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -438,7 +440,7 @@ class _Functions(TorchFunctionMode):
         machine, state = self._machine, self._machine._state
         kwargs = dict(kwargs)
         pinned = bool(kwargs.pop("pin_memory", False))
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = _tensors((args, kwargs))
         given = kwargs.get("device")
         if given is not None:
             place = machine.place(given)
@@ -451,10 +453,10 @@ class _Functions(TorchFunctionMode):
         finally:
             state.inside = before
         if given is not None and place == CPU:
-            for tensor in _new(output, inputs):
+            for tensor in _made(output, inputs):
                 tensor.untyped_storage().__dict__.pop("pretended", None)
         elif place.type == "cuda":
-            _tag_new(machine, output, inputs, place)
+            _tag_made(machine, output, inputs, place)
         if pinned:
             machine.tag(output, CPU)
         return output
@@ -498,9 +500,16 @@ class _Functions(TorchFunctionMode):
         self._machine.access_from_host("numpy", tensor, writes=True)
         return tensor.numpy(**kwargs)
 
-    def _backward(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _backward(
+        self,
+        tensor: Tensor,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
         with self:  # hooks and what is computed again pretend too
-            torch.autograd.backward(tensor, *args, **kwargs)
+            torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
     def _as_tensor(self, data: Any, **kwargs: Any) -> Tensor:
         device = kwargs.pop("device", None)
@@ -613,34 +622,60 @@ def _memory_of(tensor: Tensor) -> _Memory | None:
     return memory
 
 
-def _new(output: Any, inputs: list[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors of an output whose memory is not that of an input."""
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return _tensors(list(value.values())) if isinstance(value, dict) else []
+
+
+def _made(output: Any, inputs: list[Tensor]) -> list[Tensor]:
+    """Return the dense tensors of an output whose memory is not that of an input."""
+    parts = [part for tensor in _tensors(output) if not tensor.is_meta for part in _parts(tensor)]
     before = {p.untyped_storage()._cdata for tensor in inputs for p in _parts(tensor)}
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor) and not leaf.is_meta:
-            for part in _parts(leaf):
-                if part.untyped_storage()._cdata not in before:
-                    yield part
+    return [part for part in parts if part.untyped_storage()._cdata not in before]
 
 
-def _tag_new(machine: Machine, output: Any, inputs: list[Tensor], device: torch.device) -> None:
-    for tensor in _new(output, inputs):
-        if _memory_of(tensor) is None:
-            machine.tag(tensor, device)
+def _tag_made(machine: Machine, output: Any, inputs: list[Tensor], device: torch.device) -> None:
+    """Tag what has been made; what is there already has a tag."""
+    if any(_memory_of(part) is None for t in _tensors(output) for part in _parts(t)):
+        for tensor in _made(output, inputs):
+            if _memory_of(tensor) is None:
+                machine.tag(tensor, device)
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What is known of an operation.
+
+    Attributes:
+        name: its name.
+        is_composite: whether it consists of others.
+        makes_view: whether it returns a view, and so touches no memory.
+        arguments: name of each argument, and whether it is written.
+    """
+
+    name: str
+    is_composite: bool
+    makes_view: bool
+    arguments: list[tuple[str, bool]]
 
 
 @cache
-def _is_composite(func: Any) -> bool:
-    """Return whether an operation consists of others."""
+def _signature(func: Any) -> _Signature:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
-
-
-@cache
-def _makes_view(func: Any) -> bool:
-    """Return whether an operation returns a view, and so touches no memory."""
     aliases = [value.alias_info for value in func._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
+    return _Signature(
+        str(func),
+        bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)),
+        any(alias is not None and not alias.is_write for alias in aliases),
+        [
+            (argument.name, argument.alias_info is not None and argument.alias_info.is_write)
+            for argument in func._schema.arguments
+        ],
+    )
 
 
 def _inputs(
@@ -651,12 +686,12 @@ def _inputs(
     A GPU's tensor may be indexed by tensors on the CPU.
     """
     inputs, written, placed = list[Tensor](), list[Tensor](), list[Tensor]()
-    for position, argument in enumerate(func._schema.arguments):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    for position, (name, is_written) in enumerate(_signature(func).arguments):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors = _tensors(value)
         inputs += tensors
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if is_written:
             written += tensors
-        if argument.name != "indices" or isinstance(value, Tensor):
+        if name != "indices" or isinstance(value, Tensor):
             placed += tensors
     return inputs, written, placed
