@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import client.streaming.stream
 from client.streaming.block_store import allocate
 from client.streaming.block_transfer import CudaTransfer
 from client.streaming.loading import LoadedModel, load_model
-from client.streaming.stream import BlockStream, Scheduling
+from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from shared.errors import ModelError
 from shared.sections import ModelSettings
 
@@ -34,13 +35,13 @@ def load(folder: Path, device: str, tier: str, **more: object) -> LoadedModel:
     return load_model(ModelSettings.model_validate(given, by_alias=False, by_name=True))
 
 
-def streamed(loaded: LoadedModel, scheduling: Scheduling, passes: int = 2) -> Tensor:
-    """Compute logits block by block; a later pass goes through buffers that have been used."""
+def streamed(loaded: LoadedModel, scheduling: Scheduling = DEFAULT_SCHEDULING) -> Tensor:
+    """Compute logits block by block, the second time in buffers that have been used."""
     assert loaded.store is not None
     stream = BlockStream(loaded.base, loaded.store, scheduling=scheduling)
     network = loaded.base.network
     with torch.inference_mode():
-        for _ in range(passes):
+        for _ in range(2):
             logits: Tensor = network(IDS.to(network.device)).logits
         stream.free_buffers()
     return logits
@@ -49,8 +50,8 @@ def streamed(loaded: LoadedModel, scheduling: Scheduling, passes: int = 2) -> Te
 @pytest.mark.parametrize(
     ("tier", "device", "scheduling"),
     [
-        ("disk", "cuda:1", Scheduling()),
-        ("host", "cuda", Scheduling()),
+        ("disk", "cuda:1", DEFAULT_SCHEDULING),
+        ("host", "cuda", DEFAULT_SCHEDULING),
         pytest.param("disk", "cuda", Scheduling(reuse=False), marks=pytest.mark.exhaustive),
         pytest.param("host", "cuda:1", Scheduling(reuse=False), marks=pytest.mark.exhaustive),
         pytest.param("disk", "cuda", Scheduling(overlap=False), marks=pytest.mark.exhaustive),
@@ -70,20 +71,12 @@ def test_a_gpu_computes_with_streamed_blocks(
 
 
 def test_two_gpus_stream_side_by_side(model_folder: ModelFolder) -> None:
-    folder, found = model_folder("causal"), dict[str, Tensor]()
-    with pretended_gpus():
-        models = {device: load(folder, device, "host") for device in ("cuda:0", "cuda:1")}
-
-        def run(device: str) -> None:
-            found[device] = streamed(models[device], Scheduling(), passes=1).cpu()
-
-        threads = [threading.Thread(target=run, args=[device]) for device in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for device in models:
-        assert torch.equal(found[device], wanted(folder))
+    folder = model_folder("causal")
+    with pretended_gpus(), ThreadPoolExecutor(2) as pool:
+        models = [load(folder, device, "host") for device in ("cuda:0", "cuda:1")]
+        found = [logits.cpu() for logits in pool.map(streamed, models)]
+    for logits in found:
+        assert torch.equal(logits, wanted(folder))
 
 
 @pytest.mark.exhaustive
@@ -97,7 +90,7 @@ def test_quantized_blocks_stream_to_a_gpu(
         expected = plain.base.network(IDS).logits
     with pretended_gpus():
         settings = {"quantization": quantization, "stream_folder": str(tmp_path)}
-        found = streamed(load(folder, "cuda:1", "disk", **settings), Scheduling()).cpu()
+        found = streamed(load(folder, "cuda:1", "disk", **settings)).cpu()
     assert torch.equal(found, expected)
 
 
@@ -122,10 +115,10 @@ def test_a_buffer_in_the_mode_of_its_first_user_is_caught(
         pretended_gpus(),
         pytest.raises(RuntimeError, match="Inplace update to inference tensor"),
     ):
-        streamed(load(model_folder("causal"), "cuda", "host"), Scheduling())
+        streamed(load(model_folder("causal"), "cuda", "host"))
 
 
-@pytest.mark.parametrize("scheduling", [Scheduling(), Scheduling(reuse=False)])
+@pytest.mark.parametrize("scheduling", [DEFAULT_SCHEDULING, Scheduling(reuse=False)])
 def test_an_upload_that_waits_for_nobody_is_caught(
     scheduling: Scheduling, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +138,7 @@ def test_blocks_left_on_the_host_are_caught(
         pretended_gpus(),
         pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"),
     ):
-        streamed(load(model_folder("causal"), "cuda", "host"), Scheduling())
+        streamed(load(model_folder("causal"), "cuda", "host"))
 
 
 def test_a_gpu_that_is_not_there_is_named(model_folder: ModelFolder) -> None:

@@ -10,12 +10,12 @@ from accelerator import pretended_gpus
 from tuning import Settings, small, tuned, tuning_of
 
 ModelFolder = Callable[[str], Path]
-FEW: Settings = {"data.train": 8, "data.validation": 4, "data.test": 4, "steps": 2}
+FEW: Settings = {"data.train": 8, "data.validation": 4, "data.test": 4, "steps": 1, "batch": 2}
 LSP = {
     "lsp__subspace_size": 8,
     "lsp__nonzeros": 2,
     "lsp__learning_steps": 2,
-    "lsp__check_frequency": 2,
+    "lsp__check_frequency": 1,
 }
 
 
@@ -54,8 +54,8 @@ def test_a_gpu_ends_a_run_where_the_cpu_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Triton's interpreter is slow; what it launches has tests of its own.
-    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "torch")
+    # Triton's interpreter is slow; its launches have tests of their own.
+    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "numba")
 
     def settings(name: str) -> Settings:
         return small(model_folder("causal"), data_file, tmp_path / name) | FEW
@@ -71,7 +71,7 @@ def test_a_gpu_ends_a_run_where_the_cpu_does(
     assert [p["loss"] for p in found["curve"]] == pytest.approx(
         [p["loss"] for p in wanted["curve"]], rel=1e-4
     )
-    if asked["method"] != "lsp":  # sparse products add in another order
+    if asked["method"] in ("mezo", "prge"):  # gradients are computed by other products there
         assert found["digest"] == wanted["digest"]
 
 
