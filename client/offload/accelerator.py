@@ -73,7 +73,10 @@ class Accelerator:
         for tensor in tensors:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.transfer.pinned)
             self.hold_on_host([copy])
-            self.transfer.offload(_bytes(tensor.contiguous()), _bytes(copy), event)
+            source = tensor.contiguous()
+            if source is not tensor:  # this thread's work, which the caller's event does not hold
+                event = self.transfer.record_event()
+            self.transfer.offload(_bytes(source), _bytes(copy), event)
             copies.append(copy)
         return copies
 

@@ -226,13 +226,14 @@ def write_block_file(
 
 
 def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
-    """Allocate memory for blocks, uint8 [size].
+    """Allocate memory for blocks, uint8 [size], which threads in any mode may write.
 
     Raises:
         ModelError: if there is not enough memory.
     """
     try:
-        return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
+        with torch.inference_mode(False):
+            return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
     except (RuntimeError, MemoryError) as error:
         raise ModelError(
             f"{size / 2**20:,.0f} MiB for a block do not fit the memory of {device}: "

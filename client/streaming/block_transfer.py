@@ -32,8 +32,8 @@ class BlockTransfer(ABC):
             host_buffer: the block in the host's memory, uint8.
             device_buffer: memory on the device, uint8, at least as large; None if the device
                 computes in the host's memory.
-            event: return value of `record_event` from when the device buffer was last used, or
-                None.
+            event: return value of `record_event` from when the device buffer was last used or
+                allocated.
         """
 
     @abstractmethod

@@ -71,7 +71,7 @@ class _BlockBuffer:
         staging: host memory that a block from a file is read into, or None.
         device: memory on the torch device, or None if that computes in the host's memory.
         compute: memory for tensors whose type in the computation differs from the stored one.
-        event: end of the last computation with this buffer.
+        event: end of the last computation with this buffer, or with its memory before that.
         write: last job that wrote a block back from this buffer.
     """
 
@@ -346,6 +346,8 @@ class BlockStream:
         if converts:
             largest = max(layout.bytes for layout in self._compute_layouts)
             buffer.compute = allocate(largest, transfer.device)
+        # Work that still uses the memory which the buffer was given must end before an upload.
+        buffer.event = transfer.record_event()
 
     def _model_dtypes(self, index: int) -> list[torch.dtype]:
         swappable = self._swappable[index]

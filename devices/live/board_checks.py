@@ -92,14 +92,19 @@ def check_zram(taken: int) -> CheckResult:
     return CheckResult(Outcome.WARN, "zram", f"takes {_megabytes(taken)}", remedy)
 
 
-def name_missing_kernels(error: Exception) -> str:
-    """Return what a failed product means; for a GPU, which kernels this torch lacks, and has."""
+def name_missing_kernels(error: Exception, device: str) -> str:
+    """Return what a failed product means; for a GPU, which kernels this torch lacks, and has.
+
+    Args:
+        error: what the product raised.
+        device: name of the torch device that should have computed it.
+    """
     line = (str(error).strip() or repr(error)).splitlines()[0]
     if "no kernel image" not in line:
         return line
     import torch
 
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     kernels = " ".join(torch.cuda.get_arch_list())
     return f"{torch.__version__} has no kernels for sm_{major}{minor}, this GPU; it has {kernels}"
 

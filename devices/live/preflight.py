@@ -107,7 +107,7 @@ def check_torch(device: str) -> CheckResult:
         return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
         remedy = "install a wheel for this machine (docs/guides/jetson.md)"
-        return CheckResult(Outcome.FAIL, "torch", name_missing_kernels(error), remedy)
+        return CheckResult(Outcome.FAIL, "torch", name_missing_kernels(error, device), remedy)
 
 
 def check_bitsandbytes(device: str) -> CheckResult:

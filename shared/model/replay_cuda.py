@@ -110,6 +110,8 @@ def _fill(
 class CudaBackend:
     """The replay backend on a GPU; see `shared.replay.Backend`.
 
+    Triton launches on the thread's current device, which is set to that of the tensors.
+
     Attributes:
         device: torch device of the GPU.
     """
@@ -127,15 +129,14 @@ class CudaBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z to the state, in index."""
+        """Add Σ c·z to the state, in place."""
         on_device, factors = (
             torch.from_numpy(array).to(self.device) for array in (state, coefficients)
         )
         grid = (_blocks(len(state), distribution),)
-        _fold[grid](
-            *(on_device, self._bits(seeds), factors, self._table, len(seeds), len(state)),
-            **_SHAPES[distribution],
-        )
+        arguments = on_device, self._bits(seeds), factors, self._table, len(seeds), len(state)
+        with torch.cuda.device_of(self._table):
+            _fold[grid](*arguments, **_SHAPES[distribution])
         state[:] = on_device.cpu().numpy()
 
     def directions(
@@ -156,7 +157,8 @@ class CudaBackend:
             grid = (_blocks(count, distribution), len(seeds))
             skipped = _blocks(first, distribution)
             shape = _SHAPES[distribution]
-            _fill[grid](z, self._bits(seeds), self._table, count, skipped, **shape)
+            with torch.cuda.device_of(self._table):
+                _fill[grid](z, self._bits(seeds), self._table, count, skipped, **shape)
         return z
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:

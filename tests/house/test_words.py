@@ -33,7 +33,7 @@ RETIRED = (
         r"Bucket",
         r"Door",
     ),
-    *(r"Answering", r"Participant", r"_Stand", r"taken_back", r"device_of"),
+    *(r"Answering", r"Participant", r"_Stand", r"taken_back", r"(?<!cuda\.)device_of"),
     # sentences
     *(
         r"taken back",

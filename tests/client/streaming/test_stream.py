@@ -164,7 +164,7 @@ def test_cuda_streams_give_the_bits_of_a_resident_model(
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     folder = shape_folder("OPT", True)
-    wanted = Rig(folder, device="cuda").scores()
+    wanted = Rig(folder, torch_device="cuda").scores()
     for stream in ("disk", "host"):
-        found = Rig(folder, stream, device="cuda", scheduling=scheduling).scores()
+        found = Rig(folder, stream, torch_device="cuda", scheduling=scheduling).scores()
         np.testing.assert_array_equal(found, wanted)

@@ -157,13 +157,13 @@ def test_no_description_of_processors_means_nothing(tmp_path: Path) -> None:
 def test_missing_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 7))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {"cuda:1": (8, 7)}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
     error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nX")
-    said = name_missing_kernels(error)
+    said = name_missing_kernels(error, "cuda:1")
     assert "has no kernels for sm_87, this GPU; it has sm_80 sm_90" in said
-    assert name_missing_kernels(RuntimeError("out of memory\nmore")) == "out of memory"
-    assert name_missing_kernels(ValueError()) == "ValueError()"
+    assert name_missing_kernels(RuntimeError("out of memory\nmore"), "cuda") == "out of memory"
+    assert name_missing_kernels(ValueError(), "cpu") == "ValueError()"
 
 
 def test_a_board_is_known_by_its_kernel_where_its_release_file_is_not_mounted(

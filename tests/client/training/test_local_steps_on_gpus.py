@@ -1,0 +1,53 @@
+"""A client's steps on a pretended GPU give the report of the CPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerator import pretended_gpus
+from helpers import instruction_with
+
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import load_run
+from shared.config import RunConfig
+from shared.replay import zero_state
+
+
+def report(settings: dict[str, Any]) -> bytes:
+    runtime, source = load_run(RunConfig.of(settings, "test"))
+    state = zero_state(runtime.layout.size)
+    instruction = instruction_with(layout_hash=runtime.layout.hash, queries=2, batch=4)
+    data = source.share_of(0, 3)
+    content: bytes = take_local_steps(runtime, data, instruction, state).encode()
+    return content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"adapter.layers": "readout"}, marks=pytest.mark.exhaustive),
+        {"adapter.layers": "readout,top:1"},
+        pytest.param({"model.stream": "host"}, marks=pytest.mark.exhaustive),
+        pytest.param({"model.quantization": "nf4"}, marks=pytest.mark.exhaustive),
+    ],
+)
+@pytest.mark.parametrize(
+    "family",
+    ["causal", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("masked", "encoder"))],
+)
+def test_a_gpu_reports_what_the_cpu_does(
+    change: dict[str, str],
+    family: str,
+    settings: dict[str, Any],
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "numba")
+    settings |= {"model.path": str(model_folder(family))} | change
+    wanted = report(settings)
+    with pretended_gpus() as gpus:
+        found = report(settings | {"model.torch-device": "cuda:1"})
+        assert not gpus.launches[torch.device("cuda:0")]
+    assert found == wanted
