@@ -1,4 +1,4 @@
-"""Repetitions of a run with other seeds, which draw the splits too, and intervals over the seeds."""
+"""Repetitions of a run with other seeds, which draw splits too, and intervals over the seeds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
