@@ -19,8 +19,9 @@ from simulations.comparison.columns import client_columns
 from simulations.comparison.comparison import Comparison as _Comparison
 from simulations.comparison.comparison import compare_runs
 from simulations.comparison.measure import named_figures
+from simulations.comparison.seeds import describe_seeds
 from simulations.progress import watched
-from simulations.repetitions import SeedInterval, describe_seeds, repeat, seed_intervals
+from simulations.repetitions import SeedInterval, repeat, seed_intervals
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from shared.choices import AUTO, with_choices
-from shared.data_settings import EMBEDDED_DATA, FOLLOWS_SEED, DataSettings
+from shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
 from shared.directions import Differences
 from shared.extensions import is_extension
 from shared.features import refusals
@@ -328,11 +328,7 @@ class RunConfig(Settings):
             key: value.model_dump(by_alias=True) if isinstance(value, Section) else value
             for key, value in settings.items()
         }
-        flat = with_choices(flattened(nested))
-        if flat.get("data.seed", FOLLOWS_SEED) == FOLLOWS_SEED:
-            seed = flat.get("seed", 0)
-            flat["data.seed"] = seed if type(seed) is int else 0  # which is refused as the run's
-        return nest(flat)
+        return nest(with_drawn_split(with_choices(flattened(nested))))
 
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:

@@ -1,6 +1,7 @@
 """The section of a run's settings about data: examples, their division, and an owner's limits."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -120,3 +121,11 @@ class DataSettings(Section):
         """Return whether a client's answers are limited."""
         limits = self.scalar_limit, self.scalars_per_example, self.epsilon_limit
         return any(limits) or self.least_batch > 1
+
+
+def with_drawn_split(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key in which a `data.seed` that was left open is the run's seed."""
+    if flat.get("data.seed", FOLLOWS_SEED) != FOLLOWS_SEED:
+        return dict(flat)
+    seed = flat.get("seed", 0)
+    return {**flat, "data.seed": seed if type(seed) is int else 0}  # which is refused as the run's

@@ -235,7 +235,8 @@ def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engi
     from rich.console import Console
 
     from shared.result import RunResult
-    from simulations.repetitions import describe_seeds, parse_seeds, repeat, seed_intervals
+    from simulations.comparison.seeds import describe_seeds
+    from simulations.repetitions import parse_seeds, repeat, seed_intervals
     from simulations.report.terminal import seeds_table
 
     folders = repeat(config_of, parse_seeds(seeds), lambda each: _run(each, engine))

@@ -1,10 +1,9 @@
 """Repetitions of a run with other seeds, which draw splits too, and intervals over the seeds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -72,20 +71,6 @@ def _with_own_folder(config: RunConfig) -> RunConfig:
     if not config.out:
         return config
     return config.with_values({"out": str(Path(config.out) / f"seed-{config.seed}")})
-
-
-def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence about what draws the splits of runs that differ in their seeds.
-
-    Args:
-        configs: settings of the runs by dotted key, at least one.
-    """
-    drawn = {config.get("data.seed", 0) for config in configs}
-    if len(drawn) == 1:
-        return f"one split of the data, that of data.seed {drawn.pop()}, for all seeds"
-    if all(config.get("data.seed") == config.get("seed") for config in configs):
-        return "every seed draws its own split of the data: data.seed follows seed"
-    return f"splits of the data of data.seed {', '.join(sorted(map(str, drawn)))}"
 
 
 def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:

@@ -13,6 +13,7 @@ from shared.config import RunConfig
 from shared.result import RunResult
 from simulations.comparison.columns import MEANINGS, with_bytes
 from simulations.comparison.measure import Measure, figures_of, measure_of
+from simulations.comparison.seeds import describe_seeds
 from simulations.comparison.statistics import (
     CONFIDENCE,
     Difference,
@@ -31,7 +32,6 @@ from simulations.comparison.variants import (
     read_comparison_set,
 )
 from simulations.comparison.verdict import Verdict
-from simulations.repetitions import describe_seeds
 
 FLOAT32_BYTES = 4
 

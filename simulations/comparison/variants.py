@@ -23,10 +23,10 @@ from simulations.comparison.columns import (
     client_columns,
 )
 from simulations.comparison.measure import figures_of
+from simulations.comparison.seeds import DATA_SEED, seeds_draw_splits
 from simulations.comparison.statistics import Numbers
 
 _LISTED = 5
-_DATA_SEED = "data.seed"
 _PLAIN = ("global", "local")
 """Methods that the others are compared with."""
 
@@ -234,10 +234,10 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
         SamaraError: if a run is not finished, or differs from the first in data, split or model.
     """
     runs = [Run(folder, RunResult.read(folder)) for folder in folders]
-    drawn = _seeds_draw_splits(runs)
+    drawn = seeds_draw_splits([run.result.config for run in runs])
     known = {key: None for run in runs for key in run.result.config if _makes_a_variant(key)}
     if drawn:
-        known.pop(_DATA_SEED, None)
+        known.pop(DATA_SEED, None)
     _check_data(runs, drawn)
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -277,33 +277,16 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     )
 
 
-def _seeds_draw_splits(runs: Sequence[Run]) -> bool:
-    """Return whether the split of every run is that of its seed, and not the same for all."""
-    configs = [run.result.config for run in runs]
-    follows = all(config.get(_DATA_SEED) == config.get("seed") for config in configs)
-    return follows and len({config.get(_DATA_SEED) for config in configs}) > 1
-
-
 def _check_data(runs: Sequence[Run], drawn: bool) -> None:
-    """Refuse runs of another model, or of other examples than the first one with their split.
-
-    Args:
-        runs: runs to compare.
-        drawn: whether the seeds draw the splits.
-    """
+    """Refuse runs of another model, or of other examples than the first one with their split."""
     first: dict[object, Run] = {}
     for run in runs:
-        split = run.result.config.get(_DATA_SEED) if drawn else None
+        split = run.result.config.get(DATA_SEED) if drawn else None
         _check(run, runs[0], first.setdefault(split, run))
 
 
 def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
-    """Refuse variants with different seeds if these draw splits: their clients' means would be of
-    other examples.
-
-    Raises:
-        SamaraError: naming the seeds.
-    """
+    """Refuse variants with different seeds if these draw splits, and so other examples."""
 
     def seeds(group: Sequence[Run]) -> set[object]:
         return {run.result.config.get("seed") for run in group}

@@ -11,8 +11,9 @@ from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError, SamaraError
 from shared.tasks.data import load_examples
 from simulations.comparison.comparison import Comparison, compare_runs
+from simulations.comparison.seeds import describe_seeds
 from simulations.comparison.tables import render_comparison
-from simulations.repetitions import describe_seeds, repeat
+from simulations.repetitions import repeat
 
 
 @pytest.mark.parametrize(
