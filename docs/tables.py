@@ -14,6 +14,7 @@ from client.tuning.settings import TuneSettings
 from server.watch.metrics import metrics_table
 from shared.choices import AUTO, OPEN
 from shared.config import RunConfig
+from shared.data_settings import FOLLOWS_SEED
 from shared.features import (
     DIMENSIONS,
     EXCLUSIONS,
@@ -83,7 +84,7 @@ def relative_links(table: str, folder: Path) -> str:
 
 def blocks() -> dict[str, str]:
     """Return the content of every marked block by its name."""
-    run = RunConfig().flat() | OPEN
+    run = RunConfig().flat() | OPEN | {"data.seed": FOLLOWS_SEED}
     tune = TuneSettings().flat() | {"adapter.layers": AUTO}
     sections = tuple(dict.fromkeys(key.split(".")[0] for key in run if "." in key))
     group, fault = _defaults(DeviceGroup), _defaults(Fault)

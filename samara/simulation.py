@@ -19,6 +19,7 @@ from simulations.comparison.columns import client_columns
 from simulations.comparison.comparison import Comparison as _Comparison
 from simulations.comparison.comparison import compare_runs
 from simulations.comparison.measure import named_figures
+from simulations.comparison.seeds import describe_seeds
 from simulations.progress import watched
 from simulations.repetitions import SeedInterval, repeat, seed_intervals
 
@@ -184,7 +185,7 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed, and in the split of the data where that follows the seed.
 
     >>> settings = {"rounds": 1, "steps": 1, "data.clients": 2, "personal.rounds": 0}
     >>> runs = simulate(settings, seeds=[0, 1])
@@ -217,6 +218,7 @@ class Runs(Sequence[Run]):
         from simulations.report.terminal import seeds_table
 
         table = seeds_table(self.intervals())
+        table.caption = describe_seeds([run.result.config for run in self])
         return text_of(lambda console: console.print(table))
 
     def intervals(self) -> dict[str, SeedInterval]:
@@ -267,7 +269,8 @@ def simulate(
     Args:
         scenario: name of a shipped scenario, a scenario file, or settings as a mapping, nested or
             by dotted keys. An empty mapping is eight clients with generated messages.
-        seeds: seeds of several runs, which become `Runs`.
+        seeds: seeds of several runs, which become `Runs`. Each draws its own split of the data,
+            unless the scenario or the settings have a `data.seed`; those of a finished run do.
         progress: show the progress; by default on a terminal and in a notebook.
         settings: settings that replace those of the scenario: ``learning_rate=0.1``,
             ``data={"clients": 4}``, ``**{"data.clients": 4}``, ``out="runs/first"``.
@@ -276,10 +279,13 @@ def simulate(
         SamaraError: if the run cannot begin, or cannot go on, with the words that the command
             prints.
     """
-    config = config_of(scenario, settings)
     if seeds is None:
-        return Run(_simulate(config, progress))
-    folders = repeat(config, seeds, lambda each: _simulate(each, progress))
+        return Run(_simulate(config_of(scenario, settings), progress))
+    folders = repeat(
+        lambda seed: config_of(scenario, settings | {"seed": seed}),
+        seeds,
+        lambda each: _simulate(each, progress),
+    )
     return Runs([Run(folder) for folder in folders])
 
 

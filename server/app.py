@@ -5,10 +5,12 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ArrayRecord, Context
@@ -88,6 +90,7 @@ def serve(
     cohorts: RecordedCohorts | None = None,
     clock: Clock | None = None,
     patient: bool = False,
+    known: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Train for the configured rounds and write the result; return the run's folder.
 
@@ -97,6 +100,7 @@ def serve(
         cohorts: cohorts of a recorded run, to be repeated as far as it went.
         clock: the clock of the run; the real one by default.
         patient: whether to go on waiting for clients if no connected one can take part.
+        known: further keys of the result, known to who has the data of all clients.
 
     Raises:
         SamaraError: if no client can take part, or the folder cannot be used.
@@ -130,7 +134,7 @@ def serve(
             strategy.assign_clients(grid)
         _run(strategy, grid, config)
         result = _result(config, run_id, layout, roster, strategy.events())
-        result["wall_seconds"] = time.monotonic() - started
+        result |= {"wall_seconds": time.monotonic() - started, **known}
         result |= grid.clock.finish_run(result["rounds"])
         if isinstance(strategy, ScalarStrategy) and strategy.rounds:
             _write_start(config, store, roster.model_id)

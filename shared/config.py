@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from shared.choices import AUTO, with_choices
-from shared.data_settings import EMBEDDED_DATA, DataSettings
+from shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
 from shared.directions import Differences
 from shared.extensions import is_extension
 from shared.features import refusals
@@ -280,6 +280,7 @@ class RunConfig(Settings):
             "adapter": adapter_kind(self.adapter.layers),
             "gradients": "exact" if self.gradients == "exact" else "differences",
             "basis": "informed" if self.adapter.basis else "none",
+            "split": self.data.split,
             "scalar limit": "set" if self.data.has_answer_limits else "none",
             "start": "given" if self.adapter.start else "none",
             "privacy": self.privacy.feature,
@@ -327,7 +328,7 @@ class RunConfig(Settings):
             key: value.model_dump(by_alias=True) if isinstance(value, Section) else value
             for key, value in settings.items()
         }
-        return nest(with_choices(flattened(nested)))
+        return nest(with_drawn_split(with_choices(flattened(nested))))
 
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:

@@ -1,14 +1,19 @@
 """The section of a run's settings about data: examples, their division, and an owner's limits."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from shared.settings import Section, Text, choice, setting
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
 PARTITIONS = ("auto", "iid", "dirichlet", "user")
-SplitRule = Literal["random", "time"]
-"""The ways to cut missing splits from each user's training rows."""
+SplitRule = Literal["random", "time", "text"]
+"""The ways to cut missing splits from the training rows."""
+FOLLOWS_SEED = -1
+"""The value of ``data.seed`` that leaves it open: the seed of the run."""
 
 
 class DataSettings(Section):
@@ -33,14 +38,21 @@ class DataSettings(Section):
         gt=0,
     )
     limit: int = setting(0, "most training examples of all clients together; 0 is all", ge=0)
-    seed: int = setting(
-        0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
+    seed: Annotated[int, AfterValidator(lambda seed: max(seed, 0))] = setting(  # open without a run
+        FOLLOWS_SEED,
+        "seed of splits, limit, partition and generated messages; −1 is the run's `seed`, so that "
+        "other seeds draw other splits, and a number keeps them",
+        validate_default=True,
+        ge=FOLLOWS_SEED,
+        lt=2**63,
     )
     split: SplitRule = setting(
         "random",
-        "validation and test examples that are cut from a user's rows: `random`, by `seed`; or "
+        "validation and test examples that are cut from a user's rows: `random`, by `data.seed`; "
         "`time`, the newest as test and those before them as validation, by the rows' column "
-        "`time` (seconds since 1970, or a date)",
+        "`time` (seconds since 1970, or a date); or `text`, by a hash of the text and `data.seed`, "
+        "so that no client is tested on a text that another trains on. Live clients take the last "
+        "one from the run",
         before="random",
         page="guides/own-data.md",
     )
@@ -109,3 +121,11 @@ class DataSettings(Section):
         """Return whether a client's answers are limited."""
         limits = self.scalar_limit, self.scalars_per_example, self.epsilon_limit
         return any(limits) or self.least_batch > 1
+
+
+def with_drawn_split(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key in which a `data.seed` that was left open is the run's seed."""
+    if flat.get("data.seed", FOLLOWS_SEED) != FOLLOWS_SEED:
+        return dict(flat)
+    seed = flat.get("seed", 0)
+    return {**flat, "data.seed": seed if type(seed) is int else 0}  # which is refused as the run's

@@ -267,6 +267,11 @@ _OTHER_OBJECTIVES = ("registered", "summed-cross-entropy", "metric")
 
 FURTHER_EXCLUSIONS = (
     Exclusion(
+        {"split": ("text",), "clients": ("phone",)},
+        "a phone's page splits its rows by a hash of its own, which neither the seed nor the "
+        "normalization of data.split is in; let boards take part, or set data.split to random",
+    ),
+    Exclusion(
         {"estimator": ("registered",), "clients": ("phone", "emulated")},
         "a phone's program, and the time model of emulated devices, have the built-in estimators "
         "only; set gradients to differences",
@@ -295,7 +300,7 @@ FURTHER_EXCLUSIONS = (
         "the time model of emulated devices decodes no answers; set objective to cross-entropy",
     ),
 )
-"""Combinations that do not exist with other objectives, or with registered code
+"""Combinations that do not exist with another split or objective, or with registered code
 (`shared.extensions`); a personalization has the rules of the method ``readout``, and an aggregation
 those of rules that weigh whole reports."""
 

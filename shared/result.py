@@ -7,14 +7,18 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.config import RunConfig
+from shared.data_settings import EMBEDDED_DATA
 from shared.errors import SamaraError
+from shared.frames.hello import SPLIT_EXAMPLES
 from shared.secure_aggregation.buckets import LEAST_TRIMMED
 from shared.settings import with_current_keys
+from shared.tasks.text_split import SharedTexts
 
 SCHEMA_VERSION = 2
 """The version of the schema; it grows when a key goes or changes its meaning, not with new keys."""
 RESULT_FILE = "result.json"
 _SHOWN_MISTAKES = 5
+_SPLIT_NAMES = {"train": "training", "validation": "validation", "test": "test"}
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -231,11 +235,42 @@ class RunResult(_ResultPart):
     """The scalar ratios of clients; None in a result that was written before they were counted."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
+    shared_texts: SharedTexts | None = None
+    """Test examples whose text another client trains on; None in a live run, where nobody knows."""
 
     @property
     def newcomers(self) -> range:
         """The clients that never trained the global model."""
         return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
+
+    def describe_split(self) -> str:
+        """Return a sentence about the split of the data: its rule, its seed, and clients' parts."""
+        seed, rule = self.config.get("data.seed", 0), str(self.config.get("data.split", "random"))
+        how = {"random": "at random", "time": "by time", "text": "by text"}[rule]
+        if self.config.get("data.path") == EMBEDDED_DATA:
+            how = "of generated messages, by text"
+        drawn = "the run's seed" if seed == self.config.get("seed") else "whatever the run's seed"
+        sentence = f"split {how}, drawn by data.seed {seed}, {drawn}"
+        counts = [client.facts.get(SPLIT_EXAMPLES) for client in self.clients.values()]
+        known = [own for own in counts if isinstance(own, dict)]
+        if known and len(known) == len(counts):
+            ranges = {
+                name: [int(own.get(split, 0)) for own in known]
+                for split, name in _SPLIT_NAMES.items()
+            }
+            sentence += "; examples of a client: " + ", ".join(
+                f"{min(sizes):,} to {max(sizes):,} {name}"
+                if min(sizes) < max(sizes)
+                else f"{sizes[0]:,} {name}"
+                for name, sizes in ranges.items()
+            )
+        return sentence
+
+    def describe_shared_texts(self) -> str:
+        """Return a sentence about the texts that clients share; empty without any."""
+        if self.shared_texts is None:
+            return ""
+        return self.shared_texts.describe(str(self.config.get("data.split", "random")))
 
     def describe_privacy(self) -> str:
         """Return a sentence about the run's differential privacy; empty if it has none."""

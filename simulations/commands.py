@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -103,7 +103,8 @@ def simulate(
             raise ConfigError("--seeds: a recorded run has one seed; leave --cohorts-from out")
         if fed_avg is not None:
             raise ConfigError("--fed-avg: stands beside one run; leave --seeds out")
-        _run_seeds(config, seeds, engine)
+        file = scenario_file(scenario)
+        _run_seeds(lambda seed: load_scenario(file, [*assignments, f"seed={seed}"]), seeds, engine)
         return
     if fed_avg is not None:
         from simulations.fed_avg import check_fed_avg
@@ -230,15 +231,18 @@ def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
     console.print("", figures_table(found, "beside FedAvg"))
 
 
-def _run_seeds(config: "RunConfig", seeds: str, engine: Engine) -> None:
+def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engine) -> None:
     from rich.console import Console
 
     from shared.result import RunResult
+    from simulations.comparison.seeds import describe_seeds
     from simulations.repetitions import parse_seeds, repeat, seed_intervals
     from simulations.report.terminal import seeds_table
 
-    folders = repeat(config, parse_seeds(seeds), lambda each: _run(each, engine))
-    table = seeds_table(seed_intervals([RunResult.read(folder) for folder in folders]))
+    folders = repeat(config_of, parse_seeds(seeds), lambda each: _run(each, engine))
+    results = [RunResult.read(folder) for folder in folders]
+    table = seeds_table(seed_intervals(results))
+    table.caption = describe_seeds([result.config for result in results])
     Console().print("", table)
 
 

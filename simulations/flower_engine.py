@@ -4,8 +4,10 @@ Ray starts on this machine, or `RAY_ADDRESS` names a cluster of several.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -56,13 +58,16 @@ class _Configured(ClientApp):
         return reply
 
 
-def simulate_with_flower(config: RunConfig, threads: int, folder: Path) -> Path:
+def simulate_with_flower(
+    config: RunConfig, threads: int, folder: Path, known: Mapping[str, Any]
+) -> Path:
     """Train with Flower's simulation engine; returns the run's folder.
 
     Args:
         config: settings of the run.
         threads: threads, and so CPUs, of each client.
         folder: folder of the run.
+        known: further keys of the result, as for `serve`.
 
     Raises:
         SamaraError: if Ray is not installed, the cluster has no room for a client or lacks files,
@@ -95,7 +100,7 @@ def simulate_with_flower(config: RunConfig, threads: int, folder: Path) -> Path:
         passes = PassesInReplies(grid, config.data.clients)
         try:
             clock = PassClock(SystemClock(), passes.take_rows)
-            outcome.append(serve(config, passes, clock=clock))
+            outcome.append(serve(config, passes, clock=clock, known=known))
         except SamaraError as error:
             outcome.append(error)
 

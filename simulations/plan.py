@@ -4,7 +4,9 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from shared.frames.instructions import Split
 from shared.model.layer_selection import chosen_blocks
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask
+from shared.tasks.text_split import SharedTexts
 from simulations.report.fleet import span_of
 
 log = logging.getLogger("samara.simulation")
@@ -57,12 +60,17 @@ def describe_plan(
         + ", ".join(f"{count:,} {split.name.lower()}" for split, count in counts.items())
         + " examples",
         f"labels in training: {_labels(config, shares)}",
-        f"clients: {len(shares)} with {_range(shares)} training examples"
+        f"clients: {len(shares)} with {_range(shares, Split.TRAIN)} training examples"
         + (f", of {users:,} users" if users else ""),
+        f"split: {config.data.split}, drawn by data.seed {config.data.seed}; each client has "
+        f"{_range(shares, Split.VALIDATION)} validation and {_range(shares, Split.TEST)} test "
+        "examples",
         f"model: {config.model.path}, adapter {config.adapter.layers}, "
         f"{runtime.layout.size:,} trained numbers",
         f"evaluations: {_evaluations(config)}",
     ]
+    if shared := _shared_texts(shares).describe(config.data.split):
+        lines.append(f"note: {shared}")
     if chosen := automatic_values(config.flat()):
         lines.append(describe_choices(chosen, config.flat()))
     try:
@@ -70,6 +78,15 @@ def describe_plan(
     except SamaraError as error:
         lines.append(f"no estimate of time and memory: {error}")
     return [*lines, f"results: {folder.absolute()}"]
+
+
+def known_of(shares: Sequence[ClientData]) -> dict[str, Any]:
+    """Return the keys of a result that follow from the data of all clients."""
+    return {"shared_texts": asdict(_shared_texts(shares))}
+
+
+def _shared_texts(shares: Sequence[ClientData]) -> SharedTexts:
+    return SharedTexts.among([share.examples for share in shares])
 
 
 def _count(shares: Sequence[ClientData], split: Split) -> int:
@@ -89,8 +106,8 @@ def _labels(config: RunConfig, shares: Sequence[ClientData]) -> str:
     return ", ".join(f"{word} {found[i] / whole:.0%}" for i, word in enumerate(task.words))
 
 
-def _range(shares: Sequence[ClientData]) -> str:
-    sizes = [len(share.in_split(Split.TRAIN)) for share in shares]
+def _range(shares: Sequence[ClientData], split: Split) -> str:
+    sizes = [len(share.in_split(split)) for share in shares]
     return f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{sizes[0]:,}"
 
 

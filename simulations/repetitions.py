@@ -1,4 +1,4 @@
-"""Repetitions of a run that differ in their seed alone, and intervals over the seeds."""
+"""Repetitions of a run with other seeds, which draw splits too, and intervals over the seeds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,14 +46,16 @@ def parse_seeds(text: str) -> list[int]:
         raise ConfigError(f"--seeds {text}: give numbers with commas, such as 0,1,2") from None
 
 
-def repeat(config: RunConfig, seeds: Sequence[int], run: Callable[[RunConfig], Path]) -> list[Path]:
+def repeat(
+    config_of: Callable[[int], RunConfig], seeds: Sequence[int], run: Callable[[RunConfig], Path]
+) -> list[Path]:
     """Run a configuration once with every seed, and return the folders.
 
-    Data are divided by `data.seed`, which stays the same. With `out` every seed has a folder in
-    that.
+    With `out` every seed has a folder in that.
 
     Args:
-        config: settings of the runs.
+        config_of: function that returns the settings with a seed; a `data.seed` that they leave
+            open is that seed.
         seeds: seeds, each once.
         run: function that runs a configuration and returns its folder.
 
@@ -62,16 +64,13 @@ def repeat(config: RunConfig, seeds: Sequence[int], run: Callable[[RunConfig], P
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds {', '.join(map(str, seeds))}: give each once, at least one")
-    configs = [
-        RunConfig.of(
-            config.flat()
-            | {"seed": seed}
-            | ({"out": str(Path(config.out) / f"seed-{seed}")} if config.out else {}),
-            "seeds",
-        )
-        for seed in seeds
-    ]
-    return [run(config) for config in configs]
+    return [run(_with_own_folder(config)) for config in list(map(config_of, seeds))]
+
+
+def _with_own_folder(config: RunConfig) -> RunConfig:
+    if not config.out:
+        return config
+    return config.with_values({"out": str(Path(config.out) / f"seed-{config.seed}")})
 
 
 def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:

@@ -38,7 +38,7 @@ from shared.tasks.data import check_labels
 from simulations.engine import InProcessGrid
 from simulations.finished import find_finished, hold_inputs
 from simulations.pass_clock import PassClock, PassesInProcess
-from simulations.plan import log_plan
+from simulations.plan import known_of, log_plan
 
 log = logging.getLogger("samara.simulation")
 
@@ -103,13 +103,15 @@ def simulate(
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 
-        return simulate_with_flower(config, loaded.of_client.threads, loaded.folder)
+        return simulate_with_flower(
+            config, loaded.of_client.threads, loaded.folder, known_of(loaded.shares)
+        )
     share_heap()
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
         clock = PassClock(SystemClock(), PassesInProcess(loaded.shares).take_rows)
-        return serve(config, grid, cohorts, clock)
+        return serve(config, grid, cohorts, clock, known=known_of(loaded.shares))
 
 
 class LoadedSimulation(NamedTuple):

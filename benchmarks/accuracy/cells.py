@@ -93,7 +93,7 @@ def measure_cells(
             if rows.find(key=key):
                 continue
             of_run = {k: v for k, v in settings.items() if k not in variants}
-            config = settings_of(arguments, cell, where | of_run | {"seed": seed})
+            config = settings_of(arguments, cell, where | of_run | {"seed": seed, "data.seed": 0})
             run = run or prepare(config)
             limits = limits or measure_limits(config)
             row = {"key": key, **cell._asdict(), "condition": condition, "seed": seed}

@@ -53,6 +53,7 @@ def carry_out(arguments: argparse.Namespace, clients: int, policy: str, seed: in
         "evaluate.every": max(1, CLIENT_ROUNDS // clients),
         "seed-policy": policy,
         "seed": seed,
+        "data.seed": 0,
         "threads": 1,
     }
     command = [sys.executable, "-m", "samara", "simulate", "sst2", "--out", str(out)]

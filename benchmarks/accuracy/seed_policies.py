@@ -38,6 +38,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             settings = {
                 "seed": seed,
+                "data.seed": 0,
                 "seed-policy": policy,
                 "rounds": arguments.rounds,
                 "threads": 1,

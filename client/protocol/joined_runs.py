@@ -8,8 +8,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.protocol.device_settings import with_device_settings
 from client.protocol.session_store import SessionFolder
 from shared.config import RunConfig
+from shared.data_settings import DataSettings
 from shared.errors import SamaraError, TrainerError
 from shared.files import make_folder, write_durably
 from shared.layout import Layout
@@ -104,6 +106,20 @@ class JoinedRuns:
             TrainerError: if no run, or more than one, begins so; if it cannot be read.
         """
         return self.read(bytes.fromhex(find_run_folder(self._folder, beginning).name))
+
+
+def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
+    """Return a device's data settings as its latest run leaves them; its own without a run.
+
+    Args:
+        folder: folder of the client.
+        config: the device's settings.
+    """
+    try:
+        run = JoinedRuns(folder).find()
+    except TrainerError:  # none yet, or a damaged one, which the trainer reports
+        return config.data
+    return with_device_settings(run.config, config).data
 
 
 def find_run_folder(client_folder: Path, beginning: str = "") -> Path:

@@ -41,6 +41,7 @@ from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
+from shared.data_settings import DataSettings
 from shared.errors import DataError, FrameError, MaskingError, SamaraError
 from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
@@ -130,6 +131,11 @@ class ProtocolClient(ClientHandler):
     def deadline(self) -> float:
         """The seconds that the server waits for answers (`cohort.timeout`), also evaluations."""
         return self._server_config.terms.deadline
+
+    @property
+    def data_settings(self) -> DataSettings:
+        """The data settings of the run on this device."""
+        return self._config.data
 
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""

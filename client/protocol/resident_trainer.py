@@ -134,10 +134,23 @@ class ResidentTrainer:
         if self._growing is None or not self._growing.refresh():
             return False
         before = len(self.data.examples)
-        self.data.replace_examples(self.runtime.tokenize.windows(self._growing.examples))
-        self.runtime.keep_only(self.data.parts())
+        self._take_examples(self._growing)
         log.info("the data have changed: %d examples, %d before", len(self.data.examples), before)
         return True
+
+    def _divide_for(self, client: ProtocolClient) -> None:
+        """Divide the examples into splits as the run of a client says.
+
+        Raises:
+            DataError: if they cannot be read again for it.
+        """
+        if self._growing is not None and self._growing.divide_as(client.data_settings):
+            self._take_examples(self._growing, afresh=True)
+            log.info("the run divides the examples by data.split = %s", client.data_settings.split)
+
+    def _take_examples(self, growing: GrowingData, afresh: bool = False) -> None:
+        self.data.replace_examples(self.runtime.tokenize.windows(growing.examples), afresh)
+        self.runtime.keep_only(self.data.parts())
 
     def client_for(self, settings: str) -> ProtocolClient:
         """Return the client under the settings of a run; the model is not loaded again.
@@ -150,6 +163,7 @@ class ResidentTrainer:
             MissingBlobError: if they name a file that has not been received.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
             TrainerError: if the client's folder cannot be read or written.
+            DataError: if the examples cannot be divided as the run says.
         """
         self.refresh_data()
         if settings != self._settings:
@@ -158,6 +172,7 @@ class ResidentTrainer:
             self._client = self.client_under(server_config, scenario)
             self._runs.write(server_config, self.runtime.layout, self.runtime.model_id)
             self._settings = settings
+        self._divide_for(self._client)
         return self._client
 
     def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
@@ -276,7 +291,10 @@ class ResidentTrainer:
                 run = self._runs.find()
                 if run.model_id == self.runtime.model_id:
                     self._client = self.client_under(run.config)
-        return self._take_earlier_private_rounds() or self._client.take_private_rounds()
+        if run_id := self._take_earlier_private_rounds():
+            return run_id
+        self._divide_for(self._client)
+        return self._client.take_private_rounds()
 
     def _take_earlier_private_rounds(self) -> bytes:
         """Take the private rounds that wait from one state of a run that is not the latest.
@@ -295,7 +313,10 @@ class ResidentTrainer:
                     runtime = self.runtime_of(run)
                     self._earlier[run_id] = self._client_with(runtime, run_id, run.config)
                 client = self._earlier[run_id]
-                if client is not None and client.take_private_rounds():
+                if client is None:
+                    continue
+                self._divide_for(client)
+                if client.take_private_rounds():
                     return run_id
             except SamaraError as error:
                 self._earlier[run_id] = None

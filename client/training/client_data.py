@@ -166,9 +166,17 @@ class ClientData:
         """Return the examples that `evaluated` returns, as text."""
         return self.in_split(split)[: self.most_evaluated.get(split)]
 
-    def replace_examples(self, examples: Sequence[Example]) -> None:
-        """Take other examples in place of the present ones; those that stay keep their prompts."""
+    def replace_examples(self, examples: Sequence[Example], afresh: bool = False) -> None:
+        """Take other examples in place of the present ones.
+
+        Args:
+            examples: examples of all splits.
+            afresh: whether prompts and parts are those of a client that had no examples before;
+                otherwise examples that stay keep theirs.
+        """
         with self._lock:
+            if afresh:
+                self._tokenized.clear()
             before = {
                 split: dict(zip(self.in_split(split), tokenized.prompts, strict=True))
                 for split, tokenized in self._tokenized.items()

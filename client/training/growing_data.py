@@ -127,6 +127,32 @@ class GrowingData:
         self.facts = DataFacts(dict(counts), latest, problems)
         return self.examples != before
 
+    def divide_as(self, settings: DataSettings) -> bool:
+        """Divide the examples into splits by other settings; return whether they are others now.
+
+        Args:
+            settings: the device's data settings, with the split and the seed of a run.
+
+        Raises:
+            DataError: if the data cannot be read again; they stay as they were.
+            TrainerError: as `refresh`.
+        """
+        before = self._settings
+        if (settings.split, settings.seed) == (before.split, before.seed):
+            return False
+        self._settings = settings
+        try:
+            if settings.watch:
+                self._watched_files = None
+                self._read_watched()
+            else:
+                self._given = load_given(self._task, settings)
+        except DataError:
+            self._settings = before
+            raise
+        self._learned_files = None
+        return self.refresh()
+
     def _read_again(self) -> bool:
         """Read the watched data if a file has changed; return whether they were read."""
         if not self._settings.watch:
@@ -150,7 +176,7 @@ class GrowingData:
         files = _files(Path(path))
         if files == self._watched_files:
             return False
-        rows, problems = read_growing(path, self._task, self._settings.seed)
+        rows, problems = read_growing(path, self._task, self._settings.seed, self._settings.split)
         self._watched = [_Added(row, "watched") for row in rows]
         self._problems["watched"], self._watched_files = problems, files
         return True
@@ -168,7 +194,8 @@ class GrowingData:
             except DataError as error:
                 problems.append(f"{self._own.file}: example {line.id}: {error}")
                 continue
-            stable = [with_stable_split(row, self._settings.seed) for row in rows]
+            seed, rule = self._settings.seed, self._settings.split
+            stable = [with_stable_split(row, seed, rule) for row in rows]
             self._learned += [_Added(row, "learned", line) for row in stable]
         self._problems["learned"], self._learned_files = problems, files
         return True

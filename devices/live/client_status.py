@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from client.personal.personalizations import describe_personalizations
 from client.protocol.answer_log import ANSWERS_FILE, read_answers
-from client.protocol.joined_runs import JoinedRuns
+from client.protocol.joined_runs import JoinedRuns, latest_data_settings
 from client.protocol.logged_answers import LoggedAnswer
 from client.protocol.model_in_use import describe_model_in_use
 from client.protocol.pass_counts import PassCounts
@@ -184,10 +184,11 @@ class StatusReader:
         """Read the examples as the client reads them before its next round."""
         settings, config = self._settings, self._settings.config
         try:
+            data = latest_data_settings(settings.folder, config)
             if self._data is None:
                 task = load_task(config.task)
-                self._data = GrowingData(task, config.data, settings.folder, may_delete=False)
-            else:
+                self._data = GrowingData(task, data, settings.folder, may_delete=False)
+            elif not self._data.divide_as(data):
                 self._data.refresh()
             return self._data.facts, ""
         except SamaraError as error:

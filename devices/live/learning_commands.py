@@ -25,6 +25,7 @@ def learn(
 
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
+    from client.protocol.joined_runs import latest_data_settings
     from client.training.own_examples import OwnExamples, parse_rows, row_of_text
     from devices.live.client_folder import check_not_moved, client_folder
     from devices.live.settings import ClientSettings
@@ -42,8 +43,9 @@ def learn(
     check_not_moved(folder)
     task, own = load_task(config.task), OwnExamples(folder)
     rows = parse_rows(sys.stdin.buffer) if text == "-" else [row_of_text(task, text, label)]
+    data = latest_data_settings(folder, config)
     for example in own.learn(rows, task):
-        splits = {split_of(row, config.data.seed) for row in example.rows(task)}
+        splits = {split_of(row, data.seed, data.split) for row in example.rows(task)}
         print(f"{example.id} learned, for {_USE[min(splits)]}")
 
 

@@ -85,6 +85,12 @@ class BaseTask(BaseModel):
         return tuple(self.source_fields)
 
     @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The row fields that the text reads, in order of appearance, without candidates' own."""
+        read = template_fields(self.text)
+        return tuple(field for field in self.fields if field in read)
+
+    @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the field with the right answer."""
         return field_names(self.label)

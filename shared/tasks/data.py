@@ -2,8 +2,9 @@
 
 A row has the fields that the task names, a label or an answer, and perhaps one that says whose it
 is. Sources differ only in which splits they have; missing splits are cut from the training rows,
-for each user separately, by a hash of the row's content. So a row stays in its split when the file
-is sorted or saved in the other format, or when the wording of the prompt changes.
+for each user separately, by a hash of the row's content, or of its text alone. So a row stays in
+its split when the file is sorted or saved in the other format, or when the wording of the prompt
+changes.
 """
 
 import os
@@ -33,8 +34,8 @@ from shared.tasks.sources import (
     no_such_source,
 )
 from shared.tasks.text_folders import read_text_folders
+from shared.tasks.text_split import CUT_PERCENT, split_of_text
 
-CUT_PERCENT = {"test": 20, "validation": 10}
 SHOWN_PROBLEMS = 5
 _UNDATED = "is a data set of the hub, which is not split by time; set data.split to random"
 
@@ -59,20 +60,21 @@ def load_examples(
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
               labelled −1 or not at all are left out.
 
-            Rows with users are cut inside each user, who has every split from three rows on.
+            Rows with users are cut inside each user, who has every split from three rows on,
+            unless ``split`` is ``text``.
         task: task that names the fields and the right answers.
         seed: seed that decides which training rows are cut, and which ``limit`` keeps.
         limit: number of training examples to keep, at most; 0 keeps all.
-        split: how missing splits are cut from a user's rows: by ``random``, or by ``time``, the
-            newest rows as test examples and those before them as validation examples.
+        split: how missing splits are cut from a user's rows: by ``random``; by ``time``, the newest
+            rows as test examples and those before them as validation examples; or by ``text``,
+            each row as its normalized text says, so that a user may have none of a split.
 
     Raises:
         DataError: if there is no such source, or some of its rows are wrong; the message names the
             first few.
     """
     problems: list[str] = []
-    by_time = split == "time"
-    splits = read_splits(path, task, problems, dated=by_time)
+    splits = read_splits(path, task, problems, dated=split == "time")
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
@@ -81,7 +83,7 @@ def load_examples(
         raise DataError("\n".join(shown))
 
     missing = [name for name in CUT_PERCENT if name not in splits]
-    splits |= _cut_splits(splits["train"], missing, seed, by_time)
+    splits |= _cut_splits(splits["train"], missing, seed, split)
     if 0 < limit < len(splits["train"]):
         train = splits["train"]
         drawn = sorted(range(len(train)), key=lambda index: train[index].random_key("limit", seed))
@@ -114,9 +116,23 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
 
 
 def _cut_splits(
-    rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
+    rows: Sequence[Row], missing: Sequence[str], seed: int, rule: SplitRule
 ) -> dict[str, list[Row]]:
-    """Cut the missing splits from each user's training rows, of which at least one is left."""
+    """Cut the missing splits from the training rows."""
+    if rule == "text":
+        split_of = [split_of_text(row.example.source, seed, missing) for row in rows]
+    else:
+        split_of = _cut_each_user(rows, missing, seed, by_time=rule == "time")
+    return {
+        split: [row for row, its in zip(rows, split_of, strict=True) if its == split]
+        for split in ("train", *missing)
+    }
+
+
+def _cut_each_user(
+    rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
+) -> list[str]:
+    """Return the split of every row; of each user's rows at least one is left for training."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)
@@ -131,10 +147,7 @@ def _cut_splits(
             for index in rest[:count]:
                 split_of[index] = split
             rest = rest[count:]
-    return {
-        split: [row for row, its in zip(rows, split_of, strict=True) if its == split]
-        for split in ("train", *missing)
-    }
+    return split_of
 
 
 def read_splits(

@@ -7,9 +7,11 @@ a row's own content decides, and shares are exact in the mean only.
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from shared.tasks.data import CUT_PERCENT, read_splits
+from shared.data_settings import SplitRule
+from shared.tasks.data import read_splits
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.rows import Example, Row
+from shared.tasks.text_split import CUT_PERCENT, split_by_hash, split_of_text
 
 Identity = tuple[str, str, tuple[str, ...]]
 """User, text and candidates: examples that share them are the same one, whatever their label."""
@@ -22,35 +24,45 @@ def identity_of(example: Example, task: Task) -> Identity:
     return example.user, example.text, answers
 
 
-def split_of(row: Row, seed: int, missing: Collection[str] = tuple(CUT_PERCENT)) -> str:
+def split_of(
+    row: Row,
+    seed: int,
+    rule: SplitRule = "random",
+    missing: Collection[str] = tuple(CUT_PERCENT),
+) -> str:
     """Return the split that a row's content and a seed decide: of 100 about 20, 10 and 70 rows.
 
     Args:
         row: the row; its label plays no part.
         seed: ``data.seed``.
+        rule: ``data.split``; by ``text`` the row's user plays no part either.
         missing: splits besides training that are cut from these rows.
     """
-    digest, _ = row.random_key("split", seed)
-    left = int.from_bytes(digest[:8], "big") * 100 >> 64
-    for split, percent in CUT_PERCENT.items():
-        if left < percent:
-            return split if split in missing else "train"
-        left -= percent
-    return "train"
+    if rule == "text":
+        return split_of_text(row.example.source, seed, missing)
+    return split_by_hash(row.random_key("split", seed)[0], missing)
 
 
-def with_stable_split(row: Row, seed: int, missing: Collection[str] = tuple(CUT_PERCENT)) -> Row:
+def with_stable_split(
+    row: Row,
+    seed: int,
+    rule: SplitRule = "random",
+    missing: Collection[str] = tuple(CUT_PERCENT),
+) -> Row:
     """Return a row whose example has the split of `split_of`."""
-    return row._replace(example=replace(row.example, split=split_of(row, seed, missing)))
+    return row._replace(example=replace(row.example, split=split_of(row, seed, rule, missing)))
 
 
-def read_growing(path: str, task: Task, seed: int) -> tuple[list[Row], list[str]]:
+def read_growing(
+    path: str, task: Task, seed: int, rule: SplitRule = "random"
+) -> tuple[list[Row], list[str]]:
     """Read a file or folder to which examples are added.
 
     Args:
         path: a ``.jsonl`` file, or a folder of such files or of texts, as for `load_examples`.
         task: task that names the fields and the right answers.
         seed: ``data.seed``.
+        rule: ``data.split``, as for `split_of`.
 
     Returns:
         Sound rows with splits and times, and the problems with others, each with its place. Rows of
@@ -67,7 +79,7 @@ def read_growing(path: str, task: Task, seed: int) -> tuple[list[Row], list[str]
         for split in CUT_PERCENT
         for row in splits.get(split, ())
     ]
-    cut = [with_stable_split(row, seed, missing) for row in splits["train"]]
+    cut = [with_stable_split(row, seed, rule, missing) for row in splits["train"]]
     return [*given, *cut], problems
 
 

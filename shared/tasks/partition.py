@@ -61,7 +61,8 @@ def partition(
         if not any(example.split == "train" for example in share):
             name = f"client {client}" + (f" (user {share[0].user!r})" if how == "user" else "")
             raise DataError(
-                f"{name} has no training example; use fewer clients, a larger alpha or more data"
+                f"{name} has no training example; use fewer clients, a larger alpha or more data; "
+                "where data.split is text, another data.seed gives every user another part"
             )
     return shares
 

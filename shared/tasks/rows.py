@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ class Example:
             accepted answers of a generation, of which the first is trained; what stands behind a
             label word that is inside the text. Empty in other classifications.
         cut: part of the text that may be shortened, if the task names one.
+        source: values of the row's fields that the text was made of, whatever the task's wording;
+            a plain text itself. Empty if the example is made of no row.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Example:
     split: str
     answers: tuple[str, ...] = ()
     cut: Span | None = None
+    source: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 def data_fingerprint(examples: Iterable[Example]) -> str:
@@ -227,7 +230,8 @@ class _ExampleReader:
             name for name in values if _field_value(record, task.source_fields[name]) is not _ABSENT
         ]
         content = tuple(values[name] for name in names) if values else answers
-        return Row(Example(text, label, user, "", answers, cut), content)
+        source = tuple(values[name] for name in _text_names(task, values, names)) or answers
+        return Row(Example(text, label, user, "", answers, cut, source), content)
 
     def _owner(self) -> str:
         owner = _field_value(self._part, self._task.user_names)
@@ -240,7 +244,9 @@ class _ExampleReader:
             text, answer = read_chat(_field_value(self._part, task.label_names), name)
         except DataError as error:
             self.mistakes.append(str(error))
-        return None if self.mistakes else Row(Example(text, 0, user, "", (answer,)), (text,))
+        if self.mistakes:
+            return None
+        return Row(Example(text, 0, user, "", (answer,), source=(text,)), (text,))
 
     def _render(self, fields: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
         """Return text, label and answers of the example."""
@@ -319,6 +325,20 @@ class _ExampleReader:
         except UnicodeEncodeError:
             self.mistakes.append(f"{name!r} holds half of a UTF-16 surrogate pair")
         return text
+
+
+def _text_names(task: Task, values: Mapping[str, str], own: Sequence[str]) -> list[str]:
+    """Return the fields that an example's text reads, without those of candidates alone.
+
+    They are the row's own if it has some, so that all its examples get into one split.
+
+    Args:
+        task: task of the row.
+        values: values of all fields that the task reads.
+        own: those fields that are the row's own.
+    """
+    read = [name for name in values if name in task.text_fields]
+    return [name for name in read if name in own] or read
 
 
 def _field_value(record: Mapping[str, object], names: Sequence[str]) -> object:

@@ -13,6 +13,7 @@ from shared.config import RunConfig
 from shared.result import RunResult
 from simulations.comparison.columns import MEANINGS, with_bytes
 from simulations.comparison.measure import Measure, figures_of, measure_of
+from simulations.comparison.seeds import describe_seeds
 from simulations.comparison.statistics import (
     CONFIDENCE,
     Difference,
@@ -223,6 +224,17 @@ class Comparison:
                 seed = f"seed {without[0].config['seed']}: " if len(variant.runs) > 1 else ""
                 lines.append(f"{which}{seed}{without[0].no_gain}")
         return lines
+
+    def splits(self) -> list[str]:
+        """Return what the splits of the data were drawn by, and of which texts clients share."""
+        results = [run.result for variant in self.runs.variants for run in variant.runs]
+        lines = [
+            describe_seeds([result.config for result in results])
+            if len(results) > 1
+            else results[0].describe_split()
+        ]
+        shared = dict.fromkeys(result.describe_shared_texts() for result in results)
+        return [*lines, *[line for line in shared if line]]
 
     def evidence(self) -> str:
         """Return the figures behind the headline."""

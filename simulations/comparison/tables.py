@@ -31,6 +31,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     if len(runs.variants) > 1 or len(runs.variants[0].runs) > 1:
         labels = comparison.labels().items()
         yield Group(*[Text(f"{label}  {what}") for label, what in labels])
+    yield Group(*[Text(line) for line in comparison.splits()])
     if runs.left_out:
         who = "1 client is" if len(runs.left_out) == 1 else f"{len(runs.left_out)} clients are"
         yield Text(f"{who} left out: a figure is missing")

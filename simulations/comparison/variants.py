@@ -23,6 +23,7 @@ from simulations.comparison.columns import (
     client_columns,
 )
 from simulations.comparison.measure import figures_of
+from simulations.comparison.seeds import DATA_SEED, seeds_draw_splits
 from simulations.comparison.statistics import Numbers
 
 _LISTED = 5
@@ -233,9 +234,11 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
         SamaraError: if a run is not finished, or differs from the first in data, split or model.
     """
     runs = [Run(folder, RunResult.read(folder)) for folder in folders]
-    for run in runs[1:]:
-        _check(run, runs[0])
+    drawn = seeds_draw_splits([run.result.config for run in runs])
     known = {key: None for run in runs for key in run.result.config if _makes_a_variant(key)}
+    if drawn:
+        known.pop(DATA_SEED, None)
+    _check_data(runs, drawn)
     groups: dict[str, list[Run]] = {}
     for run in runs:
         config = run.result.config
@@ -245,6 +248,8 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
             if other.result.config.get("seed") == config.get("seed"):
                 raise SamaraError(f"{run.folder}: the same run as {other.folder}; name it once")
         group.append(run)
+    if drawn:
+        _check_seeds(list(groups.values()))
     everyone = [set(figures) for run in runs for figures in run.columns.values()]
     complete = sorted(set.intersection(*everyone))
     new = {client for run in runs for client in run.result.newcomers}
@@ -272,6 +277,31 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     )
 
 
+def _check_data(runs: Sequence[Run], drawn: bool) -> None:
+    """Refuse runs of another model, or of other examples than the first one with their split."""
+    first: dict[object, Run] = {}
+    for run in runs:
+        split = run.result.config.get(DATA_SEED) if drawn else None
+        _check(run, runs[0], first.setdefault(split, run))
+
+
+def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
+    """Refuse variants with different seeds if these draw splits, and so other examples."""
+
+    def seeds(group: Sequence[Run]) -> set[object]:
+        return {run.result.config.get("seed") for run in group}
+
+    first = groups[0][0]
+    for group in groups[1:]:
+        alike = all(run.fingerprints == first.fingerprints for run in (*groups[0], *group))
+        if seeds(group) != seeds(groups[0]) and not alike:
+            these, those = (", ".join(sorted(map(str, seeds(own)))) for own in (group, groups[0]))
+            raise SamaraError(
+                f"{group[0].folder}: not comparable with {first.folder}: seeds draw the splits, "
+                f"and they are {these}, not {those}; run both with the same seeds, or set data.seed"
+            )
+
+
 def _makes_a_variant(key: str) -> bool:
     """Return whether runs with other values of a setting are no repetitions of each other."""
     described = describe(RunConfig).get(key)
@@ -296,15 +326,24 @@ def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict
     return {name: Condition(label, name, *means(name)) for name in names}
 
 
-def _check(run: Run, first: Run) -> None:
-    """Refuse a run of another model or of other examples, and name the differences."""
+def _check(run: Run, first: Run, reference: Run) -> None:
+    """Refuse a run of another model or of other examples, and name the differences.
+
+    Args:
+        run: the run.
+        first: the first run.
+        reference: the first run with the same split.
+    """
     reasons = []
     if run.result.model_id != first.result.model_id:
         ids = f"{run.result.model_id[:12]}, not {first.result.model_id[:12]}"
         reasons.append(f"the base model is {ids}")
-    these, those = run.fingerprints, first.fingerprints
-    if these.keys() != those.keys():
-        reasons.append(f"it has {len(these)} clients, not {len(those)}, or different ones")
+    these, those, all_clients = run.fingerprints, reference.fingerprints, first.fingerprints
+    paths = {each.result.config.get("data.path") for each in (run, first)}
+    if run is reference and these != all_clients and len(paths) > 1:
+        reasons.append("with another split it cannot be checked that another source has the same")
+    if these.keys() != all_clients.keys():
+        reasons.append(f"it has {len(these)} clients, not {len(all_clients)}, or different ones")
     elif unlike := [client for client in these if these[client] != those[client]]:
         splits = sorted(
             {split for client in unlike for split in _unlike(these[client], those[client])}

@@ -17,7 +17,7 @@ from simulations.fleet.device import fleet_of
 from simulations.fleet.grid import FleetGrid
 from simulations.fleet.virtual_clock import VirtualClock
 from simulations.pass_clock import PassClock, PassesInProcess
-from simulations.plan import log_plan
+from simulations.plan import known_of, log_plan
 
 
 def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
@@ -49,7 +49,7 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
         counting = PassClock(clock, PassesInProcess(shares).take_rows)
-        return serve(config, grid, clock=counting)
+        return serve(config, grid, clock=counting, known=known_of(shares))
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:

@@ -62,6 +62,9 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
                 console.print(Text(verdict.what_to_try(result.config), style="yellow"))
     if result.no_gain:
         console.print(Text(result.no_gain, style="yellow"))
+    console.print(Text(result.describe_split()))
+    if shared := result.describe_shared_texts():
+        console.print(Text(shared, style="yellow"))
     clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
     is_generated = result.config["data.path"] == EMBEDDED_DATA and not has_texts(result)
     # For the best common rule every writer votes on every message of every writer.

@@ -1,0 +1,106 @@
+"""Repetitions: a seed draws the split too, unless the settings name a `data.seed`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_rows import TASK, write_jsonl
+from results import result_of, write_result
+
+from shared.config import RunConfig, load_scenario
+from shared.errors import ConfigError, SamaraError
+from shared.tasks.data import load_examples
+from simulations.comparison.comparison import Comparison, compare_runs
+from simulations.comparison.seeds import describe_seeds
+from simulations.comparison.tables import render_comparison
+from simulations.repetitions import repeat
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"), [("", [0, 1, 7]), ("data.seed=3", [3, 3, 3]), ("data.seed=-1", [0, 1, 7])]
+)
+def test_an_open_data_seed_follows_the_seed(given: str, drawn: list[int], tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text("rounds = 3\n")
+    ran: list[RunConfig] = []
+
+    def run(config: RunConfig) -> Path:
+        ran.append(config)
+        return Path(config.out)
+
+    assignments = [given] if given else []
+    folders = repeat(
+        lambda seed: load_scenario(scenario, [*assignments, f"seed={seed}", "out=runs"]),
+        [0, 1, 7],
+        run,
+    )
+    assert [config.data.seed for config in ran] == drawn
+    assert folders == [Path("runs") / f"seed-{seed}" for seed in (0, 1, 7)]
+    sentence = describe_seeds([config.flat() for config in ran])
+    assert ("one split" in sentence) == bool(given == "data.seed=3")
+
+
+def test_a_recorded_run_keeps_its_settings_and_a_wrong_seed_is_named_once() -> None:
+    recorded = RunConfig.of({"seed": 7, "data.seed": 0}, "result")
+    assert RunConfig.of(recorded.flat(), "again") == recorded
+    assert RunConfig.of({}, "test").identity()["data.seed"] == 0
+    with pytest.raises(ConfigError, match="1 mistake in the settings\n  seed: "):
+        RunConfig.of({"seed": "seven"}, "test")
+
+
+def test_other_seeds_have_other_test_labels(tmp_path: Path) -> None:
+    """So that the interval of the commonest answer is not a point."""
+    rows = [{"text": f"film {n}", "label": int(n % 5 == 0), "user": str(n % 4)} for n in range(200)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    ones = set()
+    for seed in range(5):
+        data = RunConfig.of({"seed": seed}, "test").data
+        examples = load_examples(path, TASK, data.seed, 0, data.split)
+        ones.add(sum(e.label for e in examples if e.split == "test"))
+    assert len(ones) > 1
+
+
+def drawn_by(seed: int, **settings: Any) -> dict[str, Any]:
+    """A result whose clients have the examples of a seed's split."""
+    result = result_of(seed=seed, **settings)
+    assert result["config"]["data.seed"] == seed
+    for client, own in result["clients"].items():
+        own["fingerprints"] = {s: f"{int(client):02x}{seed}{s[1]}" for s in own["fingerprints"]}
+    return result
+
+
+def compared(folder: Path, *results: dict[str, Any]) -> Comparison:
+    names = [write_result(folder / str(index), one) for index, one in enumerate(results)]
+    return compare_runs(names)
+
+
+def test_runs_whose_seeds_draw_the_split_are_repetitions(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, drawn_by(0), drawn_by(1), drawn_by(2))
+    [variant] = comparison.runs.variants
+    assert len(variant.runs) == 3
+    assert comparison.splits() == [
+        "every seed draws its own split of the data: data.seed follows seed"
+    ]
+    assert any(
+        "every seed draws" in str(p.renderables[0])
+        for p in render_comparison(comparison)
+        if hasattr(p, "renderables")
+    )
+
+
+def test_methods_are_compared_on_the_same_seeds_alone(tmp_path: Path) -> None:
+    pairs = [drawn_by(s, **{"learning_rate": rate}) for rate in (0.1, 0.2) for s in (0, 1)]
+    assert len(compared(tmp_path / "a", *pairs).runs.variants) == 2
+    with pytest.raises(SamaraError, match="seeds draw the splits, and they are 0, not 0, 1"):
+        compared(tmp_path / "b", *pairs[:3])
+    changed = drawn_by(1, learning_rate=0.2)
+    changed["clients"]["3"]["fingerprints"]["test"] = "ffff"
+    with pytest.raises(SamaraError, match=r"client 3 hold other examples \(test\)"):
+        compared(tmp_path / "c", *pairs[:3], changed)
+
+
+def test_another_source_is_no_repetition(tmp_path: Path) -> None:
+    other = drawn_by(1)
+    other["config"]["data.path"] = "other.jsonl"
+    with pytest.raises(SamaraError, match="another source"):
+        compared(tmp_path, drawn_by(0), other)
