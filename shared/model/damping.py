@@ -259,6 +259,6 @@ def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
 
 def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> str:
     content: list[Any] = [[prompt.sequences, prompt.supervised] for prompt in prompts]
-    variant = [base.model_id.hex(), base.family, base.pooling, base.quantization]
+    variant = [base.model_id.hex(), base.family, str(base.pooling), base.quantization]
     key = json.dumps([VERSION, *variant, str(base.network.dtype), content])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
