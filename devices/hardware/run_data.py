@@ -6,7 +6,6 @@ from typing import NamedTuple
 from client.training.client_data import example_reader
 from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
-from shared.errors import ModelError
 from shared.model.loading import load_tokenizer
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition

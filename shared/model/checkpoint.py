@@ -242,8 +242,12 @@ def check_complete(
     Raises:
         ModelError: naming the tensors.
     """
-    computed = {name for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
-    lacking = [name for name in missing if not _is_unused(name) and name not in computed]
+    computed = [*_BUFFERS, *_patterns(network, "_keys_to_ignore_on_load_missing")]
+    lacking = [
+        name
+        for name in missing
+        if not _is_unused(name) and not any(pattern.search(name) for pattern in computed)
+    ]
     if lacking:
         raise ModelError(
             f"{folder}: the checkpoint lacks {_shown(lacking)}, or calls them otherwise; download "
@@ -253,11 +257,15 @@ def check_complete(
         if not _is_unused(name):
             raise _of_another_shape(name, *shapes)
     body, prefix = network.base_model, f"{network.base_model_prefix}."
-    patterns = [*(_ignored(network)), *(_ignored(body))]
+    ignored = [
+        *_BUFFERS,
+        *_patterns(network, "_keys_to_ignore_on_load_unexpected"),
+        *_patterns(body, "_keys_to_ignore_on_load_unexpected"),
+    ]
     foreign = [
         name
         for name in unexpected
-        if not any(pattern.search(name) for pattern in patterns)
+        if not any(pattern.search(name) for pattern in ignored)
         and not _is_unused(name)
         and _is_foreign(network, body, prefix, name)
     ]
@@ -281,11 +289,10 @@ def fill_unused(network: nn.Module, names: Collection[str]) -> None:
             _replace(network, name, nn.Parameter(zeros, False))
 
 
-def _ignored(network: Any) -> Iterator[re.Pattern[str]]:
-    """Yield the patterns of names that a class says to ignore, and of former buffers."""
-    for pattern in getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ():
+def _patterns(network: nn.Module, attribute: str) -> Iterator[re.Pattern[str]]:
+    """Yield the patterns of names that a class says to ignore."""
+    for pattern in getattr(network, attribute, None) or ():
         yield re.compile(pattern)
-    yield from _BUFFERS
 
 
 def _is_unused(name: str) -> bool:
@@ -451,7 +458,8 @@ def _shapes(files: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in set(files.values()):
         with safe_open(file, "pt") as opened:
-            shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}
+            keys = opened.keys()
+            shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in keys}
     return shapes
 
 

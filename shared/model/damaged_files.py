@@ -22,10 +22,14 @@ def damaged(file: Path, reason: str) -> ModelError:
         return ModelError(f"{file}: is missing, a part of the model; download the model again")
     if (content := _other_content(file)) is not None:
         return ModelError(f"{file}: cannot be loaded: {content}")
+    if (needed := _needed_bytes(file)) > (size := file.stat().st_size):
+        return ModelError(
+            f"{file}: cannot be loaded: it is truncated: {size:,} bytes, and its tensors need "
+            f"{needed:,}; download the model again"
+        )
     first_line = reason.strip().partition("\n")[0]
     return ModelError(
-        f"{file}: cannot be loaded: it is damaged or was not downloaded to its end ({first_line}); "
-        "download the model again"
+        f"{file}: cannot be loaded: it is damaged ({first_line}); download the model again"
     )
 
 
@@ -66,12 +70,27 @@ def stored_types(file: Path) -> dict[str, str]:
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
-                return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}
+                names = opened.keys()
+                return {name: opened.get_slice(name).get_dtype() for name in names}
         maps = zipfile.is_zipfile(file)
         tensors = torch.load(file, map_location="meta", weights_only=True, mmap=maps)
         return {name: str(tensor.dtype) for name, tensor in tensors.items()}
     except Exception as error:  # of many types: a pickle may fail anywhere
         raise damaged(file, str(error) or type(error).__name__) from error
+
+
+def _needed_bytes(file: Path) -> int:
+    """Return the length of a file in safetensors by its header; 0 if it has none."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length < file.stat().st_size else b""
+    try:
+        ends = [
+            entry["data_offsets"][1] for entry in json.loads(header).values() if "dtype" in entry
+        ]
+        return 8 + length + int(max(ends))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return 0
 
 
 def _other_content(file: Path) -> str | None:

@@ -105,22 +105,30 @@ def check_files(folder: Path) -> None:
     """Check that the files that are read hold what their names say.
 
     Raises:
-        ModelError: if one is missing or damaged, or weights are stored in fewer bits than types of
-            floating point have here.
+        ModelError: if one is missing, damaged or quantized.
+    """
+    for file in (folder / name for name in _JSON):
+        if file.is_file():
+            read_json(file)
+    check_weights(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Check that the files of a checkpoint are whole and hold weights in floating point.
+
+    Raises:
+        ModelError: if one is missing, damaged or quantized.
     """
     for index in (folder / name for name in _CHECKPOINTS if name.endswith(".json")):
         for part in sorted(set(read_index(index).values())) if index.is_file() else ():
             if not (folder / part).is_file():
                 raise damaged(folder / part, "")
-    for file in (folder / name for name in _JSON):
-        if file.is_file():
-            read_json(file)
-    for file in _tokenizer_files(folder):
-        check_content(file)
+    if (folder / "config.json").is_file():
+        check_config(folder)
     for file in weight_files(folder):
         for name, kind in stored_types(file).items():
             if name.endswith("weight") and kind not in _WEIGHT_TYPES:
-                raise quantized_already(folder, f"{name} is stored as {kind}")
+                raise _quantized_already(folder, f"{name} is stored as {kind}")
 
 
 def check_tokenizer_files(folder: Path) -> None:
@@ -153,7 +161,7 @@ def check_config(folder: Path) -> None:
             "merge it into its base model and save that, or give the folder of the base model"
         )
     if (method := _quantization_method(folder, config)) is not None:
-        raise quantized_already(folder, method)
+        raise _quantized_already(folder, method)
     if name := config.get("transformers_weights"):
         raise ModelError(
             f"{folder / 'config.json'}: names weights of another file ({name}); save the model "
@@ -162,7 +170,7 @@ def check_config(folder: Path) -> None:
     _check_code(folder / "config.json", config, "", "architectures")
 
 
-def quantized_already(folder: Path, method: str) -> ModelError:
+def _quantized_already(folder: Path, method: str) -> ModelError:
     """Return the error for a model whose weights are quantized in its files."""
     return ModelError(
         f"{folder}: its weights are quantized already ({method}); give the original model in "

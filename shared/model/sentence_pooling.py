@@ -242,8 +242,8 @@ def _check_names(folder: Path, settings: dict[str, Any]) -> None:
     for key in ("module_input_name", "module_output_name"):
         if settings.get(key) not in (None, _VECTOR):
             raise ModelError(
-                f"{folder / MODULE_SETTINGS}: {key} = {settings[key]}, and a module on {_VECTOR} alone "
-                "is computed; choose another sentence encoder"
+                f"{folder / MODULE_SETTINGS}: {key} = {settings[key]}, and modules on {_VECTOR} "
+                "alone are computed; choose another sentence encoder"
             )
 
 
@@ -258,13 +258,13 @@ def _load_dense(folder: Path, settings: dict[str, Any], size: int) -> Dense:
         dense.load_state_dict(_read_tensors(file))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(
-            f"{folder}: its weights are not those of its {MODULE_SETTINGS} ({error}); download the model "
-            "again"
+            f"{folder}: its weights are not those of its {MODULE_SETTINGS} ({error}); download the "
+            "model again"
         ) from error
     if in_features != size:
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: takes {in_features} numbers, and what is before it gives {size}"
-            "; download the model again"
+            f"{folder / MODULE_SETTINGS}: takes {in_features} numbers, and what is before it "
+            f"gives {size}; download the model again"
         )
     return dense
 
@@ -283,10 +283,13 @@ def _activation(folder: Path, name: Any) -> nn.Module:
     if name is None:
         return nn.Identity()
     kind = getattr(nn, str(name).rpartition(".")[2], None)
-    is_own = str(name).startswith("torch.nn.") and isinstance(kind, type)
-    if not is_own or not issubclass(kind, nn.Module) or any(True for _ in kind().parameters()):
+    try:
+        function = kind() if str(name).startswith("torch.nn.") else None
+    except TypeError:  # arguments are needed
+        function = None
+    if not isinstance(function, nn.Module) or function.state_dict():
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: has an activation {name}, which is no function of torch.nn "
-            "without weights; choose another sentence encoder"
+            f"{folder / MODULE_SETTINGS}: has an activation {name}, which is no function of "
+            "torch.nn without weights; choose another sentence encoder"
         )
-    return kind()
+    return function
