@@ -29,6 +29,7 @@ from shared.model.model_folder import (
 from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
+from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 from shared.model.sentence_pooling import SentencePooling, load_pooling
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
@@ -344,6 +345,13 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(
             f"{folder}: its tokenizer has no tokenizer.json; save it once as a fast tokenizer"
         )
+    if read_settings(folder, NETWORK_SETTINGS).get("do_lower_case"):
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        if normalizer is None or normalizer.normalize_str("A") != "a":
+            raise ModelError(
+                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, which the tokenizer does not "
+                "do; save the tokenizer with a normalizer that does, or set it to false"
+            )
     return tokenizer
 
 

@@ -9,6 +9,7 @@ from shared.model.damaged_files import read_json
 
 MODULE_LIST = "modules.json"
 MODULE_SETTINGS = "config.json"
+NETWORK_SETTINGS = "sentence_bert_config.json"
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _KEYS = {
     "pooling_mode_cls_token": "cls",

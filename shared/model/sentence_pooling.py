@@ -15,6 +15,7 @@ from shared.model.damaged_files import stored_types
 from shared.model.sentence_modules import (
     MODULE_LIST,
     MODULE_SETTINGS,
+    NETWORK_SETTINGS,
     Module,
     dense_weights,
     list_modules,
@@ -214,7 +215,7 @@ def _check_network(folder: Path, first: Module) -> None:
             f"{first.folder}: the network of a sentence encoder must lie in the model's folder "
             "itself; load the model once with sentence-transformers and save it"
         )
-    settings = read_settings(folder, "sentence_bert_config.json")
+    settings = read_settings(folder, NETWORK_SETTINGS)
     text = (settings.get("modality_config") or {}).get("text") or {}
     for key, value, usual in (
         ("transformer_task", settings.get("transformer_task"), "feature-extraction"),
@@ -224,7 +225,7 @@ def _check_network(folder: Path, first: Module) -> None:
     ):
         if value not in (None, usual):
             raise ModelError(
-                f"{folder / 'sentence_bert_config.json'}: {key} = {value}, and Samara computes "
+                f"{folder / NETWORK_SETTINGS}: {key} = {value}, and Samara computes "
                 f"{usual} alone; choose another sentence encoder"
             )
     model = read_settings(folder, "config_sentence_transformers.json")

@@ -80,7 +80,9 @@ def encoder(model_folder: ModelFolder, tmp_path: Path) -> Path:
 
 def with_modules(folder: Path, kinds: dict[str, str], files: dict[str, Any]) -> Path:
     """Write a list of modules by their folders, and files of settings."""
-    listed = [{"idx": i, "name": str(i), "path": p, "type": k} for i, (p, k) in enumerate(kinds.items())]
+    listed = [
+        {"idx": i, "name": str(i), "path": p, "type": k} for i, (p, k) in enumerate(kinds.items())
+    ]
     (folder / "modules.json").write_text(json.dumps(listed))
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -99,7 +101,9 @@ def test_every_mode_as_it_is_saved_today(mode: Any, encoder: Path, tmp_path: Pat
     assert str(base.pooling) == (mode if isinstance(mode, str) else "+".join(mode))
 
 
-@pytest.mark.parametrize("modes", [*([mode] for mode in MODES), ["mean", "max"], MODES, []], ids=str)
+@pytest.mark.parametrize(
+    "modes", [*([mode] for mode in MODES), ["mean", "max"], MODES, []], ids=str
+)
 def test_every_mode_by_the_keys_of_older_files(modes: list[str], encoder: Path) -> None:
     keys = {key: mode in modes for mode, key in OLDER.items()}
     settings = {"word_embedding_dimension": SIZE} | keys
@@ -192,7 +196,11 @@ DENSE = {"in_features": SIZE, "out_features": 8, "bias": True}
             MEAN | {"2_Normalize/config.json": {"module_input_name": "token_embeddings"}},
             "module_input_name = token_embeddings",
         ),
-        (POOLED, MEAN | {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "fill-mask"),
+        (
+            POOLED,
+            MEAN | {"sentence_bert_config.json": {"transformer_task": "fill-mask"}},
+            "fill-mask",
+        ),
         (
             POOLED,
             MEAN
@@ -219,7 +227,9 @@ def test_what_is_not_computed_is_refused_by_name(
         load_base_model(str(with_modules(encoder, kinds, files)))
 
 
-@pytest.mark.parametrize("activation", ["own.Module", "torch.nn.Linear", "torch.nn.PReLU", "os.abort"])
+@pytest.mark.parametrize(
+    "activation", ["own.Module", "torch.nn.Linear", "torch.nn.PReLU", "os.abort"]
+)
 def test_an_activation_is_a_function_of_torch(activation: str, encoder: Path) -> None:
     from safetensors.torch import save_file
 
