@@ -11,7 +11,7 @@ import torch
 import transformers
 from conftest import save_tokenizer
 from safetensors.torch import load_file, save_file
-from streams import TASK, save_shape
+from streams import save_shape
 
 from client.forward.body import PerturbedBody
 from client.forward.streamed import StreamedBody
