@@ -24,12 +24,13 @@ _OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
 _CACHE_LINE = 64
 _UNUSED = "pooler"
 """No scorer uses BERT's pooler, and checkpoints of masked LMs lack it."""
-_BUFFERS = (
+_TABLES = (
     re.compile(r"(^|\.)position_ids$"),
     re.compile(r"(^|\.)(rotary_emb|rotary_pos_emb)\.inv_freq$"),
-    re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$"),
 )
-"""Names of tables and causal masks that older checkpoints hold and that are computed today."""
+"""Names of tables that older checkpoints hold and that are computed today."""
+_MASKS = re.compile(r"(attn|attention)\.(masked_)?bias$")
+"""Names of the causal masks that older checkpoints hold."""
 _IN_A_STACK = re.compile(r"(^|\.)\d+\.[^.]+\.")
 """A tensor of a numbered layer with parts of its own."""
 _SHOWN = 5
@@ -242,7 +243,7 @@ def check_complete(
     Raises:
         ModelError: naming the tensors.
     """
-    computed = [*_BUFFERS, *_patterns(network, "_keys_to_ignore_on_load_missing")]
+    computed = [*_TABLES, *_patterns(network, "_keys_to_ignore_on_load_missing")]
     lacking = [
         name
         for name in missing
@@ -258,7 +259,8 @@ def check_complete(
             raise _of_another_shape(name, *shapes)
     body, prefix = network.base_model, f"{network.base_model_prefix}."
     ignored = [
-        *_BUFFERS,
+        *_TABLES,
+        _MASKS,
         *_patterns(network, "_keys_to_ignore_on_load_unexpected"),
         *_patterns(body, "_keys_to_ignore_on_load_unexpected"),
     ]

@@ -283,7 +283,7 @@ def _activation(folder: Path, name: Any) -> nn.Module:
     """Make an activation by the name of its class in torch; none is the identity."""
     if name is None:
         return nn.Identity()
-    kind = getattr(nn, str(name).rpartition(".")[2], None)
+    kind: Any = getattr(nn, str(name).rpartition(".")[2], None)
     try:
         function = kind() if str(name).startswith("torch.nn.") else None
     except TypeError:  # arguments are needed

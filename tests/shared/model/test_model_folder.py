@@ -309,11 +309,14 @@ def test_a_token_without_an_embedding_is_refused_where_a_text_has_it(folder: Pat
     body = PerturbedBody(base, 0)
     with torch.inference_mode():
         scorer = scorer_for(base, TASK, 40, body)
-        (short,), (long,) = (scorer.prompt(text).sequences for text in ("a", "the film was good"))
+        texts = "a", "the film was good"
+        (short,), (long,) = (scorer.prompt(text).sequences for text in texts)
         together = body([short, long])
         torch.testing.assert_close(together[0, : len(short)], body([short])[0])
     for text in ("a <new> film", "<fill>"):
-        with pytest.raises(ModelError, match=r"has the number 2\d, and the model has embeddings of"):
+        with pytest.raises(
+            ModelError, match=r"has the number 2\d, and the model has embeddings of"
+        ):
             scorer.prompt(text)
 
 
