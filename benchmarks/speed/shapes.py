@@ -134,7 +134,12 @@ def random_base(
     use_faster_products(network)
     network.config.use_cache = False
     return BaseModel(
-        Path(shape), bytes(32), "causal", network, tokenizer_of(shape), "mean", quantization
+        Path(shape),
+        bytes(32),
+        "causal",
+        network,
+        tokenizer_of(shape),
+        quantization=quantization,
     )
 
 

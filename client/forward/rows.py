@@ -90,7 +90,7 @@ class Rows:
         if count == len(sequences):
             places = own
         shape = count, max(lengths)
-        ids = torch.full(shape, base.tokenizer.pad_token_id or 0)
+        ids = torch.full(shape, base.padding)
         mask, positions = torch.zeros(2, *shape, dtype=torch.long)
         for sequence, (row, first) in zip(sequences, places, strict=True):
             end = first + len(sequence)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.streaming.tensor_locations import tensor_locations
+from shared.model.model_folder import check_weights, find_checkpoint, weight_files
 from shared.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
@@ -35,17 +36,19 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     """Read the sizes of a model from its files; return None if they are not in a local folder.
 
     Raises:
-        ModelError: if one of its files is damaged.
+        ModelError: if one of its files is damaged, or they are quantized.
     """
     if model.path == EMBEDDED_MODEL:
         return ModelSizes(0, 0, 0)
-    files = sorted(Path(model.path).expanduser().glob("*.safetensors"))
-    if not files:
+    folder = Path(model.path).expanduser()
+    checkpoint = find_checkpoint(folder)
+    if checkpoint is None or "safetensors" not in checkpoint.name:
         return None
+    check_weights(folder)
     full_bytes = _TYPE_BYTES[model.dtype]
     matrix_bytes = _QUANTIZED_BYTES.get(model.quantization, full_bytes)
     outside, blocks = 0.0, dict[str, float]()
-    for file in files:
+    for file in weight_files(folder):
         for name, location in tensor_locations(file).items():
             count = location.bytes / location.dtype.itemsize
             # the blocks' tensors are named by their layer's number

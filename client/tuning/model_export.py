@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from shared.errors import TrainingError
 from shared.files import sync_folder
 from shared.model.loading import BaseModel
+from shared.model.sentence_modules import module_folders
 
 _ENCODER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
-_POOLING_FOLDER = "1_Pooling"
 
 
 def export_model(base: BaseModel, folder: Path) -> None:
@@ -38,8 +38,8 @@ def export_model(base: BaseModel, folder: Path) -> None:
         for name in _ENCODER_FILES:
             if (base.folder / name).is_file():
                 shutil.copy(base.folder / name, unfinished / name)
-        if (base.folder / _POOLING_FOLDER).is_dir():
-            shutil.copytree(base.folder / _POOLING_FOLDER, unfinished / _POOLING_FOLDER)
+        for module in module_folders(base.folder):
+            shutil.copytree(module, unfinished / module.name)
         for file in [path for path in unfinished.rglob("*") if path.is_file()]:
             with file.open("rb") as written:
                 os.fsync(written.fileno())

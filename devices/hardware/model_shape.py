@@ -1,11 +1,11 @@
 """The shape of a model: the matrix sizes of its forward pass, from its configuration alone."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ModelError
+from shared.model.model_folder import check_config
 
 if TYPE_CHECKING:
     from shared.model.loading import Family
@@ -109,7 +109,9 @@ def model_shape(name_or_path: str) -> ModelShape:
     from shared.model.loading import detect_family
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         return shape_of_config(config, folder, detect_family(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -157,10 +159,7 @@ def _folder(path: str) -> Path:
             f"{path!r}: neither a built-in shape ({', '.join(BUILT_IN)}) nor a Hugging Face model "
             "folder or its config.json"
         )
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file}: not valid JSON: {error}") from error
+    check_config(folder)
     return folder
 
 
@@ -183,7 +182,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
             "choose a dense model"
         )
     network = empty_network(config, family, torch.float32)
-    base = BaseModel(folder, bytes(32), family, network, None, "mean")
+    base = BaseModel(folder, bytes(32), family, network, None)
     adapted = {id(layer) for layer in adapted_layers(base, AdapterSettings(layers="all")).values()}
     blocks = tuple(
         tuple(

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from client.training.client_data import example_reader
 from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
-from shared.errors import ModelError
 from shared.model.loading import load_tokenizer
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
@@ -52,10 +51,7 @@ def _mean_tokens(config: RunConfig, examples: list[Example]) -> int:
     folder = Path(config.model.path)
     if not folder.is_dir() or not examples:
         return 0
-    try:
-        tokenizer = load_tokenizer(folder)
-    except Exception as error:  # of many types
-        raise ModelError(f"{folder}: {error}") from error
+    tokenizer = load_tokenizer(folder)
     texts = [example.text + answer for example in examples for answer in example.answers or ("",)]
     tokens = sum(map(len, tokenizer(texts)["input_ids"]))
     return min(config.model.max_length, max(1, round(tokens / len(examples))))

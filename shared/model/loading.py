@@ -1,10 +1,9 @@
 """Loading and identification of a frozen base model from a folder or the Hugging Face hub."""
 
 import copy
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +12,25 @@ from torch import nn
 
 from shared.errors import ModelError
 from shared.machine import silence_libraries
-from shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
-from shared.model.model_folder import find_model_folder, model_id
+from shared.model.checkpoint import (
+    CheckpointEntry,
+    check_complete,
+    fill_unused,
+    load_outside_blocks,
+    load_quantized,
+)
+from shared.model.damaged_files import read_json
+from shared.model.model_folder import (
+    check_files,
+    check_tokenizer_files,
+    find_model_folder,
+    model_id,
+)
 from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
+from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
+from shared.model.sentence_pooling import SentencePooling, load_pooling
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
@@ -35,7 +48,7 @@ class BaseModel:
         family: kind of model, which decides how labels are scored.
         network: model of transformers, in evaluation mode, on its torch device.
         tokenizer: fast tokenizer of the model.
-        pooling: pooling of a sentence encoder, mean or cls.
+        pooling: modules of a sentence encoder behind its network.
         quantization: quantization of the linear layers in the blocks.
     """
 
@@ -44,7 +57,7 @@ class BaseModel:
     family: Family
     network: Any
     tokenizer: Any
-    pooling: Literal["mean", "cls"]
+    pooling: SentencePooling = field(default_factory=SentencePooling)
     quantization: Quantization = "none"
 
     def copy_sharing_weights(self) -> "BaseModel":
@@ -60,6 +73,8 @@ class BaseModel:
         RoBERTa and related models number positions from the padding index on.
         """
         limit: int = getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize
+        if limit < 0:  # XLNet, for one, says −1 for no limit
+            limit = sys.maxsize
         for name, module in self.body.named_modules():
             if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
                 reserved = 0 if module.padding_idx is None else module.padding_idx + 1
@@ -68,13 +83,41 @@ class BaseModel:
 
     @property
     def features(self) -> int:
-        """The number of features of the last hidden states.
+        """The number of features of a representation: of a last hidden state, or a sentence."""
+        size = _hidden_size(self.network)
+        return self.pooling.size(size) if self.family == "encoder" else size
 
-        OPT may project them to the size of its word embeddings.
+    def token_ids(self, text: str, special: bool = False) -> tuple[int, ...]:
+        """Tokenize a text.
+
+        Args:
+            text: text to tokenize.
+            special: whether the tokenizer adds its special tokens.
+
+        Raises:
+            ModelError: if the text has a token that the model has no embedding of.
         """
-        config = self.network.config.get_text_config()
-        size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
-        return size
+        ids = tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+        if ids and max(ids) >= self.vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(max(ids))
+            raise ModelError(
+                f"{self.folder}: the tokenizer's token {token!r} has the number {max(ids)}, and "
+                f"the model has embeddings of {self.vocabulary} tokens; take the tokenizer of this "
+                "model, or resize the model's embeddings (resize_token_embeddings) and save it"
+            )
+        return ids
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model has an embedding of."""
+        embeddings = self.network.get_input_embeddings()
+        return getattr(embeddings, "num_embeddings", sys.maxsize)
+
+    @property
+    def padding(self) -> int:
+        """The token of positions that hold none: the tokenizer's own, if it has an embedding."""
+        token: int = self.tokenizer.pad_token_id or 0
+        return token if token < self.vocabulary else 0
 
     @property
     def body(self) -> nn.Module:
@@ -92,6 +135,13 @@ class BaseModel:
             ModelError: if the body has no list of equal blocks.
         """
         return _blocks(self.body, self.folder)
+
+
+def _hidden_size(network: Any) -> int:
+    """Return the size of a last hidden state; OPT may project it to that of its embeddings."""
+    config = network.config.get_text_config()
+    size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+    return size
 
 
 def _body(network: Any) -> nn.Module:
@@ -207,25 +257,23 @@ def _load(
 ) -> BaseModel:
     folder = find_model_folder(path)
     known_family = detect_family(folder) if family == "auto" else family
+    if quantization != "none":
+        check_quantization(device)
+    check_files(folder)
+    tokenizer = load_tokenizer(folder)
     try:
-        if quantization != "none":
-            check_quantization(device)
-        tokenizer = load_tokenizer(folder)
         network = network_of(folder, known_family)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # of many types
         raise ModelError(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
         ) from error
     network.eval().requires_grad_(False)
     use_faster_products(network)
+    pooling = _pooling(folder, known_family, network).to(device)
     return BaseModel(
-        folder,
-        model_id(folder),
-        known_family,
-        network,
-        tokenizer,
-        _pooling(folder),
-        quantization,
+        folder, model_id(folder), known_family, network, tokenizer, pooling, quantization
     )
 
 
@@ -245,7 +293,8 @@ def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> Base
         network = _empty(folder, known_family, torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: config.json cannot be used: {error}") from error
-    return BaseModel(folder, model_id(folder), known_family, network, None, _pooling(folder))
+    pooling = _pooling(folder, known_family, network)
+    return BaseModel(folder, model_id(folder), known_family, network, None, pooling)
 
 
 def detect_family(folder: Path) -> Family:
@@ -257,9 +306,9 @@ def detect_family(folder: Path) -> Family:
     if (folder / "modules.json").is_file():
         return "encoder"
     try:
-        names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+        names = read_json(folder / "config.json")["architectures"]
         architecture = str(names[0])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise ModelError(
             f"{folder / 'config.json'}: does not name an architecture; set model.family"
         ) from error
@@ -268,40 +317,41 @@ def detect_family(folder: Path) -> Family:
     return "masked" if architecture.endswith("ForMaskedLM") else "encoder"
 
 
-def _pooling(folder: Path) -> Literal["mean", "cls"]:
-    file = folder / "1_Pooling" / "config.json"
-    if not file.is_file():
-        return "mean"
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file}: not valid JSON; download the model again") from error
-    if settings.get("pooling_mode_cls_token"):
-        return "cls"
-    if settings.get("pooling_mode_mean_tokens", True):
-        return "mean"
-    raise ModelError(f"{file}: only mean and cls pooling are supported")
+def _pooling(folder: Path, family: Family, network: Any) -> SentencePooling:
+    return load_pooling(folder, _hidden_size(network)) if family == "encoder" else SentencePooling()
 
 
 def load_tokenizer(folder: Path) -> Any:
     """Return the fast tokenizer of a model's folder.
 
     Raises:
-        Exception: of many types, if there is none or it cannot be read.
+        ModelError: if there is none, or it cannot be read or needs code of its own.
     """
     import transformers
 
+    check_tokenizer_files(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # of many types, with advice about other libraries
         if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
-            raise
-        raise ValueError(
-            "it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model "
-            "beside its weights"
+            raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
+        raise ModelError(
+            f"{folder}: it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the "
+            "model beside its weights"
         ) from error
     if not tokenizer.is_fast:
-        raise ValueError("its tokenizer has no tokenizer.json; save it once as a fast tokenizer")
+        raise ModelError(
+            f"{folder}: its tokenizer has no tokenizer.json; save it once as a fast tokenizer"
+        )
+    if read_settings(folder, NETWORK_SETTINGS).get("do_lower_case"):
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        if normalizer is None or normalizer.normalize_str("A") != "a":
+            raise ModelError(
+                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, which the tokenizer does not "
+                "do; save the tokenizer with a normalizer that does, or set it to false"
+            )
     return tokenizer
 
 
@@ -318,7 +368,19 @@ def _network(
     transformers.utils.logging.disable_progress_bar()
     loader = _loader(family)
     if quantization == "none":
-        network = loader.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+        network, found = loader.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+        misshapen = {name: (tuple(own), tuple(new)) for name, own, new in found["mismatched_keys"]}
+        missing = found["missing_keys"]
+        check_complete(network, folder, missing, found["unexpected_keys"], misshapen)
+        fill_unused(network, [*missing, *misshapen])
+        network.to(device)
     else:
         network = _empty(folder, family, dtype)
         load_quantized(network, _blocks(_body(network), folder), folder, quantization, device)
@@ -330,7 +392,9 @@ def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     """Make the network of a folder with its parameters on the meta device."""
     import transformers
 
-    settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    settings = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     return empty_network(settings, family, dtype)
 
 
@@ -339,7 +403,7 @@ def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        return _loader(family).from_config(settings, dtype=dtype)
+        return _loader(family).from_config(settings, dtype=dtype, trust_remote_code=False)
 
 
 def _loader(family: Family) -> Any:

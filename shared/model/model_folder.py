@@ -1,47 +1,198 @@
-"""Folders of base models: where they lie, and the hashes of what is in them."""
+"""Folders of base models: where they lie, which files are read, and the hashes of these."""
 
 import hashlib
 import json
+from collections.abc import Collection, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from shared import DISTRIBUTION
 from shared.errors import ModelError
+from shared.model.damaged_files import check_content, damaged, read_json, stored_types
+from shared.model.sentence_modules import hashed_module_files, module_files
 from shared.sections import EMBEDDED_MODEL
 
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_CHECKPOINTS = (*_SAFETENSORS, *_PICKLES)
+"""Names of a checkpoint, in the order in which transformers looks for them."""
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
+_JSON = (
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+_ADAPTER = "adapter_config.json"
+_WEIGHT_TYPES = {"F64", "F32", "F16", "BF16"} | {
+    f"torch.{name}" for name in ("float64", "float32", "float16", "bfloat16")
+}
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
+_DOWNLOADED = (
+    *_JSON,
+    _ADAPTER,
+    *_QUANTIZATION_FILES,
+    *_TOKENIZER,
+    "chat_template*",
+    *_SAFETENSORS,
+)
 
 
 def find_model_folder(path: str) -> Path:
-    """Return the folder of a base model.
+    """Return the folder of a base model whose configuration can be used.
 
     Args:
         path: as in `shared.model.loading.load_base_model`.
 
     Raises:
-        ModelError: if the folder is missing or incomplete.
+        ModelError: if the folder is missing or incomplete, or the model is quantized already, is an
+            adapter, or needs code of its own.
     """
     folder = _resolve(path)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder}: no config.json; model.path must be a Hugging Face model folder"
         )
-    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
-        raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
+    if find_checkpoint(folder) is None:
+        raise ModelError(
+            f"{folder}: no weights (model.safetensors, or its parts and their index); download the "
+            "whole model"
+        )
+    check_config(folder)
     return folder
 
 
+def find_checkpoint(folder: Path) -> Path | None:
+    """Return the file of a checkpoint, or the index of its parts, that transformers reads."""
+    return next((folder / name for name in _CHECKPOINTS if (folder / name).is_file()), None)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a checkpoint's tensors are read from.
+
+    Raises:
+        ModelError: if there is no checkpoint, or its index is damaged.
+    """
+    checkpoint = find_checkpoint(folder)
+    if checkpoint is None:
+        raise ModelError(f"{folder}: no weights; download the whole model")
+    if checkpoint.suffix != ".json":
+        return [checkpoint]
+    return sorted({folder / part for part in read_index(checkpoint).values()})
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Read the name of the file of each tensor from the index of a checkpoint in parts.
+
+    Raises:
+        ModelError: if it is damaged.
+    """
+    content = read_json(index)
+    try:
+        return {str(name): Path(str(file)).name for name, file in content["weight_map"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(index, f"no {error}") from error
+
+
+def check_files(folder: Path) -> None:
+    """Check that the files that are read hold what their names say.
+
+    Raises:
+        ModelError: if one is missing, damaged or quantized.
+    """
+    for file in (folder / name for name in _JSON):
+        if file.is_file():
+            read_json(file)
+    check_weights(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Check that the files of a checkpoint are whole and hold weights in floating point.
+
+    Raises:
+        ModelError: if one is missing, damaged or quantized.
+    """
+    for index in (folder / name for name in _CHECKPOINTS if name.endswith(".json")):
+        for part in sorted(set(read_index(index).values())) if index.is_file() else ():
+            if not (folder / part).is_file():
+                raise damaged(folder / part, "")
+    if (folder / "config.json").is_file():
+        check_config(folder)
+    for file in weight_files(folder):
+        for name, kind in stored_types(file).items():
+            if name.endswith("weight") and kind not in _WEIGHT_TYPES:
+                raise _quantized_already(folder, f"{name} is stored as {kind}")
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Check that the tokenizer's files hold what their names say.
+
+    Raises:
+        ModelError: if one is damaged, or the tokenizer needs code of its own.
+    """
+    for file in _tokenizer_files(folder):
+        check_content(file)
+        if file.suffix == ".json":
+            read_json(file)
+    if (settings := folder / "tokenizer_config.json").is_file():
+        _check_code(settings, read_json(settings), "AutoTokenizer", "tokenizer_class")
+
+
+def check_config(folder: Path) -> None:
+    """Check that a model's configuration describes a whole model of transformers' own classes.
+
+    Raises:
+        ModelError: if the file is damaged, or the model is quantized already, is an adapter, or
+            needs code of its own.
+    """
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise damaged(folder / "config.json", "no JSON object")
+    if (folder / _ADAPTER).is_file():
+        raise ModelError(
+            f"{folder}: holds an adapter of PEFT ({_ADAPTER}), which would be loaded too; "
+            "merge it into its base model and save that, or give the folder of the base model"
+        )
+    if (method := _quantization_method(folder, config)) is not None:
+        raise _quantized_already(folder, method)
+    if name := config.get("transformers_weights"):
+        raise ModelError(
+            f"{folder / 'config.json'}: names weights of another file ({name}); save the model "
+            "once with save_pretrained"
+        )
+    _check_code(folder / "config.json", config, "", "architectures")
+
+
+def _quantized_already(folder: Path, method: str) -> ModelError:
+    """Return the error for a model whose weights are quantized in its files."""
+    return ModelError(
+        f"{folder}: its weights are quantized already ({method}); give the original model in "
+        "model.path, and set model.quantization = nf4 or int8 to have it quantized when it is "
+        "loaded"
+    )
+
+
 def model_id(folder: Path) -> bytes:
-    """Return the hash of a model folder's config, weight and tokenizer files, 32 bytes."""
+    """Return the hash of the config, weight and tokenizer files that are read, 32 bytes.
+
+    Modules behind a sentence encoder are hashed where they do more than mean or cls pooling.
+
+    Raises:
+        ModelError: if an index or a module is damaged.
+    """
     whole = hashlib.sha256()
-    files = {file for pattern in _IDENTITY for file in folder.glob(pattern) if file.is_file()}
-    for file in sorted(files):
+    own = {folder / "config.json", *weight_files(folder), *_tokenizer_files(folder)}
+    for file in [*sorted(file for file in own if file.is_file()), *hashed_module_files(folder)]:
         with file.open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").digest()
-        whole.update(file.name.encode() + b"\0" + content)
+        whole.update(file.relative_to(folder).as_posix().encode() + b"\0" + content)
     return whole.digest()
 
 
@@ -57,6 +208,39 @@ def model_id_of(path: str) -> bytes:
     return model_id(find_model_folder(path))
 
 
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return sorted({f for pattern in _TOKENIZER for f in folder.glob(pattern) if f.is_file()})
+
+
+def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
+    """Return the name of the method that a model is quantized by, or None."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in _QUANTIZATION_KEYS:
+            if settings := part.get(key):
+                method = settings.get("quant_method") if isinstance(settings, dict) else None
+                return str(method or key)
+    return next((name for name in _QUANTIZATION_FILES if (folder / name).is_file()), None)
+
+
+def _check_code(file: Path, settings: Any, auto_class: str, class_key: str) -> None:
+    """Check that transformers has the class that a file names, if the folder brings code for it."""
+    code = settings.get("auto_map") if isinstance(settings, dict) else None
+    if not code or (auto_class and isinstance(code, dict) and auto_class not in code):
+        return
+    import transformers
+
+    named = settings.get(class_key) or []
+    name = named if isinstance(named, str) else str(next(iter(named), ""))
+    known = hasattr(transformers, name) if name else True
+    if not auto_class:
+        known = known and settings.get("model_type") in transformers.CONFIG_MAPPING
+    if not known:
+        raise ModelError(
+            f"{file}: the model needs code from its own folder (auto_map), and Samara runs none; "
+            "choose a model whose classes are part of transformers"
+        )
+
+
 def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
@@ -69,16 +253,40 @@ def _resolve(path: str) -> Path:
         raise ModelError(f"{path}: is a file; give the model's folder in model.path")
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         raise ModelError(f"{path}: there is no such model folder; check model.path")
+    return _download(path)
+
+
+def _download(name: str) -> Path:
+    """Download the files of a model that are read, and no others; return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    def fetch(files: Collection[str], within: str | None) -> Path:
+        return Path(snapshot_download(name, allow_patterns=sorted(files), ignore_patterns=within))
+
     try:
-        return Path(snapshot_download(path))
+        folder = fetch(_DOWNLOADED, "*/*")
+        asked: set[str] = set()
+        while wanted := set(_missing_files(folder)) - asked:
+            fetch(wanted, None)
+            asked |= wanted
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise ModelError(
-            f"{path}: neither a folder nor a model that the Hugging Face hub could deliver; "
+            f"{name}: neither a folder nor a model that the Hugging Face hub could deliver; "
             "check model.path, or download the model and give its folder"
         ) from error
+    return folder
+
+
+def _missing_files(folder: Path) -> Iterator[str]:
+    """Yield the names of files that are read and are not in a folder yet."""
+    checkpoint = find_checkpoint(folder)
+    if checkpoint is None:
+        yield from _PICKLES
+    needed = [] if checkpoint is None else weight_files(folder)
+    for file in [*needed, *module_files(folder)]:
+        if not file.is_file():
+            yield file.relative_to(folder).as_posix()
 
 
 def find_embedded_model() -> Path:

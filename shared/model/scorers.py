@@ -99,7 +99,7 @@ class Scorer(ABC):
         return self.labels or max((len(prompt.sequences) for prompt in prompts), default=0)
 
     def _ids(self, text: str, special: bool) -> Ids:
-        return tuple(self.base.tokenizer(text, add_special_tokens=special)["input_ids"])
+        return self.base.token_ids(text, special)
 
     def _remaining_tokens(self, used: int, by: str) -> int:
         if self.max_length <= used:
@@ -334,14 +334,7 @@ class EncoderScorer(Scorer):
 
     def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Return pooled and normalised hidden states, float32 [P·m, hidden]."""
-        hidden = hidden.float()
-        if self.base.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            index = torch.arange(hidden.shape[1], device=hidden.device)
-            weights = (index < lengths.to(hidden.device)[:, None]).to(hidden.dtype)
-            weights = weights / weights.sum(1, keepdim=True)
-            pooled = torch.bmm(weights[:, None], hidden)[:, 0]
+        pooled = self.base.pooling(hidden.float(), lengths.to(hidden.device))
         return nn.functional.normalize(pooled, dim=-1)
 
 

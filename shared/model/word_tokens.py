@@ -9,10 +9,10 @@ Ids = tuple[int, ...]
 
 def continuation_tokens(base: BaseModel, before: str, text: str) -> Ids:
     """Return the tokens that a text, with the spaces before it, adds to the text before it."""
-    stem = _ids(base, before.rstrip(" "))
-    whole = _ids(base, before + text)
+    stem = base.token_ids(before.rstrip(" "))
+    whole = base.token_ids(before + text)
     joined = whole[: len(stem)] == stem
-    return whole[len(stem) :] if joined else _ids(base, text)
+    return whole[len(stem) :] if joined else base.token_ids(text)
 
 
 def word_tokens(base: BaseModel, task: ClassificationTask) -> list[Ids]:
@@ -28,7 +28,3 @@ def word_tokens(base: BaseModel, task: ClassificationTask) -> list[Ids]:
             "different after tokenization; choose other words"
         )
     return words
-
-
-def _ids(base: BaseModel, text: str) -> Ids:
-    return tuple(base.tokenizer(text, add_special_tokens=False)["input_ids"])
