@@ -153,6 +153,11 @@ def _run(
     strategy.evaluate_missing(grid, splits)
     if (rounds := strategy.rounds - strategy.round) > 0:
         strategy.start(grid, ArrayRecord(), num_rounds=rounds, timeout=config.cohort.timeout)
+    if isinstance(strategy, ScalarStrategy) and config.terms.intercept_round:
+        if config.evaluate.best:
+            strategy.evaluate(grid, Split.VALIDATION)
+            strategy.return_to_best(always=True)
+        strategy.add_common_intercept(grid)
     for split in splits:
         if strategy.rounds:
             strategy.evaluate(grid, split)

@@ -21,7 +21,7 @@ from shared.layout import LABEL_BIAS_GROUP
 from shared.personal_settings import PersonalSettings
 from shared.privacy_settings import PrivacySettings
 from shared.rehearsal_settings import RehearsalSettings
-from shared.run_terms import RunTerms, federated_rounds
+from shared.run_terms import RunTerms, federated_rounds, reporting_rounds
 from shared.scenarios import read_scenario
 from shared.sections import (
     EMBEDDED_MODEL,
@@ -245,6 +245,11 @@ class RunConfig(Settings):
         return federated_rounds(self.method, self.rounds, self.personal.rounds)
 
     @property
+    def reporting_rounds(self) -> int:
+        """The rounds that a client reports in, which differential privacy charges for."""
+        return reporting_rounds(self.method, self.rounds, self.personal.rounds)
+
+    @property
     def private_rounds(self) -> int:
         """The rounds that a client trains alone: the rest of the budget."""
         return self.rounds + self.personal.rounds - self.federated_rounds
@@ -337,7 +342,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        rounds, scalars = self.federated_rounds, self.steps * self.queries
+        rounds, scalars = self.reporting_rounds, self.steps * self.queries
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))

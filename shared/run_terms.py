@@ -16,6 +16,7 @@ from shared.extensions import is_extension
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
+    INTERCEPT_TRACK,
     SeedPolicy,
     Split,
     TrainInstruction,
@@ -35,6 +36,8 @@ PRIVATE_DEFAULTS: dict[str, Any] = {
     "personal.part": LABEL_BIAS_GROUP,
 }
 """Settings of private rounds that a signed scenario may lack, since a server asks for none."""
+INTERCEPT_LIMIT = 2.0
+"""The largest norm of a client's intercept that counts with differential privacy."""
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
@@ -52,6 +55,17 @@ def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
         return 0
     everything = method in ("global", "cluster") or fits_private_part(method)
     return rounds + private_rounds if everything else rounds
+
+
+def reporting_rounds(method: str, rounds: int, private_rounds: int) -> int:
+    """Return the rounds that a client reports in: those with others, and that of the intercepts.
+
+    Args:
+        method: method of the run.
+        rounds: ``rounds`` of the settings.
+        private_rounds: ``personal.rounds`` of the settings.
+    """
+    return federated_rounds(method, rounds, private_rounds) + (method == "readout")
 
 
 def fits_private_part(method: str) -> bool:
@@ -168,7 +182,9 @@ class RunTerms:
             returns_to_best=(
                 settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
-            privacy=PrivacyTerms.of(settings, federated, steps * queries),
+            privacy=PrivacyTerms.of(
+                settings, reporting_rounds(method, rounds, private), steps * queries
+            ),
             retrieves=settings.get("evaluate.retrieved", 0) != 0,
         )
 
@@ -307,13 +323,68 @@ class RunTerms:
             differences="forward",
         )
 
+    def intercept_instruction(
+        self,
+        run_id: bytes,
+        layout_hash: bytes,
+        start_digest: bytes,
+        *,
+        labels: int,
+        joint_clip: float = 0.0,
+    ) -> TrainInstruction:
+        """Return the instruction of the round of intercepts.
+
+        Its projected gradients are the coordinates of a client's private intercept along the
+        contrasts of the labels, −H·b·q/η, followed by zeros. With differential privacy they are as
+        many as in every round, since the noise is made for so many, and η is such that an intercept
+        of norm `INTERCEPT_LIMIT` has the norm of the clip.
+
+        Args:
+            run_id: id of the run, 8 bytes.
+            layout_hash: hash of the layout, 32 bytes.
+            start_digest: digest of the state that the intercepts are fitted to, 32 bytes.
+            labels: number of labels.
+            joint_clip: as in `instruction`.
+        """
+        steps, queries, rate = 1, labels - 1, float(labels - 1)
+        if self.privacy:
+            steps, queries = self.steps, self.queries
+            rate = queries * INTERCEPT_LIMIT / (joint_clip or self.privacy.clip)
+        return TrainInstruction(
+            run_id=run_id,
+            round=self.intercept_round,
+            track=INTERCEPT_TRACK,
+            steps=steps,
+            queries=queries,
+            batch=self.batch,
+            seed_policy=SeedPolicy.SHARED,
+            root=round_root(self.seed, 0, INTERCEPT_TRACK),
+            epsilon=self.epsilon,
+            learning_rate=rate,
+            clip=0.0,
+            deadline=self.deadline,
+            layout_hash=layout_hash,
+            start_digest=start_digest,
+            joint_clip=joint_clip,
+        )
+
+    @property
+    def intercept_round(self) -> int:
+        """The round after the last one, which adds the common intercept; 0 if there is none.
+
+        It comes after the round that may return to the best one.
+        """
+        if self.method != "readout":
+            return 0
+        return self.rounds_of_federation + self.returns_to_best + 1
+
     def is_last(self, number: int) -> bool:
         """Return whether the global model stays as it is after a round, whatever follows.
 
         Where a further round may return to the best one, this is known after that round only.
         """
         last = self.rounds_of_federation
-        return number == last + bool(last and self.returns_to_best)
+        return number == (self.intercept_round or last + bool(last and self.returns_to_best))
 
     def is_evaluated(self, number: int, split: Split, personal: bool = False) -> bool:
         """Return whether clients evaluate the state after a round on a split.
@@ -325,6 +396,7 @@ class RunTerms:
         """
         last = self.rounds_of_federation
         is_end = number == last or (self.returns_to_best and 0 < last == number - 1)
+        is_end |= 0 < number == self.intercept_round
         if split is Split.TRAIN or (split is Split.TEST and not self.has_test):
             return False
         if personal:

@@ -137,7 +137,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
     clients = range(config.data.clients - cohort.newcomers)
     asked = sample_cohort(config.seed, 1, clients, cohort.fraction, cohort.minimum)
     run = PlannedRun(
-        config.federated_rounds, len(asked), config.steps * config.queries, minimum=cohort.minimum
+        config.reporting_rounds, len(asked), config.steps * config.queries, minimum=cohort.minimum
     )
     if not run.rounds:
         raise ConfigError(f"{file}: method {config.method} has no rounds with others to plan")
