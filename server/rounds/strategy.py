@@ -17,8 +17,8 @@ from server.rounds.answered_round import RoundAnswers
 from server.rounds.common_intercept import common_intercept
 from server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from server.rounds.event_log import (
-    EvaluationEvent,
     INTERCEPT,
+    EvaluationEvent,
     EventLog,
     RoundEvent,
     describe_refusals,
@@ -323,10 +323,10 @@ class ScalarStrategy(Strategy):
         self._events.append_round(delta, event)
 
     def add_common_intercept(self, grid: Grid) -> None:
-        """Add the mean of the clients' private intercepts to the global model, after its last round.
+        """Add the mean of the private intercepts to the global model, after its last round.
 
-        While it is trained they stand for what it would have to learn of base rates, also for what
-        all have in common. Reports are aggregated as those of every round. A round that fails is
+        While it is trained, they stand for what it would otherwise learn of base rates, also for
+        what all clients have in common. Reports are aggregated as those of every round. A round that fails is
         written too, and changes nothing.
 
         Raises:
