@@ -326,8 +326,8 @@ class ScalarStrategy(Strategy):
         """Add the mean of the private intercepts to the global model, after its last round.
 
         While it is trained, they stand for what it would otherwise learn of base rates, also for
-        what all clients have in common. Reports are aggregated as those of every round. A round that fails is
-        written too, and changes nothing.
+        what all clients have in common. Reports are aggregated as those of every round. A round
+        that fails is written too, and changes nothing.
 
         Raises:
             LedgerError: if the round cannot be written.
