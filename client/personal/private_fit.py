@@ -60,7 +60,9 @@ def intercept_for_training(learner: Learner, terms: RunTerms, state: State) -> S
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the round of intercepts: that of the private part, by contrasts.
+    """Return the report on the round of intercepts: the client's, by contrasts.
+
+    It is that of a private part without a readout: what the common model lacks alone.
 
     Args:
         learner: model and examples of the client.
@@ -70,11 +72,12 @@ def report_intercept(
 
     Raises:
         FrameError: if the run has no such round, or the instruction no room for the intercept.
-        TrainingError: if the private part cannot be fitted.
+        TrainingError: if the intercept cannot be fitted.
     """
     if not terms.intercept_round:
         raise FrameError(f"a run of the method {terms.method} has no round of intercepts")
-    fit, examples = _private_fit(learner, terms, state)
+    examples = learner.training_examples(state, with_features=False)
+    fit = fit_private_part(examples, _contrasts(examples), learner.solve)
     coordinates = _contrasts(examples) @ fit.intercept
     gradients = np.zeros((instruction.steps, instruction.queries))
     if gradients.size < len(coordinates):
@@ -151,20 +154,15 @@ def make_private_fit(
     """
 
     def fit(alone: State) -> State:
-        return _state_of(_private_fit(learner, terms, alone)[0], learner.layout)
+        with_features = _has_private_readout(learner.layout)
+        examples = learner.training_examples(alone, with_features)
+        if is_extension(terms.method):
+            private = _registered_fit(terms.method, examples)
+        else:
+            private = fit_private_part(examples, _contrasts(examples), learner.solve)
+        return _state_of(private, learner.layout)
 
     return _without(common, state, fit)
-
-
-def _private_fit(learner: Learner, terms: RunTerms, state: State) -> tuple[SoftmaxFit, Examples]:
-    """Return the fit of a private part, and the training examples that it is fitted to."""
-    with_features = _has_private_readout(learner.layout)
-    examples = learner.training_examples(state, with_features)
-    if is_extension(terms.method):
-        fit = _registered_fit(terms.method, examples)
-    else:
-        fit = fit_private_part(examples, _contrasts(examples), learner.solve)
-    return fit, examples
 
 
 def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:

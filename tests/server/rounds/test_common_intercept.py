@@ -29,7 +29,7 @@ from shared.ledger.records import LedgerHeader
 from shared.ledger.verification import verify_ledger
 from shared.replay import DenseValues, to_float32
 from shared.run_terms import INTERCEPT_LIMIT
-from simulations.adapter import FinishedRun
+from simulations.adapter import FinishedRun, export
 from simulations.simulate import simulate
 
 LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)
@@ -55,8 +55,7 @@ def raters(settings: Settings, tmp_path: Path) -> Settings:
         "data.path": str(file),
         "data.partition": "user",
         "data.clients": len(LIKING),
-        "adapter.layers": "readout",
-        "adapter.damping": "none",
+        "adapter.layers": "top:1",
         "adapter.label-bias": True,
         "aggregation.rule": "mean",
         "cohort.newcomers": 1,
@@ -114,6 +113,8 @@ def test_raters_with_base_rates_of_their_own(raters: Settings, tmp_path: Path) -
     expected = np.average(privates[:5], axis=0, weights=weights[:5])
     np.testing.assert_allclose(to_float32(values.values), expected, atol=1e-6)
 
+    left_out = export(folder, None, tmp_path / "adapter")
+    np.testing.assert_allclose(left_out["label bias"], to_float32(last.state)[bias])
     shares = {name: share_of_right(own) for name, own in figures.items()}
     labels = [source.share_of(c, 6).tokenized(Split.TEST).labels for c in range(6)]
     majority = max(np.mean(np.concatenate(labels)), 1 - np.mean(np.concatenate(labels)))

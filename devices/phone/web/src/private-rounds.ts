@@ -115,7 +115,7 @@ export function subtraction(round: number, common: State, layout: Layout): Round
 }
 
 /**
- * Returns the report on the round of intercepts: that of the private part, by contrasts.
+ * Returns the report on the round of intercepts: the client's, by contrasts.
  *
  * @throws FrameError if the run has no such round, or the instruction no room for the intercept.
  */
@@ -132,7 +132,7 @@ export async function interceptReport(
   if (!interceptRound(terms) || gradients.length < labels - 1)
     throw new FrameError("there is no round of intercepts, or no room for one");
   const examples = await scoredUnder(training, w, training.examples);
-  const { intercept } = fitPrivatePart(examples, training.readout, true);
+  const { intercept } = fitPrivatePart(examples, training.readout, false);
   const scale = learningRate ? queries / learningRate : 0;
   for (let contrast = 0; contrast < labels - 1; contrast++) {
     const row = contrasts.subarray(contrast * labels, (contrast + 1) * labels);
