@@ -76,8 +76,7 @@ def report_intercept(
     """
     if not terms.intercept_round:
         raise FrameError(f"a run of the method {terms.method} has no round of intercepts")
-    examples = learner.training_examples(state, with_features=False)
-    fit = fit_private_part(examples, _contrasts(examples), learner.solve)
+    fit, examples = _intercept_alone(learner, state)
     coordinates = _contrasts(examples) @ fit.intercept
     gradients = np.zeros((instruction.steps, instruction.queries))
     if gradients.size < len(coordinates):
@@ -202,11 +201,15 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
     """
 
     def fit(alone: State) -> State:
-        examples = learner.training_examples(alone, with_features=False)
-        intercept = fit_private_part(examples, _contrasts(examples), learner.solve)
-        return _state_of(intercept, learner.layout)
+        return _state_of(_intercept_alone(learner, alone)[0], learner.layout)
 
     return _without(common, state, fit)
+
+
+def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
+    """Return the fit of an intercept without a readout, and the training examples of it."""
+    examples = learner.training_examples(state, with_features=False)
+    return fit_private_part(examples, _contrasts(examples), learner.solve), examples
 
 
 def _has_private_readout(layout: Layout) -> bool:
