@@ -34,7 +34,7 @@ from simulations.simulate import simulate
 
 LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)
 """How often each of six raters says yes, whatever the text is."""
-ROWS = 40
+ROWS = 24
 
 
 @pytest.fixture
