@@ -93,7 +93,13 @@ class Session:
                 )
             except CatchUpError:
                 raise error from None
-            return replace(rebuilt, token=self.token, report=self.report)
+            return replace(
+                self,
+                position=rebuilt.position,
+                state=rebuilt.state,
+                digest=rebuilt.digest,
+                common=rebuilt.common,
+            )
 
     def _follow(
         self,
