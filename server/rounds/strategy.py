@@ -15,7 +15,12 @@ from flwr.serverapp.strategy import Strategy
 
 from server.rounds.answered_round import RoundAnswers
 from server.rounds.common_intercept import common_intercept
-from server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
+from server.rounds.evaluation import (
+    find_best_round,
+    find_lowest_loss,
+    is_comparison,
+    summarize_evaluations,
+)
 from server.rounds.event_log import (
     INTERCEPT,
     EvaluationEvent,
@@ -327,14 +332,16 @@ class ScalarStrategy(Strategy):
 
         While it is trained, they stand for what it would otherwise learn of base rates, also for
         what all clients have in common. Reports are aggregated as those of every round. A round
-        that fails is written too, and changes nothing.
+        that fails is written too, and changes nothing. Where personal models have been compared
+        already, by an earlier version, the model stays as it is.
 
         Raises:
             LedgerError: if the round cannot be written.
         """
         number, layout = self._config.terms.intercept_round, self._store.layout
         is_recorded = self._cohorts is None or self._cohorts.last_round >= number
-        if not number or self.round != number - 1 or not is_recorded:
+        is_over = not is_recorded or any(map(is_comparison, self._store.events()))
+        if not number or self.round != number - 1 or is_over:
             return
         self._late_reports.forget()
         request = self._planner.plan_intercepts(grid, self._answers.joint_clip(number))
@@ -363,7 +370,10 @@ class ScalarStrategy(Strategy):
                 problem=aggregated.problem and f"no common intercept: {aggregated.problem}",
                 bytes_up=answered.bytes_up,
                 bytes_down=answered.bytes_down,
-                clients=answered.clients,
+                clients={
+                    client: {key: value for key, value in fields.items() if key != "loss"}
+                    for client, fields in answered.clients.items()
+                },
             )
         self._events.append_round(delta, event, **more)
 

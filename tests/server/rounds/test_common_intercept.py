@@ -16,6 +16,7 @@ from client.training.model_runtime import load_run
 from server.rounds.aggregation import aggregate
 from server.rounds.answered_round import RoundAnswers
 from server.rounds.common_intercept import common_intercept
+from server.rounds.evaluation import is_comparison
 from server.rounds.releases import RELEASES_FILE, read_releases
 from server.rounds.rule import Rule
 from server.store import LEDGER_FOLDER, RunStore
@@ -217,3 +218,19 @@ def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: 
     with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; raise one of them"):
         answers.check_intercepts(asked, layout)
     store.close()
+
+
+def test_a_comparison_of_personal_models_is_the_end() -> None:
+    columns = {
+        "validation": (["global"], ["global", "personalized"]),
+        "test": (["global"],),
+    }
+    before = [
+        {"event": "evaluation", "split": split, "columns": names}
+        for split, each in columns.items()
+        for names in each
+    ]
+    assert not any(map(is_comparison, [*before, {"event": "round"}]))
+    compared = {"event": "evaluation", "split": "test", "columns": ["global", "personalized"]}
+    assert is_comparison(compared)
+    assert is_comparison(compared | {"split": "validation", "columns": ["personalized"]})
