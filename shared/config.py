@@ -245,11 +245,6 @@ class RunConfig(Settings):
         return federated_rounds(self.method, self.rounds, self.personal.rounds)
 
     @property
-    def reporting_rounds(self) -> int:
-        """The rounds that a client reports in, which differential privacy charges for."""
-        return reporting_rounds(self.method, self.rounds, self.personal.rounds)
-
-    @property
     def private_rounds(self) -> int:
         """The rounds that a client trains alone: the rest of the budget."""
         return self.rounds + self.personal.rounds - self.federated_rounds
@@ -342,7 +337,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        rounds, scalars = self.reporting_rounds, self.steps * self.queries
+        rounds = reporting_rounds(self.method, self.rounds, self.personal.rounds)
+        scalars = self.steps * self.queries
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))

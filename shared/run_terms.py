@@ -16,7 +16,6 @@ from shared.extensions import is_extension
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
-    INTERCEPT_TRACK,
     SeedPolicy,
     Split,
     TrainInstruction,
@@ -36,8 +35,6 @@ PRIVATE_DEFAULTS: dict[str, Any] = {
     "personal.part": LABEL_BIAS_GROUP,
 }
 """Settings of private rounds that a signed scenario may lack, since a server asks for none."""
-INTERCEPT_LIMIT = 2.0
-"""The largest norm of a client's intercept that counts with differential privacy."""
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
@@ -321,51 +318,6 @@ class RunTerms:
             layout_hash=layout_hash,
             start_digest=start,
             differences="forward",
-        )
-
-    def intercept_instruction(
-        self,
-        run_id: bytes,
-        layout_hash: bytes,
-        start_digest: bytes,
-        *,
-        labels: int,
-        joint_clip: float = 0.0,
-    ) -> TrainInstruction:
-        """Return the instruction of the round of intercepts.
-
-        Its projected gradients are the coordinates of a client's private intercept along the
-        contrasts of the labels, −H·b·q/η, followed by zeros. With differential privacy they are as
-        many as in every round, since the noise is made for so many, and η is such that an intercept
-        of norm `INTERCEPT_LIMIT` has the norm of the clip.
-
-        Args:
-            run_id: id of the run, 8 bytes.
-            layout_hash: hash of the layout, 32 bytes.
-            start_digest: digest of the state that the intercepts are fitted to, 32 bytes.
-            labels: number of labels.
-            joint_clip: as in `instruction`.
-        """
-        steps, queries, rate = 1, labels - 1, float(labels - 1)
-        if self.privacy:
-            steps, queries = self.steps, self.queries
-            rate = queries * INTERCEPT_LIMIT / (joint_clip or self.privacy.clip)
-        return TrainInstruction(
-            run_id=run_id,
-            round=self.intercept_round,
-            track=INTERCEPT_TRACK,
-            steps=steps,
-            queries=queries,
-            batch=self.batch,
-            seed_policy=SeedPolicy.SHARED,
-            root=round_root(self.seed, 0, INTERCEPT_TRACK),
-            epsilon=self.epsilon,
-            learning_rate=rate,
-            clip=0.0,
-            deadline=self.deadline,
-            layout_hash=layout_hash,
-            start_digest=start_digest,
-            joint_clip=joint_clip,
         )
 
     @property

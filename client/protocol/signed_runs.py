@@ -18,6 +18,7 @@ from shared.frames.instructions import (
     SeedPolicy,
     TrainInstruction,
 )
+from shared.intercept_round import intercept_instruction
 from shared.run_terms import RunTerms
 from shared.signed_scenario import SignedScenario
 from shared.step_size import curvature_interval
@@ -131,7 +132,8 @@ class SignedRuns:
                 run.run_id,
                 INTERCEPT_TRACK,
             ):
-                expected = run.terms.intercept_instruction(
+                expected = intercept_instruction(
+                    run.terms,
                     *(asked.run_id, asked.layout_hash, asked.start_digest),
                     labels=asked.queries + 1,
                     joint_clip=_joint_clip(run.terms, asked),

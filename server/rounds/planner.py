@@ -27,6 +27,7 @@ from shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
+from shared.intercept_round import intercept_instruction
 from shared.step_size import StepSize
 
 Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
@@ -131,7 +132,8 @@ class RoundPlanner:
         ledger, layout = self._store.ledger, self._store.layout
         bias = layout.label_bias
         assert bias is not None, "the method readout has a label bias"
-        instruction = self._config.terms.intercept_instruction(
+        instruction = intercept_instruction(
+            self._config.terms,
             *(ledger.header.run_id, layout.hash, ledger.digest),
             labels=bias.stop - bias.start,
             joint_clip=joint_clip,

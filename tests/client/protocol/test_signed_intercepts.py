@@ -12,6 +12,7 @@ from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.signed_runs import SignedRuns
 from shared.errors import ScenarioError
 from shared.frames.instructions import EvaluateInstruction, Split
+from shared.intercept_round import intercept_instruction
 
 HASHES = bytes([1]) * 32, bytes([2]) * 32
 READOUT: dict[str, Any] = {
@@ -45,7 +46,7 @@ def test_the_round_of_intercepts_is_that_of_the_scenario(
     assert last == 5 + returns
     assert [number for number in range(9) if terms.is_last(number)] == [last]
     joint = 0.7 if privacy is ADAPTIVE else 0.0
-    asked = terms.intercept_instruction(run_id, HASHES[0], bytes(32), labels=3, joint_clip=joint)
+    asked = intercept_instruction(terms, run_id, HASHES[0], bytes(32), labels=3, joint_clip=joint)
     assert asked.report_scalars == (terms.steps * terms.queries if privacy else 2)
     runs.check(asked.encode())
     for changes in (

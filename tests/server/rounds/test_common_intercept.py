@@ -24,12 +24,12 @@ from shared.contrasts import contrasts
 from shared.errors import TrainingError
 from shared.frames.instructions import Split, token_of
 from shared.frames.report import Report
+from shared.intercept_round import INTERCEPT_LIMIT, intercept_instruction
 from shared.layout import Tensor
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.ledger.verification import verify_ledger
 from shared.replay import DenseValues, to_float32
-from shared.run_terms import INTERCEPT_LIMIT
 from simulations.adapter import FinishedRun, export
 from simulations.simulate import simulate
 
@@ -183,7 +183,7 @@ def test_it_is_clipped_noised_and_charged_like_a_round(raters: Settings, is_mask
 def test_a_hostile_client_moves_it_no_farther_than_the_others_allow() -> None:
     terms = config_of({}, method="readout", adapter__label_bias=True).terms
     layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
-    asked = terms.intercept_instruction(bytes(8), layout.hash, bytes(32), labels=3)
+    asked = intercept_instruction(terms, bytes(8), layout.hash, bytes(32), labels=3)
     rows = contrasts(3).astype(np.float64)
     random = np.random.default_rng(1)
     honest = [np.array([1.0, -0.4, -0.6]) + 0.1 * rows.T @ random.normal(size=2) for _ in range(6)]
@@ -212,7 +212,7 @@ def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: 
     private = {"privacy.mode": "central", "privacy.noise-multiplier": 1.0, "queries": 1, "steps": 1}
     config = config_of(raters | private, seed_policy="shared")
     layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
-    asked = config.terms.intercept_instruction(bytes(8), layout.hash, bytes(32), labels=3)
+    asked = intercept_instruction(config.terms, bytes(8), layout.hash, bytes(32), labels=3)
     store = RunStore(tmp_path / "run", layout, LedgerHeader(0, bytes(8), layout.hash), 0)
     answers = RoundAnswers(config, store, None)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; raise one of them"):
