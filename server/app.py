@@ -23,6 +23,7 @@ from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.clusters import cluster_folder
 from server.rounds.event_log import count_scalars
 from server.rounds.missing_gain import describe_missing_gain
+from server.rounds.readout_strategy import ReadoutStrategy
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
@@ -124,7 +125,8 @@ def serve(
     else:
         header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)
         store = RunStore(folder, layout, header, config.ledger.snapshot_every)
-        strategy = ScalarStrategy(config, store, roster, cohorts, grid.clock)
+        kind = ReadoutStrategy if config.terms.intercept_round else ScalarStrategy
+        strategy = kind(config, store, roster, cohorts, grid.clock)
     try:
         record_settings(folder, config)
         if (folder / RESULT_FILE).exists():
@@ -157,6 +159,11 @@ def _run(
     strategy.evaluate_missing(grid, splits)
     if (rounds := strategy.rounds - strategy.round) > 0:
         strategy.start(grid, ArrayRecord(), num_rounds=rounds, timeout=config.cohort.timeout)
+    if isinstance(strategy, ReadoutStrategy):
+        if config.evaluate.best:
+            strategy.evaluate(grid, Split.VALIDATION)
+            strategy.return_to_best(always=True)
+        strategy.add_common_intercept(grid)
     for split in splits:
         if strategy.rounds:
             strategy.evaluate(grid, split)

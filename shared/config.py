@@ -21,7 +21,7 @@ from shared.layout import LABEL_BIAS_GROUP
 from shared.personal_settings import PersonalSettings
 from shared.privacy_settings import PrivacySettings
 from shared.rehearsal_settings import RehearsalSettings
-from shared.run_terms import RunTerms, federated_rounds
+from shared.run_terms import RunTerms, federated_rounds, reporting_rounds
 from shared.scenarios import read_scenario
 from shared.sections import (
     EMBEDDED_MODEL,
@@ -338,7 +338,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        rounds, scalars = self.federated_rounds, self.steps * self.queries
+        rounds = reporting_rounds(self.method, self.rounds, self.personal.rounds)
+        scalars = self.steps * self.queries
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))

@@ -159,6 +159,11 @@ class Layout:
         return tuple(parts)
 
     @cached_property
+    def label_bias(self) -> slice | None:
+        """The slice of a state that holds the label bias; None without one."""
+        return next((p.numbers for p in self.parts if p.group == LABEL_BIAS_GROUP), None)
+
+    @cached_property
     def adapter_hash(self) -> bytes:
         """The SHA-256 of what the adapter's tensors and frozen matrices are, 32 bytes.
 

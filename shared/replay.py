@@ -97,7 +97,9 @@ class Shrink:
 
 @dataclass(frozen=True, eq=False)
 class DenseValues:
-    """Values that are added to consecutive elements of a state; private tracks alone hold them.
+    """Values that are added to consecutive elements of a state.
+
+    Private tracks hold them, and that of a federation where they are its common intercept.
 
     Attributes:
         first: index of the first element.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shared.directions import pool_seeds, query_seeds
 from shared.errors import FrameError, ReplayError
 from shared.frames.instructions import PERSONAL_TRACK
+from shared.layout import Layout
 from shared.replay import (
     MAX_DENSE_VALUE,
     MAX_SHIFT,
@@ -161,14 +162,9 @@ def _encode_entry(entry: Group | Shrink | DenseValues) -> bytes:
     return _ENTRY_KIND.pack(_EntryKind.DENSE_VALUES) + encode_dense_values(entry)
 
 
-def _read_entry(reader: Reader, track: int) -> Group | Shrink | DenseValues:
+def _read_entry(reader: Reader) -> Group | Shrink | DenseValues:
     (kind,) = reader.fields(_ENTRY_KIND)
     if kind == _EntryKind.DENSE_VALUES:
-        if track != PERSONAL_TRACK:
-            raise FrameError(
-                f"dense values are in a round delta of track {track}; private tracks alone may "
-                "hold them"
-            )
         return read_dense_values(reader)
     if kind != _EntryKind.SHRINK:
         return Group.read(kind, reader)
@@ -197,7 +193,8 @@ class RoundDelta:
         token: token of the round's instruction, 8 bytes.
         contributors: contributing clients, sorted by index, each once.
         entries: groups of scalars, shrinks, and in a private track dense values. Between two
-            shrinks the others are in a fixed order, though any order gives the same state.
+            shrinks the others are in a fixed order, though any order gives the same state. In other
+            tracks dense values are a common intercept (`check_dense_values`), and the only entry.
     """
 
     round: int
@@ -232,8 +229,14 @@ class RoundDelta:
         contributors = tuple(
             Contributor(*reader.fields(cls._CONTRIBUTOR)) for _ in range(contributor_count)
         )
-        entries = tuple(_read_entry(reader, track) for _ in range(entry_count))
+        entries = tuple(_read_entry(reader) for _ in range(entry_count))
         reader.end()
+        has_dense_values = any(isinstance(entry, DenseValues) for entry in entries)
+        if has_dense_values and track != PERSONAL_TRACK and len(entries) > 1:
+            raise FrameError(
+                f"dense values are among other entries of a round delta of track {track}; private "
+                "tracks alone may hold them so"
+            )
         clients = [c.client for c in contributors]
         if round_number < 1 or any(a >= b for a, b in pairwise(clients)):
             raise FrameError("the round delta's round or contributors are out of order")
@@ -246,8 +249,37 @@ class RoundDelta:
 
     @property
     def has_dense_values(self) -> bool:
-        """Return whether one of the entries is of the kind that private tracks alone may hold."""
+        """Return whether one of the entries holds dense values."""
         return any(isinstance(entry, DenseValues) for entry in self.entries)
+
+    @property
+    def common_intercept(self) -> DenseValues | None:
+        """The common intercept that a round of a federation adds; None in all other rounds."""
+        if self.track == PERSONAL_TRACK:
+            return None
+        return next((entry for entry in self.entries if isinstance(entry, DenseValues)), None)
+
+    def check_dense_values(self, layout: Layout) -> None:
+        """Raise an error for dense values that the round's track may not hold.
+
+        In a track that others replay they would be an upload of weights, unless they are the label
+        bias alone: one number per label.
+
+        Args:
+            layout: layout of the adapter.
+
+        Raises:
+            ReplayError: if there are such values.
+        """
+        values = self.common_intercept
+        if values is None:
+            return
+        taken = slice(values.first, values.first + len(values.values))
+        if len(self.entries) > 1 or taken != layout.label_bias:
+            raise ReplayError(
+                f"round {self.round}: dense values that are not the label bias alone are for "
+                f"private tracks only; this is track {self.track}"
+            )
 
     @property
     def changes(self) -> list[CoefficientBlock | Shrink | DenseValues]:

@@ -54,6 +54,17 @@ def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
     return rounds + private_rounds if everything else rounds
 
 
+def reporting_rounds(method: str, rounds: int, private_rounds: int) -> int:
+    """Return the rounds that a client reports in: those with others, and that of the intercepts.
+
+    Args:
+        method: method of the run.
+        rounds: ``rounds`` of the settings.
+        private_rounds: ``personal.rounds`` of the settings.
+    """
+    return federated_rounds(method, rounds, private_rounds) + (method == "readout")
+
+
 def fits_private_part(method: str) -> bool:
     """Return whether a method fits a client's private part, and takes no private rounds for it."""
     return method == "readout" or is_extension(method)
@@ -168,7 +179,9 @@ class RunTerms:
             returns_to_best=(
                 settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
-            privacy=PrivacyTerms.of(settings, federated, steps * queries),
+            privacy=PrivacyTerms.of(
+                settings, reporting_rounds(method, rounds, private), steps * queries
+            ),
             retrieves=settings.get("evaluate.retrieved", 0) != 0,
         )
 
@@ -307,13 +320,23 @@ class RunTerms:
             differences="forward",
         )
 
+    @property
+    def intercept_round(self) -> int:
+        """The round after the last one, which adds the common intercept; 0 if there is none.
+
+        It comes after the round that may return to the best one.
+        """
+        if self.method != "readout":
+            return 0
+        return self.rounds_of_federation + self.returns_to_best + 1
+
     def is_last(self, number: int) -> bool:
         """Return whether the global model stays as it is after a round, whatever follows.
 
         Where a further round may return to the best one, this is known after that round only.
         """
         last = self.rounds_of_federation
-        return number == last + bool(last and self.returns_to_best)
+        return number == (self.intercept_round or last + bool(last and self.returns_to_best))
 
     def is_evaluated(self, number: int, split: Split, personal: bool = False) -> bool:
         """Return whether clients evaluate the state after a round on a split.
@@ -325,6 +348,7 @@ class RunTerms:
         """
         last = self.rounds_of_federation
         is_end = number == last or (self.returns_to_best and 0 < last == number - 1)
+        is_end |= 0 < number == self.intercept_round
         if split is Split.TRAIN or (split is Split.TEST and not self.has_test):
             return False
         if personal:

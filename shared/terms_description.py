@@ -26,6 +26,11 @@ def describe_terms(terms: RunTerms) -> list[str]:
         "report",
         f"evaluation on {splits} examples: before the first and after the last round{every}",
     ]
+    if terms.method == "readout":
+        lines.append(
+            "after the last round the private intercept, one number fewer than labels, for the "
+            "mean over all clients"
+        )
     if terms.clusters:
         steps, batch = terms.clustering_steps_and_batch()
         lines.append(

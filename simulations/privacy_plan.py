@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 from shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism
 from shared.privacy.terms import PrivacyTerms
 from shared.privacy.vector import gradient_noise, numbers_of
+from shared.run_terms import reporting_rounds
 from shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
 
 USUAL_EPSILONS = (8.0, 2.0, 0.5)
@@ -137,7 +138,10 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
     clients = range(config.data.clients - cohort.newcomers)
     asked = sample_cohort(config.seed, 1, clients, cohort.fraction, cohort.minimum)
     run = PlannedRun(
-        config.federated_rounds, len(asked), config.steps * config.queries, minimum=cohort.minimum
+        reporting_rounds(config.method, config.rounds, config.personal.rounds),
+        len(asked),
+        config.steps * config.queries,
+        minimum=cohort.minimum,
     )
     if not run.rounds:
         raise ConfigError(f"{file}: method {config.method} has no rounds with others to plan")

@@ -31,6 +31,7 @@ def evaluate_global_model(
     terms: RunTerms,
     state: NDArray[np.int64],
     split: Split,
+    common: NDArray[np.int64] | None = None,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate the federation's model on a client's examples.
 
@@ -44,6 +45,7 @@ def evaluate_global_model(
         terms: terms of the run.
         state: int64 [d], state of the federation.
         split: split to evaluate on.
+        common: int64 [d], common intercept in the federation's state; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -52,7 +54,7 @@ def evaluate_global_model(
     parts = composition(terms, learner.layout)
     models = {GLOBAL: parts.model(state)}
     if PERSONALIZED in requested_columns(terms, split, personal=False):
-        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, terms, state))
+        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, terms, state, common))
     return tuple(
         evaluation_column(name, *learner.score_evaluated(model, split))
         for name, model in models.items()
@@ -65,6 +67,7 @@ def evaluate_personal_model(
     state: NDArray[np.int64],
     private: NDArray[np.int64],
     split: Split = Split.TEST,
+    common: NDArray[np.int64] | None = None,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate every column on a client's test examples; a generation has those without labels.
 
@@ -84,6 +87,7 @@ def evaluate_personal_model(
         state: int64 [d], state of the federation.
         private: int64 [d], private state of the client.
         split: split to evaluate on; on others than test only the personal model is evaluated.
+        common: int64 [d], common intercept in the federation's state; None without one.
 
     Raises:
         TrainingError: if a label bias cannot be fitted, or a loss is not finite in the first round
@@ -112,7 +116,7 @@ def evaluate_personal_model(
         scores[LOCAL] = learner.score_evaluated(local, split).scores
     scores[GLOBAL] = learner.score_evaluated(parts.model(state), split).scores
     if terms.method == "readout":
-        model = parts.model(state, intercept_state(learner, state))
+        model = parts.model(state, intercept_state(learner, state, common))
         scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
     return tuple(evaluation_column(name, its, labels, tokens) for name, its in scores.items())

@@ -20,7 +20,6 @@ from shared.errors import LedgerError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.frames.instructions import Split
 from shared.label_scores import cross_entropy
-from shared.layout import LABEL_BIAS_GROUP, Layout
 from shared.replay import DenseValues, replay, zero_state
 from shared.run_terms import RunTerms, fits_private_part
 
@@ -74,7 +73,7 @@ class LabelBiases:
 
     def __init__(self, learner: Learner, terms: RunTerms, folder: Path, runs: Path | None) -> None:
         self._learner, self._terms, self._folder, self._runs = learner, terms, folder, runs
-        self._numbers = _numbers_of(learner.layout)
+        self._numbers = learner.layout.label_bias
 
     def begin(self, w: State, is_new: bool) -> None:
         """Decide what this run begins with, unless it is decided: that of the latest other run.
@@ -167,11 +166,6 @@ def _read(folder: Path) -> KeptLabelBias | None:
     except (OSError, SamaraError, *_MALFORMED) as error:
         log.warning("%s: no label bias: %s; it is left out", file, error)
         return None
-
-
-def _numbers_of(layout: Layout) -> slice | None:
-    """Return where the label bias is in a state; None in a layout without one."""
-    return next((p.numbers for p in layout.parts if p.group == LABEL_BIAS_GROUP), None)
 
 
 def _time_of(file: Path) -> int:

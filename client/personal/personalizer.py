@@ -14,7 +14,7 @@ from client.personal.kept_label_bias import LabelBiases
 from client.personal.learner import Learner, State
 from client.personal.methods import composition
 from client.personal.personalizations import Personalizations, Score, StartState
-from client.personal.private_fit import record_private_fit
+from client.personal.private_fit import record_private_fit, record_subtraction
 from client.personal.private_rounds import (
     open_personal_ledger,
     run_private_rounds,
@@ -38,6 +38,9 @@ class Personalizer:
         snapshot_every: records between snapshots of the personal ledger; 0 for none.
         runs: folder of all runs of the client, with the label bias of an earlier one; None if it
             begins with none.
+        common: int64 [d], common intercept in the federation's state by now; None without one.
+            Private parts are fitted without it and are that much less, so that it changes no
+            personal model.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class Personalizer:
         folder: Path,
         snapshot_every: int,
         runs: Path | None = None,
+        common: State | None = None,
     ) -> None:
-        self._learner, self._terms = learner, terms
+        self._learner, self._terms, self._common = learner, terms, common
         self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
         self._files = Personalizations(folder, learner.layout)
         self._label_biases = LabelBiases(learner, terms, folder, runs)
@@ -72,6 +76,7 @@ class Personalizer:
         Raises:
             LedgerError: if it cannot be kept.
         """
+        self._subtract_common()
         if not self._terms.makes_personal_models or not self._is_due_from(number, digest):
             return False
         self._files.write_next(StartState(number, state, digest))
@@ -105,7 +110,7 @@ class Personalizer:
             if (start := self._files.begun or self._begin(ledger)) is None:
                 return False
             private = self._train(start, ledger)
-            self._label_biases.keep(private)
+            self._label_biases.keep(private if self._common is None else private + self._common)
             after = self._score(start.state, private)
             self._files.finish(start, ledger.position.round, ledger.digest, after)
             if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
@@ -126,12 +131,38 @@ class Personalizer:
         Raises:
             TrainingError, ReplayError, LedgerError: those of `take`.
         """
+        self._subtract_common()
         latest = self._files.latest
         if latest is None or (self._terms.when != "end" and latest.digest != digest):
             self._files.write_next(StartState(number, state, digest))
         self.take()
         with closing(self._open_ledger()) as ledger:
             return ledger.state
+
+    def _subtract_common(self) -> None:
+        """Subtract the common intercept from a private part that was fitted before it was there.
+
+        A part is, if its fit is the last record; the subtraction is a record of its own.
+
+        Raises:
+            ReplayError, LedgerError: if it cannot be recorded.
+        """
+        finished, begun = self._files.finished, self._files.begun
+        if self._common is None or not (finished or begun):
+            return
+        with closing(self._open_ledger()) as ledger:
+            last = ledger.position.round
+            if begun and self._is_earlier(begun.round) and last < begun.first:
+                self._files.drop_begun()
+            elif begun and self._is_earlier(begun.round):  # a crash came before it was finished
+                self._files.finish(begun, last, ledger.digest, None)
+            finished = self._files.finished
+            if finished and self._is_earlier(finished.global_round) and finished.last == last:
+                record_subtraction(self._common, ledger, self._learner.layout)
+
+    def _is_earlier(self, number: int) -> bool:
+        """Return whether a state after a round of the federation has no common intercept yet."""
+        return number < self._terms.intercept_round
 
     def _is_due_from(self, number: int, digest: bytes) -> bool:
         latest, terms = self._files.latest, self._terms
@@ -185,7 +216,9 @@ class Personalizer:
             first: number in the ledger of the first record from this state.
         """
         if fits_private_part(self._terms.method):
-            return record_private_fit(self._learner, self._terms, state, ledger, first)
+            return record_private_fit(
+                self._learner, self._terms, state, ledger, first, self._common
+            )
         began_with = self._label_biases.began_with
         return run_private_rounds(self._learner, self._terms, state, ledger, first, began_with)
 

@@ -3,8 +3,12 @@
 The loss in these numbers is convex, so that a client needs no private rounds: it runs the model
 once per training example, and a solver does the rest. The result is recorded in the personal ledger
 as dense values and never fitted again. While the common model is trained, every client adds an
-intercept of its own to it, so that what all learn is not their different base rates.
+intercept of its own to it, so that what all learn is not their different base rates. What these
+have in common is missing in the common model then: after the last round clients report their
+intercepts, and the mean is added to it and subtracted from every private part.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +22,10 @@ from client.personal.softmax_fit import (
     fit_private_part,
 )
 from shared.contrasts import contrasts
-from shared.errors import TrainingError
+from shared.errors import FrameError, TrainingError
 from shared.extensions import extension, is_extension
-from shared.frames.instructions import PERSONAL_TRACK
+from shared.frames.instructions import PERSONAL_TRACK, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from shared.ledger.ledger import Ledger
 from shared.replay import DenseValues, replay, zero_state
@@ -52,8 +57,50 @@ def intercept_for_training(learner: Learner, terms: RunTerms, state: State) -> S
     return _state_of(fit, learner.layout)
 
 
+def report_intercept(
+    learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
+) -> Report:
+    """Return the report on the round of intercepts: the client's, by contrasts.
+
+    It is that of a private part without a readout: what the common model lacks alone.
+
+    Args:
+        learner: model and examples of the client.
+        terms: terms of the run.
+        instruction: instruction of the round.
+        state: int64 [d], state of the federation.
+
+    Raises:
+        FrameError: if the run has no such round, or the instruction no room for the intercept.
+        TrainingError: if the intercept cannot be fitted.
+    """
+    if not terms.intercept_round:
+        raise FrameError(f"a run of the method {terms.method} has no round of intercepts")
+    fit, examples = _intercept_alone(learner, state)
+    coordinates = _contrasts(examples) @ fit.intercept
+    gradients = np.zeros((instruction.steps, instruction.queries))
+    if gradients.size < len(coordinates):
+        raise FrameError(
+            f"the round of intercepts has {gradients.size} numbers for {len(coordinates)}"
+        )
+    scale = instruction.queries / instruction.learning_rate if instruction.learning_rate else 0.0
+    gradients.flat[: len(coordinates)] = -scale * coordinates
+    return Report(
+        token_of(instruction.encode()),
+        learner.client,
+        len(examples.labels),
+        0.0,
+        gradients.astype(np.float32),
+    )
+
+
 def record_private_fit(
-    learner: Learner, terms: RunTerms, state: State, ledger: Ledger, first: int = 1
+    learner: Learner,
+    terms: RunTerms,
+    state: State,
+    ledger: Ledger,
+    first: int = 1,
+    common: State | None = None,
 ) -> State:
     """Return the private state in a client's personal ledger, which is fitted if it is not there.
 
@@ -65,6 +112,7 @@ def record_private_fit(
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
+        common: int64 [d], common intercept in the state of the federation; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -72,30 +120,53 @@ def record_private_fit(
         LedgerError: if the personal ledger cannot be written.
     """
     if ledger.position.round < first:
-        fitted = make_private_fit(learner, terms, state)
+        fitted = make_private_fit(learner, terms, state, common)
         values = _difference(fitted, ledger.state, learner.layout)
         ledger.append(RoundDelta(first, PERSONAL_TRACK, bytes(8), (), values))
         ledger.compact(first)
     return ledger.state
 
 
-def make_private_fit(learner: Learner, terms: RunTerms, state: State) -> State:
+def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
+    """Record in a personal ledger that a common intercept is no longer part of the private one.
+
+    Raises:
+        ReplayError: if a number is beyond the range of dense values.
+        LedgerError: if the personal ledger cannot be written.
+    """
+    values = _difference(-common, zero_state(layout.size), layout)
+    ledger.append(RoundDelta(ledger.position.round + 1, PERSONAL_TRACK, bytes(8), (), values))
+
+
+def make_private_fit(
+    learner: Learner, terms: RunTerms, state: State, common: State | None = None
+) -> State:
     """Return the private state that a client would have with a state of the federation, int64 [d].
 
-    It is an intercept, and a readout where there can be one. Nothing of it is recorded.
+    It is an intercept, and a readout where there can be one. Nothing of it is recorded. A common
+    intercept changes nothing of the sum of both states.
 
     Raises:
         ConfigError: if this machine does not have the registered method.
         TrainingError: if the private part cannot be fitted.
         ReplayError: if a fitted number is beyond the range of dense values.
     """
-    with_features = _has_private_readout(learner.layout)
-    examples = learner.training_examples(state, with_features)
-    if is_extension(terms.method):
-        fit = _registered_fit(terms.method, examples)
-    else:
-        fit = fit_private_part(examples, _contrasts(examples), learner.solve)
-    return _state_of(fit, learner.layout)
+
+    def fit(alone: State) -> State:
+        with_features = _has_private_readout(learner.layout)
+        examples = learner.training_examples(alone, with_features)
+        if is_extension(terms.method):
+            private = _registered_fit(terms.method, examples)
+        else:
+            private = fit_private_part(examples, _contrasts(examples), learner.solve)
+        return _state_of(private, learner.layout)
+
+    return _without(common, state, fit)
+
+
+def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:
+    """Return a private state, fitted to a state of the federation without its common intercept."""
+    return fit(state) if common is None else fit(state - common) - common
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
@@ -117,15 +188,28 @@ def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
     return SoftmaxFit(intercept, readout)
 
 
-def intercept_state(learner: Learner, state: State) -> State:
+def intercept_state(learner: Learner, state: State, common: State | None = None) -> State:
     """Return the private state of a client that fits an intercept and no readout, int64 [d].
+
+    Args:
+        learner: model and examples of the client.
+        state: int64 [d], state of the federation.
+        common: common intercept in it; None without one.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.
     """
+
+    def fit(alone: State) -> State:
+        return _state_of(_intercept_alone(learner, alone)[0], learner.layout)
+
+    return _without(common, state, fit)
+
+
+def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
+    """Return the fit of an intercept without a readout, and the training examples of it."""
     examples = learner.training_examples(state, with_features=False)
-    fit = fit_private_part(examples, _contrasts(examples), learner.solve)
-    return _state_of(fit, learner.layout)
+    return fit_private_part(examples, _contrasts(examples), learner.solve), examples
 
 
 def _has_private_readout(layout: Layout) -> bool:

@@ -132,6 +132,7 @@ def runtime_personalizer(
     run_id: bytes,
     interrupted: InterruptedSteps[Any] | None = None,
     runs: Path | None = None,
+    common: State | None = None,
 ) -> Personalizer:
     """Return the private rounds of a client with a model runtime, in its folder of the run.
 
@@ -142,8 +143,9 @@ def runtime_personalizer(
         run_id: run id, 8 bytes.
         interrupted: keeps the finished steps of a round that an exception interrupts.
         runs: folder of all runs of a live client; see `Personalizer`.
+        common: common intercept in the federation's state; see `Personalizer`.
     """
     folder = client_folder(config, run_id, data.client)
     learner = RuntimeLearner(runtime, data, interrupted)
     snapshot_every = config.ledger.snapshot_every
-    return Personalizer(learner, config.terms, run_id, folder, snapshot_every, runs)
+    return Personalizer(learner, config.terms, run_id, folder, snapshot_every, runs, common)

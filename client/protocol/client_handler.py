@@ -17,7 +17,13 @@ from client.protocol.shared_catch_up import Reach
 from client.protocol.signed_runs import SignedRuns
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.instructions import (
+    GLOBAL_TRACK,
+    INTERCEPT_TRACK,
+    EvaluateInstruction,
+    TrainInstruction,
+    token_of,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
@@ -78,7 +84,8 @@ def catch_up_session(
     """
     replayer.check_layout(instruction.layout_hash)
     layout, run_id = replayer.layout, instruction.run_id
-    header = LedgerHeader(instruction.track, run_id, instruction.layout_hash)
+    track = GLOBAL_TRACK if instruction.track == INTERCEPT_TRACK else instruction.track
+    header = LedgerHeader(track, run_id, instruction.layout_hash)
     session = sessions.read_session(run_id) or Session.begin(header, layout)
     if isinstance(instruction, TrainInstruction):
         goal = instruction.round - 1, instruction.start_digest

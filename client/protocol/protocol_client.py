@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
 from client.personal.personalizer import Personalizer
-from client.personal.private_fit import intercept_for_training
+from client.personal.private_fit import intercept_for_training, report_intercept
 from client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_limits import AnswerLimits
@@ -46,7 +46,13 @@ from shared.errors import DataError, FrameError, MaskingError, SamaraError
 from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
+from shared.frames.instructions import (
+    INTERCEPT_TRACK,
+    EvaluateInstruction,
+    Split,
+    TrainInstruction,
+    token_of,
+)
 from shared.frames.report import Report
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
 from shared.ledger.catch_up import CatchUp
@@ -208,7 +214,7 @@ class ProtocolClient(ClientHandler):
         if (session := self._sessions.read_session(run_id)) is None:
             return b""
         self._runtime.use_threads()
-        personalizer = self._personalizer_of(run_id)
+        personalizer = self._personalizer_of(run_id, session)
         personalizer.note(session.position.round, session.state, session.digest)
         try:
             return run_id if personalizer.take_next() else b""
@@ -255,24 +261,25 @@ class ProtocolClient(ClientHandler):
         An error is logged: what the federation asks for is carried out all the same.
         """
         try:
-            personalizer = self._personalizer_of(run_id)
+            personalizer = self._personalizer_of(run_id, session)
             noted = personalizer.note(session.position.round, session.state, session.digest)
             if noted and not self._has_idle_time:
                 personalizer.take()
         except SamaraError as error:
             log.warning("client %d: the private rounds failed: %s", self._client, error)
 
-    def _personalizer_of(self, run_id: bytes) -> Personalizer:
+    def _personalizer_of(self, run_id: bytes, session: Session) -> Personalizer:
         config, runs = self._config, None
         if self._has_idle_time:  # a live client, whose folder holds its runs side by side
             runs = run_folder(config, run_id).parent
         return runtime_personalizer(
-            self._runtime, self._data, config, run_id, self._interrupted, runs
+            *(self._runtime, self._data, config, run_id, self._interrupted, runs),
+            common=session.common_state,
         )
 
     def _private_state(self, run_id: bytes, session: Session) -> NDArray[np.int64]:
         """Return the private state for the personal comparison; what is missing in it is taken."""
-        personalizer = self._personalizer_of(run_id)
+        personalizer = self._personalizer_of(run_id, session)
         if not self._takes_private_rounds_between:
             return personalizer.recorded_private_state(session.state)
         return personalizer.private_state(session.position.round, session.state, session.digest)
@@ -286,9 +293,14 @@ class ProtocolClient(ClientHandler):
         def train(
             instruction: TrainInstruction, session: Session
         ) -> Report | AnyVectorReport | MaskedReport:
-            private = intercept_for_training(self._learner, terms, session.state)
-            model = parts.model(session.state, private)
-            report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
+            if instruction.track == INTERCEPT_TRACK:
+                report = report_intercept(self._learner, terms, instruction, session.state)
+            else:
+                private = intercept_for_training(self._learner, terms, session.state)
+                model = parts.model(session.state, private)
+                report = take_local_steps(
+                    self._runtime, self._data, instruction, model, parts.shared
+                )
             self._record_passes(instruction.run_id)
             if terms.privacy is None:
                 return report
@@ -310,9 +322,13 @@ class ProtocolClient(ClientHandler):
             data.most_evaluated = self._guard.introduced(instruction.run_id)
             if personal:
                 private = self._private_state(instruction.run_id, session)
-                columns = evaluate_personal_model(self._learner, terms, state, private, split)
+                columns = evaluate_personal_model(
+                    self._learner, terms, state, private, split, session.common_state
+                )
             else:
-                columns = evaluate_global_model(self._learner, terms, state, split)
+                columns = evaluate_global_model(
+                    self._learner, terms, state, split, session.common_state
+                )
             self._record_passes(instruction.run_id)
             return columns
 

@@ -5,18 +5,21 @@ messages it is kept as bytes.
 """
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import CatchUpError, LedgerError
+from shared.errors import CatchUpError, FrameError, LedgerError
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp, replay_records
-from shared.ledger.records import LedgerHeader, Position, read_records, records_after
+from shared.ledger.records import LedgerHeader, Position, Record, read_records, records_after
 from shared.ledger.snapshots import Snapshot
-from shared.replay import Backend, digest, zero_state
+from shared.replay import Backend, DenseValues, digest, replay, zero_state
+from shared.round_delta import encode_dense_values, read_dense_values
+from shared.wire import Reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class Session:
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
         report: report on that instruction, a frame; the reply if it is repeated.
+        common: common intercept in the state, which private parts are fitted without; None if
+            there is none.
     """
 
     position: Position
@@ -36,8 +41,11 @@ class Session:
     digest: bytes
     token: bytes = b""
     report: bytes = b""
+    common: DenseValues | None = None
 
     PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
+    COMMON: ClassVar = "common"
+    """The part that sessions with a common intercept have after the others."""
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
@@ -86,7 +94,11 @@ class Session:
             except CatchUpError:
                 raise error from None
             return replace(
-                self, position=rebuilt.position, state=rebuilt.state, digest=rebuilt.digest
+                self,
+                position=rebuilt.position,
+                state=rebuilt.state,
+                digest=rebuilt.digest,
+                common=rebuilt.common,
             )
 
     def _follow(
@@ -100,6 +112,14 @@ class Session:
         """Return the session after the rounds of a catch-up that it lacks; see `catch_up`."""
         start, state, end_digest = self.position, self.state, self.digest
         goal_round, goal_digest = goal
+        common = self.common
+
+        def missed() -> Iterator[Record]:
+            nonlocal common
+            for record in read_records(io.BytesIO(tail), start, header.track):
+                common = record.delta.common_intercept or common
+                yield record
+
         try:
             if catch_up.snapshot:
                 snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
@@ -107,12 +127,7 @@ class Session:
                     start, state = snapshot.position, snapshot.state
                     end_digest = snapshot.link.end_digest
             tail = records_after(catch_up.tail, start.round)
-            state, last = replay_records(
-                lambda: state,
-                lambda: read_records(io.BytesIO(tail), start, header.track),
-                layout,
-                backend,
-            )
+            state, last = replay_records(lambda: state, missed, layout, backend)
         except LedgerError as error:
             raise CatchUpError(
                 f"cannot catch up from round {self.position.round}: {error}",
@@ -127,7 +142,14 @@ class Session:
                 f"the rounds after {self.position.round}",
                 (goal_round, position.round),
             )
-        return replace(self, position=position, state=state, digest=end_digest)
+        return replace(self, position=position, state=state, digest=end_digest, common=common)
+
+    @property
+    def common_state(self) -> NDArray[np.int64] | None:
+        """The common intercept as a state, int64 [d]; None if there is none."""
+        if self.common is None:
+            return None
+        return replay(zero_state(len(self.state)), (self.common,), "gaussian")
 
     def with_report(self, token: bytes, report: bytes) -> Self:
         """Return the session after a train instruction was carried out."""
@@ -135,6 +157,7 @@ class Session:
 
     def to_bytes(self) -> dict[str, bytes]:
         """Return the session as named byte strings, in the order of `PARTS`."""
+        common = {self.COMMON: encode_dense_values(self.common)} if self.common else {}
         return {
             "round": self.position.round.to_bytes(4, "little"),
             "head": self.position.head,
@@ -142,6 +165,7 @@ class Session:
             "digest": self.digest,
             "token": self.token,
             "report": self.report,
+            **common,
         }
 
     @classmethod
@@ -152,12 +176,16 @@ class Session:
             CatchUpError: if one is missing or has another length.
         """
         try:
+            common = None
+            if cls.COMMON in saved:
+                common = read_dense_values(Reader(memoryview(saved[cls.COMMON])))
             return cls(
                 Position(int.from_bytes(saved["round"], "little"), saved["head"]),
                 np.frombuffer(saved["state"], "<i8").astype(np.int64),
                 saved["digest"],
                 saved["token"],
                 saved["report"],
+                common,
             )
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, FrameError) as error:
             raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error

@@ -99,6 +99,8 @@ def decode_session(data: bytes) -> Session:
     reader = Reader(memoryview(body))
     try:
         saved = {name: bytes(reader.take(*reader.fields(_LENGTH))) for name in Session.PARTS}
+        if reader.left:
+            saved[Session.COMMON] = bytes(reader.take(*reader.fields(_LENGTH)))
         reader.end()
     except FrameError as error:
         raise CatchUpError(f"the saved session is damaged: {error}") from error

@@ -4,9 +4,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from client.protocol.session import Session
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
@@ -29,7 +26,7 @@ class SharedCatchUp:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: dict[LedgerHeader, tuple[_Given, Position, NDArray[np.int64], bytes]] = {}
+        self._latest: dict[LedgerHeader, tuple[_Given, Session]] = {}
 
     def reach(
         self,
@@ -53,7 +50,6 @@ class SharedCatchUp:
                 )
                 if header not in self._latest and len(self._latest) == _LEDGERS:
                     del self._latest[next(iter(self._latest))]
-                known = given, reached.position, reached.state, reached.digest
+                known = given, reached
                 self._latest[header] = known
-        _, position, state, digest = known
-        return replace(session, position=position, state=state, digest=digest)
+        return replace(known[1], token=session.token, report=session.report)

@@ -13,10 +13,12 @@ from shared.errors import FrameError, ScenarioError
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
+    INTERCEPT_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     TrainInstruction,
 )
+from shared.intercept_round import intercept_instruction
 from shared.run_terms import RunTerms
 from shared.signed_scenario import SignedScenario
 from shared.step_size import curvature_interval
@@ -126,6 +128,17 @@ class SignedRuns:
                 return _describe_differences(asked, _round_of(run.terms, asked)) or (
                     _describe_round(run.terms, asked.round)
                 )
+            if run.terms.intercept_round and (asked.run_id, asked.track) == (
+                run.run_id,
+                INTERCEPT_TRACK,
+            ):
+                expected = intercept_instruction(
+                    run.terms,
+                    *(asked.run_id, asked.layout_hash, asked.start_digest),
+                    labels=asked.queries + 1,
+                    joint_clip=_joint_clip(run.terms, asked),
+                )
+                return _describe_differences(asked, expected)
             if run.terms.clusters and (asked.run_id, asked.track) == (run.run_id, CLUSTERING_TRACK):
                 expected = run.terms.clustering_instruction(
                     asked.run_id, asked.layout_hash, asked.start_digest
@@ -207,8 +220,13 @@ def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
         ),
         clip=asked.clip if estimated else 0.0,
         curvature_every=asked.curvature_every if is_measured else interval * estimated,
-        joint_clip=asked.joint_clip if terms.privacy and terms.privacy.is_adaptive else 0.0,
+        joint_clip=_joint_clip(terms, asked),
     )
+
+
+def _joint_clip(terms: RunTerms, asked: TrainInstruction) -> float:
+    """Return the adaptive clip that was asked for; 0 in a run without one."""
+    return asked.joint_clip if terms.privacy and terms.privacy.is_adaptive else 0.0
 
 
 def _describe_round(terms: RunTerms, number: int) -> str:

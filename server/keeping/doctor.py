@@ -199,7 +199,7 @@ def _check_releases(run: Path, store: Path, records: list[Record]) -> Iterator[C
     uncounted = [
         record.delta.round
         for record in records
-        if record.delta.groups and any(record.delta.token) and record.delta.token not in tokens
+        if record.delta.entries and any(record.delta.token) and record.delta.token not in tokens
     ]
     rho = sum(release.rho for release in releases)
     if uncounted:

@@ -15,7 +15,9 @@ from server.rounds.secure_aggregation import SecureAggregation
 from server.rounds.validator import ReplyValidator
 from server.store import RunStore
 from shared.config import RunConfig
+from shared.errors import TrainingError
 from shared.frames.instructions import TrainInstruction
+from shared.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,26 @@ class RoundAnswers:
         """
         if self._private:
             self._private.check_budget(instruction)
+
+    def check_intercepts(self, instruction: TrainInstruction, layout: Layout) -> None:
+        """Raise an error if there can be no round of intercepts.
+
+        Args:
+            instruction: instruction of the round.
+            layout: layout of the run, with a label bias.
+
+        Raises:
+            TrainingError: if privacy allows no further round, or its rounds have too few numbers.
+        """
+        bias = layout.label_bias
+        assert bias is not None, "the method readout has a label bias"
+        numbers, wanted = instruction.report_scalars, bias.stop - bias.start - 1
+        if numbers < wanted:
+            raise TrainingError(
+                f"an intercept has {wanted} numbers, and a report under differential privacy has "
+                f"steps × queries = {numbers}; raise one of them"
+            )
+        self.check_budget(instruction)
 
     def fold(
         self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int

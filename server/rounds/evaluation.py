@@ -111,6 +111,12 @@ def is_global_validation(event: Mapping[str, Any]) -> bool:
     )
 
 
+def is_comparison(event: Mapping[str, Any]) -> bool:
+    """Return whether an event compares or validates the clients' personal models, at the end."""
+    is_evaluation = event["event"] == "evaluation" and PERSONALIZED in event["columns"]
+    return is_evaluation and not is_global_validation(event)
+
+
 def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
     """Return the round after which the model was best on validation, the later of equals.
 

@@ -17,6 +17,8 @@ from shared.round_delta import RoundDelta
 
 log = logging.getLogger("samara.server")
 
+INTERCEPT = "intercept"
+"""The key of a round's event that has the common intercept, one number per label."""
 LOST = "lost"
 """The key of a round's event that says that the round was lost (server/keeping/restoring.py)."""
 
@@ -166,7 +168,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
             f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
             f"{event['reports']} reports, "
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
-            + (f", {event['problem']}" if event["problem"] else _nothing_trained(event))
+            + (f", {event['problem']}" if event["problem"] else _describe_else(event))
         )
     figures = ", ".join(
         f"{name} {column.get(TRIMMED_ACCURACY, column['accuracy']):.2%}"
@@ -177,8 +179,11 @@ def describe_event(event: Mapping[str, Any]) -> str:
     return f"round {event['round']}: {event['split']} {kind}: {figures}"
 
 
-def _nothing_trained(event: Mapping[str, Any]) -> str:
-    """Return why a round with reports leaves the model as it was; empty if it does not."""
+def _describe_else(event: Mapping[str, Any]) -> str:
+    """Return what else a round with reports does but a step; empty if it is one."""
+    if INTERCEPT in event:
+        added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
+        return f", which adds the common intercept {added}"
     measures = event["reports"] and not event["learning_rate"]
     return ", which measures the step size and trains nothing" if measures else ""
 

@@ -82,6 +82,10 @@ class LateReportFilter:
         check_report(report, instruction)
         return instruction
 
+    def forget(self) -> None:
+        """Forget all instructions: no report on an earlier round counts any more."""
+        self._instructions.clear()
+
     def mark_folded(self, delta: RoundDelta) -> None:
         """Remember which clients' reports of which rounds are in a delta."""
         self._folded |= set(origin_rounds(delta).items())

@@ -27,6 +27,7 @@ from shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
+from shared.intercept_round import intercept_instruction
 from shared.step_size import StepSize
 
 Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
@@ -120,6 +121,32 @@ class RoundPlanner:
         entries = [connected[client] for client in cohort]
         messages, bytes_down = self._address(instruction.encode(), MessageType.TRAIN, entries)
         return Request(instruction, messages, bytes_down, wanted_reports)
+
+    def plan_intercepts(self, grid: Grid, joint_clip: float = 0.0) -> Request[TrainInstruction]:
+        """Return the instruction of the round of intercepts, for all clients that train.
+
+        Args:
+            grid: the grid that knows which nodes are connected.
+            joint_clip: adaptive clip of the round; 0 without one.
+        """
+        ledger, layout = self._store.ledger, self._store.layout
+        bias = layout.label_bias
+        assert bias is not None, "the method readout has a label bias"
+        instruction = intercept_instruction(
+            self._config.terms,
+            *(ledger.header.run_id, layout.hash, ledger.digest),
+            labels=bias.stop - bias.start,
+            joint_clip=joint_clip,
+        )
+        connected = self._roster.entries_of(grid.get_node_ids())
+        if self._cohorts:
+            clients = self._cohorts.clients_of(instruction.round)
+        else:
+            clients = [client for client in connected if client not in self._config.newcomers]
+        entries = [connected[client] for client in clients]
+        return Request(
+            instruction, *self._address(instruction.encode(), MessageType.TRAIN, entries)
+        )
 
     def plan_evaluation(
         self, grid: Grid, split: Split, action: str = ""

@@ -96,7 +96,7 @@ class PrivateAggregator:
         if self.mechanism.mode == "distributed" and not terms.is_masked:
             log.warning("privacy.mode = distributed: %s", TRUST["distributed"])
         file: Path = store.folder / RELEASES_FILE
-        budget = config.privacy.budget(config.federated_rounds, self.mechanism)
+        budget = config.privacy.budget(terms.rounds, self.mechanism)
         self._releases = ReleaseLog(file, self.mechanism.rho, budget, config.privacy.delta)
 
     @property

@@ -17,6 +17,11 @@ GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
 CLUSTERING_TRACK = 2**32 - 2
 """The track of clustering rounds, whose scalars show which clients are alike; no state moves."""
+INTERCEPT_TRACK = 2**32 - 3
+"""The track of the round of intercepts, whose scalars are those of the clients' private ones.
+
+It starts from a state of the global track, whose ledger gets its result.
+"""
 
 
 class SeedPolicy(IntEnum):

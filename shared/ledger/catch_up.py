@@ -56,11 +56,13 @@ def replay_batch(
         int64 [d], the state after the last record.
 
     Raises:
-        LedgerError: if the digest differs, or dense values are outside the state, naming the last
-            round.
+        LedgerError: if the digest differs, or dense values are outside the state or what the track
+            may hold, naming the last round.
     """
     entries = [entry for record in records for entry in record.delta.scalar_groups()]
     try:
+        for record in records:
+            record.delta.check_dense_values(layout)
         state = rebuild(state, entries, layout.distribution, backend)
     except ReplayError as error:
         raise LedgerError(f"round {records[-1].delta.round} or before: {error}") from error

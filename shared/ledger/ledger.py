@@ -15,9 +15,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
+from shared.errors import LedgerError, ReplayError
 from shared.files import make_folder, sync_folder, write_durably
-from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp, replay_records
 from shared.ledger.reading import (
@@ -133,6 +132,7 @@ class Ledger:
         self.digest = digest(self._layout.hash, self.state)
         begun = self._snapshot(since).link if since and not last else None
         self._last = last.link if last else begun
+        self._ends_with_intercept = bool(last and last.delta.common_intercept)
         for path in recovery.unusable_snapshots:
             path.unlink()
         self._snapshots = list(snapshot_paths(self.folder))
@@ -168,11 +168,10 @@ class Ledger:
             raise LedgerError(
                 f"{self.folder}: a delta of track {delta.track}, not {self.header.track}"
             )
-        if delta.has_dense_values and self.header.track != PERSONAL_TRACK:
-            raise LedgerError(
-                f"{self.folder}: dense values are for private tracks only; this is track "
-                f"{self.header.track}"
-            )
+        try:
+            delta.check_dense_values(self._layout)
+        except ReplayError as error:
+            raise LedgerError(f"{self.folder}: {error}") from error
         state = replay(self.state, delta.scalar_groups(), self._layout.distribution)
         record = Record.create(self.position, delta, digest(self._layout.hash, state))
         try:
@@ -187,6 +186,7 @@ class Ledger:
             ) from error
         self.state, self.digest, self.position = state, record.end_digest, record.position
         self._last = record.link
+        self._ends_with_intercept = delta.common_intercept is not None
         self._keep_snapshot(record.link)
         return record.size
 
@@ -222,9 +222,12 @@ class Ledger:
         self._end += len(record)
 
     def _keep_snapshot(self, link: Link) -> None:
-        """Write the snapshot of the state if it is due after this round and not yet written."""
+        """Write the snapshot of the state if it is due after this round and not yet written.
+
+        There is none with a common intercept, which clients must be able to tell from the rest.
+        """
         every, number = self._snapshot_every, link.round
-        if not every or number % every or number in self._snapshots:
+        if not every or number % every or number in self._snapshots or self._ends_with_intercept:
             return
         path = snapshot_path(self.folder, number)
         try:
@@ -287,7 +290,8 @@ class Ledger:
     def catch_up(self, since: int) -> CatchUp:
         """Return the shorter catch-up, by records or snapshot, for a client at round `since`.
 
-        Where both are longer than the state, and longer than `LONG_CATCH_UP`, it is the state.
+        Where both are longer than the state, and longer than `LONG_CATCH_UP`, it is the state,
+        unless the last round is a common intercept: its record is sent in any case.
 
         Raises:
             LedgerError: if the ledger has no such round, or a file is damaged.
@@ -298,7 +302,8 @@ class Ledger:
         )
         begin, whole = since if by_records else newest, snapshot_bytes(self._layout.size)
         length = self._size_after(begin) + (0 if by_records else whole)
-        if self._last and length > max(whole, LONG_CATCH_UP):
+        is_long = length > max(whole, LONG_CATCH_UP)
+        if self._last and is_long and not self._ends_with_intercept:
             return CatchUp(b"".join(Snapshot(self.header, self._last, self.state).parts()))
         tail = b"".join(self.tail(begin))
         if by_records:

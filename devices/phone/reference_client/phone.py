@@ -8,7 +8,7 @@ from typing import Any
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
 from client.personal.personalizer import Personalizer
-from client.personal.private_fit import intercept_for_training
+from client.personal.private_fit import intercept_for_training, report_intercept
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_limits import AnswerLimits
 from client.protocol.answer_log import AnswerLog
@@ -33,7 +33,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.run_settings import RunSettings
 from shared.errors import ConfigError, FrameError, SamaraError
 from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from shared.frames.instructions import INTERCEPT_TRACK, EvaluateInstruction, TrainInstruction
 from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.frames.report import Report
 from shared.frames.vector_report import AnyVectorReport, MaskedReport
@@ -175,7 +175,7 @@ class Phone(ClientHandler):
         latest = self._settings.latest()
         session = latest and self._sessions.read_session(latest[0])
         if latest and session:
-            personalizer = self._personalizer(*latest)
+            personalizer = self._personalizer(*latest, session)
             personalizer.note(session.position.round, session.state, session.digest)
             personalizer.take()
 
@@ -197,9 +197,12 @@ class Phone(ClientHandler):
         def train(
             instruction: TrainInstruction, session: Session
         ) -> Report | AnyVectorReport | MaskedReport:
-            private = intercept_for_training(self._learner, terms, session.state)
-            state = composition(terms, self._trainer.layout).model(session.state, private)
-            report = self._trainer.train(instruction, state, self._client)
+            if instruction.track == INTERCEPT_TRACK:
+                report = report_intercept(self._learner, terms, instruction, session.state)
+            else:
+                private = intercept_for_training(self._learner, terms, session.state)
+                state = composition(terms, self._trainer.layout).model(session.state, private)
+                report = self._trainer.train(instruction, state, self._client)
             if self._privacy is None:
                 return report
             hidden = make_private(report, instruction, self._privacy)
@@ -215,13 +218,13 @@ class Phone(ClientHandler):
             if self._privacy:
                 refuse_evaluation(instruction)
             session, split = self._session_at(instruction, catch_up, terms), instruction.split
-            state = session.state
+            state, common = session.state, session.common_state
             if not personal:
-                return evaluate_global_model(learner, terms, state, split)
-            private = self._personalizer(instruction.run_id, terms).private_state(
+                return evaluate_global_model(learner, terms, state, split, common)
+            private = self._personalizer(instruction.run_id, terms, session).private_state(
                 session.position.round, state, session.digest
             )
-            return evaluate_personal_model(learner, terms, state, private, split)
+            return evaluate_personal_model(learner, terms, state, private, split, common)
 
         return self._evaluate_once(frame, personal, evaluate)
 
@@ -267,17 +270,20 @@ class Phone(ClientHandler):
         session = catch_up_session(self._sessions, self._trainer, instruction, catch_up)
         self._sessions.write_session(instruction.run_id, session)
         try:
-            self._personalizer(instruction.run_id, terms).note(
+            self._personalizer(instruction.run_id, terms, session).note(
                 session.position.round, session.state, session.digest
             )
         except SamaraError as error:  # what the federation asks for is carried out all the same
             log.warning("the private rounds are left out: %s", error)
         return session
 
-    def _personalizer(self, run_id: bytes, terms: RunTerms) -> Personalizer:
+    def _personalizer(self, run_id: bytes, terms: RunTerms, session: Session) -> Personalizer:
         run = self._folder.folder_of(run_id)
         folder = run / "clients" / str(self._client)
-        return Personalizer(self._learner, terms, run_id, folder, SNAPSHOT_EVERY, run.parent)
+        return Personalizer(
+            *(self._learner, terms, run_id, folder, SNAPSHOT_EVERY, run.parent),
+            common=session.common_state,
+        )
 
 
 def _signed_runs(

@@ -25,11 +25,17 @@ export async function globalColumns(
   w: State,
   split: number,
   examples: Represented,
+  common: State | null,
 ): Promise<EvaluationColumn[]> {
   const columns = [await columnOf(learner, "global", w, examples)];
   if (terms.method === "readout" && terms.returnsToBest && split === SPLIT.validation)
     columns.push(
-      await columnOf(learner, "personalized", added(w, await privateFit(learner, w)), examples),
+      await columnOf(
+        learner,
+        "personalized",
+        added(w, await privateFit(learner, w, common)),
+        examples,
+      ),
     );
   return columns;
 }
@@ -42,6 +48,7 @@ export async function personalColumns(
   p: State,
   split: number,
   examples: Represented,
+  common: State | null,
 ): Promise<EvaluationColumn[]> {
   const personalized = await columnOf(learner, "personalized", added(w, p), examples);
   if (split !== SPLIT.test) return [personalized];
@@ -63,7 +70,7 @@ export async function personalColumns(
     );
   columns.push(await columnOf(learner, "global", w, examples));
   if (terms.method === "readout") {
-    const intercept = added(w, await interceptState(learner, w));
+    const intercept = added(w, await interceptState(learner, w, common));
     columns.push(await columnOf(learner, "intercept", intercept, examples));
   }
   return [...columns, personalized];

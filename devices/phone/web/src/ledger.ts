@@ -3,8 +3,14 @@
 import { areEqual, concat, crc32, sha256, toHex, toUtf8, Writer, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
 import type { Layout } from "./layout.ts";
-import { digest, rebuild, replay, zeroState, type State } from "./replay.ts";
-import { decodeRoundDelta, encodeRoundDelta, replayed, type RoundDelta } from "./round-delta.ts";
+import { digest, rebuild, replay, zeroState, type DenseValues, type State } from "./replay.ts";
+import {
+  commonIntercept,
+  decodeRoundDelta,
+  encodeRoundDelta,
+  replayed,
+  type RoundDelta,
+} from "./round-delta.ts";
 
 const LEDGER_VERSION = 2;
 const SEGMENT_MAGIC = "SAMARALG";
@@ -29,6 +35,13 @@ export interface Session {
   readonly head: Bytes;
   readonly state: State;
   readonly digest: Bytes;
+  /** The common intercept in the state, which private parts are fitted without. */
+  readonly common?: DenseValues;
+}
+
+/** Returns the common intercept of a session as a state; null if there is none. */
+export function commonState({ common, state }: Session, layout: Layout): State | null {
+  return common ? replay(zeroState(state.length), [common], layout.distribution) : null;
 }
 
 function identity(header: LedgerHeader, magic: string): Bytes {
@@ -104,16 +117,17 @@ async function followRecords(
   header: LedgerHeader,
   layout: Layout,
 ): Promise<Session> {
-  let { round, head, state, digest: reached } = session;
+  let { round, head, state, digest: reached, common } = session;
   for (let at = 0; at < tail.length; ) {
     const record = await readRecord(tail.subarray(at), round + 1, head, header.track);
     state = applied(state, record.delta, layout);
+    common = commonIntercept(record.delta, layout) ?? common;
     reached = record.endDigest;
     if (!areEqual(await digest(layout.hash, state), reached))
       throw new LedgerError(`round ${round + 1}: replaying it gives another digest`);
     [round, head, at] = [round + 1, record.hash, at + record.size];
   }
-  return { round, head, state, digest: reached };
+  return { round, head, state, digest: reached, ...(common ? { common } : {}) };
 }
 
 function applied(state: State, delta: RoundDelta, layout: Layout): State {

@@ -11,6 +11,8 @@ import { mean } from "./softmax.ts";
 
 /** The track of clustering rounds, in whose batches the labels take turns. */
 export const CLUSTERING_TRACK = 2 ** 32 - 2;
+/** The track of the round of intercepts, which starts from a state of the global one. */
+export const INTERCEPT_TRACK = 2 ** 32 - 3;
 const REACH = 30;
 
 /** What a client trains with: its examples, and the weights that its state is added to. */
@@ -33,6 +35,11 @@ interface Estimate {
 /** Returns the sum of two states, or of a state and weights with the same unit. */
 export function added(one: State, other: State): State {
   return one.map((value, at) => value + other[at]!);
+}
+
+/** Returns the difference of two states. */
+export function without(one: State, other: State): State {
+  return one.map((value, at) => value - other[at]!);
 }
 
 /** Returns the number of a client's examples in the smallest batch of an instruction's steps. */

@@ -12,7 +12,12 @@ import { ReplayError, TrainingError } from "./errors.ts";
 import type { Layout } from "./layout.ts";
 import { append, begin, type Session } from "./ledger.ts";
 import { added } from "./local-steps.ts";
-import { nextRecord, type Learner, type PrivateProgress } from "./private-rounds.ts";
+import {
+  nextRecord,
+  subtraction,
+  type Learner,
+  type PrivateProgress,
+} from "./private-rounds.ts";
 import type { State } from "./replay.ts";
 import { PERSONAL_TRACK } from "./round-delta.ts";
 import { isLast, makesPersonalModels, type RunTerms } from "./run-terms.ts";
@@ -48,13 +53,19 @@ interface Personal {
   readonly next: Start | null;
   readonly begun: Begun | null;
   readonly finished: Finished | null;
+  /** Whether the common intercept has been subtracted, or was there before anything private. */
+  readonly isWithoutCommon?: boolean;
 }
 
-/** What private rounds are about: run, and hash of the training examples, empty without any. */
+/**
+ * What private rounds are about: run, hash of the training examples, empty without any, and the
+ * common intercept in the federation's state by now, null without one.
+ */
 export interface PersonalRun {
   readonly runId: Bytes;
   readonly terms: RunTerms;
   readonly dataHash: string;
+  readonly common: State | null;
 }
 
 /** The private rounds of one client in a run. */
@@ -73,7 +84,7 @@ export class Personalizer {
 
   /** Keeps a state of the federation if private rounds from it are due. */
   async note(start: Start): Promise<void> {
-    const personal = await this.#read();
+    const personal = await this.#readWithoutCommon();
     if (makesPersonalModels(this.#run.terms) && this.#isDue(personal, start))
       await this.#write({ ...personal, next: start });
   }
@@ -97,13 +108,34 @@ export class Personalizer {
 
   /** Returns the private state after the private rounds from a state, which are taken if missing. */
   async privateState(start: Start): Promise<State> {
-    const personal = await this.#read();
+    const personal = await this.#readWithoutCommon();
     const latest = latestOf(personal);
     const isOther = latest === null || !areEqual(latest.digest, start.digest);
     if (latest === null || (isOther && this.#run.terms.when !== "end"))
       await this.#write({ ...personal, next: start });
     await this.take();
     return (await this.#read()).ledger.state;
+  }
+
+  /**
+   * Returns the private rounds, from which the common intercept is subtracted if that is due.
+   *
+   * What has begun from a state without it is left out; it begins again from the last one.
+   */
+  async #readWithoutCommon(): Promise<Personal> {
+    const personal = await this.#read();
+    const { common } = this.#run;
+    if (!common || personal.isWithoutCommon) return personal;
+    const changed = { ...personal, next: null, begun: null, isWithoutCommon: true };
+    if (!personal.ledger.round) return this.#write(changed);
+    const { layout } = this.#learner;
+    const delta = subtraction(personal.ledger.round + 1, common, layout);
+    const { session, record } = await append(personal.ledger, delta, layout);
+    return this.#write({ ...changed, ledger: session }, this.#recordOf(session, record));
+  }
+
+  #recordOf({ round }: Session, record: Bytes): ReadonlyMap<string, Bytes> {
+    return new Map([[`${this.#prefix}/record/${String(round).padStart(10, "0")}`, record]]);
   }
 
   #isDue(personal: Personal, { round, digest }: Start): boolean {
@@ -134,7 +166,8 @@ export class Personalizer {
     const { start, progress } = begun;
     let next;
     try {
-      next = await nextRecord(this.#learner, this.#run.terms, start.state, progress);
+      const { terms, common } = this.#run;
+      next = await nextRecord(this.#learner, terms, start.state, progress, common);
     } catch (error) {
       if (error instanceof TrainingError || error instanceof ReplayError)
         await this.#write({ ...personal, begun: null });
@@ -153,9 +186,8 @@ export class Personalizer {
       : progress.observations;
     const deltas = [...progress.deltas, delta];
     const after = { ...progress, deltas, observations, state: session.state };
-    const key = `${this.#prefix}/record/${String(session.round).padStart(10, "0")}`;
     const changed = { ...personal, ledger: session, begun: { ...begun, progress: after } };
-    return this.#write(changed, new Map([[key, record]]));
+    return this.#write(changed, this.#recordOf(session, record));
   }
 
   /** Returns the accuracy of a personal model on the validation examples; null without any. */

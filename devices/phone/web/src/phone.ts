@@ -6,6 +6,7 @@ import {
   encodeRefusal,
   encodeReport,
   type EvaluationColumn,
+  type Report,
 } from "./answers.ts";
 import { areEqual, toHex, type Bytes } from "./bytes.ts";
 import { globalColumns, personalColumns } from "./columns.ts";
@@ -27,16 +28,24 @@ import {
   type EvaluateInstruction,
   type TrainInstruction,
 } from "./instructions.ts";
-import { begin, catchUp, type Session } from "./ledger.ts";
-import { added, CLUSTERING_TRACK, smallestBatch, takeSteps } from "./local-steps.ts";
+import { begin, catchUp, commonState, type Session } from "./ledger.ts";
+import {
+  added,
+  CLUSTERING_TRACK,
+  INTERCEPT_TRACK,
+  smallestBatch,
+  takeSteps,
+  type Training,
+} from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
 import { Personalizer, readPrivateState } from "./personalizer.ts";
 import type { PrivacyTerms } from "./privacy-terms.ts";
 import { chargeOf, checkBudget, PrivateReports, withoutExamples } from "./private-reports.ts";
-import { interceptForTraining, type Learner } from "./private-rounds.ts";
+import { interceptForTraining, interceptReport, type Learner } from "./private-rounds.ts";
 import type { Program } from "./program.ts";
 import type { Represented, Scorer } from "./readout.ts";
 import type { State } from "./replay.ts";
+import { GLOBAL_TRACK } from "./round-delta.ts";
 import { keysOf, readAnswered, readSession } from "./run-records.ts";
 import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
 import { checkEvaluate, checkTrain, type SignedRun } from "./signed-run.ts";
@@ -109,7 +118,7 @@ export class Phone {
     const latest = await this.#latest();
     if (!latest) return;
     const { runId, terms, session } = latest;
-    const personalizer = await this.#personalizer(runId, terms);
+    const personalizer = await this.#personalizer(runId, terms, session);
     await personalizer.note(session);
     await personalizer.take(shouldStop);
   }
@@ -195,7 +204,7 @@ export class Phone {
   }
 
   async #train(task: Task): Promise<Bytes> {
-    const { client, program, store, signed } = this.#parts;
+    const { client, store, signed } = this.#parts;
     const instruction = decodeTrain(task.instruction);
     const token = await tokenOf(task.instruction);
     const [terms, settings] = await this.#enter(instruction.runId, instruction.track, task.settings);
@@ -210,15 +219,15 @@ export class Phone {
     if (signed && isAnother)
       throw new ScenarioError(`another report about round ${instruction.round} was sent`);
     await checkBudget(store, instruction, token, privacy);
-    const { training } = await this.learner();
+    const learner = await this.learner();
+    const { training } = learner;
     const answers = training.examples.labels;
     const smallest = smallestBatch(instruction, answers, training.readout.labels);
     if (smallest < LEAST_BATCH) throw new BatchLimitError(smallest, LEAST_BATCH);
-    const state =
-      terms.method === "readout"
-        ? added(session.state, await interceptForTraining(training, program.layout, session.state))
-        : session.state;
-    const taken = await takeSteps(instruction, token, state, training);
+    const taken =
+      instruction.track === INTERCEPT_TRACK
+        ? await interceptReport(learner, terms, instruction, token, session.state)
+        : await this.#takeSteps(instruction, token, terms, session.state, training);
     const report = privacy
       ? await this.#reports.encode(taken, instruction, settings, privacy)
       : encodeReport(taken);
@@ -233,6 +242,19 @@ export class Phone {
       ]),
     );
     return report;
+  }
+
+  async #takeSteps(
+    instruction: TrainInstruction,
+    token: Bytes,
+    terms: RunTerms,
+    w: State,
+    training: Training,
+  ): Promise<Report> {
+    const { layout } = this.#parts.program;
+    const isAlone = terms.method !== "readout";
+    const state = isAlone ? w : added(w, await interceptForTraining(training, layout, w));
+    return takeSteps(instruction, token, state, training);
   }
 
   #mask(frame: Bytes, settings: Bytes): Promise<Bytes> {
@@ -285,10 +307,12 @@ export class Phone {
     const introduced = (await this.#parts.store.read("introduced")) as number[] | undefined;
     const all = await this.#parts.examples.represented(split);
     const evaluated = firstOnes(all, introduced?.[split] ?? 0);
-    if (!isPersonal) return globalColumns(learner, terms, session.state, split, evaluated);
-    const personalizer = await this.#personalizer(runId, terms);
+    const common = commonState(session, learner.layout);
+    if (!isPersonal)
+      return globalColumns(learner, terms, session.state, split, evaluated, common);
+    const personalizer = await this.#personalizer(runId, terms, session);
     const p = await personalizer.privateState(session);
-    return personalColumns(learner, terms, session.state, p, split, evaluated);
+    return personalColumns(learner, terms, session.state, p, split, evaluated, common);
   }
 
   /** Returns the terms of a run and its settings, which are kept from now on. */
@@ -323,7 +347,7 @@ export class Phone {
     const { runId, track, layoutHash } = instruction;
     if (!areEqual(layout.hash, layoutHash))
       throw new LayoutError(firstWord(layout.hash), firstWord(layoutHash));
-    const header = { track, runId, layoutHash };
+    const header = { track: track === INTERCEPT_TRACK ? GLOBAL_TRACK : track, runId, layoutHash };
     const stored = await readSession(this.#parts.store, runId);
     const before = stored?.session ?? (await begin(header, layout));
     const goal =
@@ -344,14 +368,20 @@ export class Phone {
         [LATEST, runId],
       ]),
     );
-    if (track !== CLUSTERING_TRACK) await (await this.#personalizer(runId, terms)).note(session);
+    if (track !== CLUSTERING_TRACK)
+      await (await this.#personalizer(runId, terms, session)).note(session);
     return session;
   }
 
-  async #personalizer(runId: Bytes, terms: RunTerms): Promise<Personalizer> {
+  async #personalizer(
+    runId: Bytes,
+    terms: RunTerms,
+    session: Session,
+  ): Promise<Personalizer> {
     const learner = await this.learner(); // from now on it is known which examples are refused
     const dataHash = await this.#parts.examples.hash(SPLIT.train);
-    return new Personalizer(this.#parts.store, learner, { runId, terms, dataHash });
+    const common = commonState(session, learner.layout);
+    return new Personalizer(this.#parts.store, learner, { runId, terms, dataHash, common });
   }
 
   async #latest(): Promise<{

@@ -7,7 +7,8 @@
  */
 
 import type { Report } from "./answers.ts";
-import { ReplayError, TrainingError } from "./errors.ts";
+import type { Bytes } from "./bytes.ts";
+import { FrameError, ReplayError, TrainingError } from "./errors.ts";
 import { encodeTrain, SEED_POLICY, type TrainInstruction } from "./instructions.ts";
 import { firstOf, GROUP, type Layout } from "./layout.ts";
 import {
@@ -15,6 +16,7 @@ import {
   clipped,
   coefficientsOf,
   takeSteps,
+  without,
   type Training,
 } from "./local-steps.ts";
 import { roundRoot } from "./philox.ts";
@@ -35,7 +37,7 @@ import {
   type State,
 } from "./replay.ts";
 import { PERSONAL_TRACK, replayed, reverting, type RoundDelta } from "./round-delta.ts";
-import type { RunTerms } from "./run-terms.ts";
+import { interceptRound, type RunTerms } from "./run-terms.ts";
 import { mean } from "./softmax.ts";
 import { fitIntercept, fitPrivatePart, type SoftmaxFit } from "./softmax-fit.ts";
 import { StepSize, type Observation } from "./step-size.ts";
@@ -80,6 +82,7 @@ export interface NextRecord {
 /**
  * Returns the next record of private rounds from a state of the federation; null after the last.
  *
+ * @param common common intercept in that state, which private parts are fitted without.
  * @throws TrainingError, ReplayError if the first round fails; a later one that does is reverted,
  *   like one after which the loss has risen.
  */
@@ -88,11 +91,12 @@ export async function nextRecord(
   terms: RunTerms,
   w: State,
   progress: PrivateProgress,
+  common: State | null = null,
 ): Promise<NextRecord | null> {
   const { first, deltas, state } = progress;
   if (terms.method === "readout") {
     if (deltas.length) return null;
-    const fitted = await privateFit(learner, w);
+    const fitted = await privateFit(learner, w, common);
     return record(first, differences(fitted, state, learner.layout));
   }
   const beginning = terms.retrains && first > 1 ? 1 : 0;
@@ -102,6 +106,48 @@ export async function nextRecord(
     return nextRound(learner, terms, w, progress, first + beginning);
   if (terms.method !== "mixture" || done > terms.privateRounds) return null;
   return record(first + deltas.length, await mixtureShrinks(learner, w, state));
+}
+
+/** Returns the record by which a private part no longer has a common intercept in it. */
+export function subtraction(round: number, common: State, layout: Layout): RoundDelta {
+  const nothing = zeroState(layout.size);
+  return record(round, differences(without(nothing, common), nothing, layout)).delta;
+}
+
+/**
+ * Returns the report on the round of intercepts: the client's, by contrasts.
+ *
+ * @throws FrameError if the run has no such round, or the instruction no room for the intercept.
+ */
+export async function interceptReport(
+  { training }: Learner,
+  terms: RunTerms,
+  instruction: TrainInstruction,
+  token: Bytes,
+  w: State,
+): Promise<Report> {
+  const { steps, queries, learningRate } = instruction;
+  const { labels, contrasts } = training.readout;
+  const gradients = new Float32Array(steps * queries);
+  if (!interceptRound(terms) || gradients.length < labels - 1)
+    throw new FrameError("there is no round of intercepts, or no room for one");
+  const examples = await scoredUnder(training, w, training.examples);
+  const { intercept } = fitPrivatePart(examples, training.readout, false);
+  const scale = learningRate ? queries / learningRate : 0;
+  for (let contrast = 0; contrast < labels - 1; contrast++) {
+    const row = contrasts.subarray(contrast * labels, (contrast + 1) * labels);
+    gradients[contrast] = -scale * intercept.reduce((sum, one, at) => sum + one * row[at]!, 0);
+  }
+  return {
+    token,
+    client: training.client,
+    examples: examples.labels.length,
+    meanLoss: 0,
+    queries,
+    gradients,
+    summedSteps: 0,
+    curvature: null,
+  };
 }
 
 function record(round: number, entries: RoundDelta["entries"]): NextRecord {
@@ -245,16 +291,34 @@ export async function scoredUnder(
   return { ...examples, scores: scores! };
 }
 
-/** Returns the private state that a client would have with a state of the federation. */
-export async function privateFit({ training, layout }: Learner, w: State): Promise<State> {
-  const examples = await scoredUnder(training, w, training.examples);
-  return stateOf(fitPrivatePart(examples, training.readout, true), layout);
+/**
+ * Returns the private state that a client would have with a state of the federation.
+ *
+ * A common intercept in that state changes nothing of the sum of both.
+ */
+export function privateFit(learner: Learner, w: State, common: State | null): Promise<State> {
+  return fittedWithout(learner, w, common, true);
 }
 
 /** Returns the private state of a client that fits an intercept and no readout. */
-export async function interceptState({ training, layout }: Learner, w: State): Promise<State> {
-  const examples = await scoredUnder(training, w, training.examples);
-  return stateOf(fitPrivatePart(examples, training.readout, false), layout);
+export function interceptState(
+  learner: Learner,
+  w: State,
+  common: State | null,
+): Promise<State> {
+  return fittedWithout(learner, w, common, false);
+}
+
+async function fittedWithout(
+  { training, layout }: Learner,
+  w: State,
+  common: State | null,
+  withReadout: boolean,
+): Promise<State> {
+  const nothing = common ?? zeroState(layout.size);
+  const examples = await scoredUnder(training, without(w, nothing), training.examples);
+  const fit = fitPrivatePart(examples, training.readout, withReadout);
+  return without(stateOf(fit, layout), nothing);
 }
 
 /** Returns the private state that a client adds to the common one while it trains that. */

@@ -1,6 +1,8 @@
 /** The round delta: the aggregated scalars of one round. */
 
 import { bytesOf, Reader, toHex, Writer, type Bytes } from "./bytes.ts";
+import { LedgerError } from "./errors.ts";
+import { GROUP, type Layout } from "./layout.ts";
 import { poolSeeds, querySeeds } from "./philox.ts";
 import {
   MAX_DENSE_VALUE,
@@ -14,7 +16,9 @@ import {
 } from "./replay.ts";
 import { check, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
-/** The track of what a client learns for itself, which alone may hold dense values. */
+/** The track of the federation. */
+export const GLOBAL_TRACK = 0;
+/** The track of what a client learns for itself. */
 export const PERSONAL_TRACK = 2 ** 32 - 1;
 
 /** Seeds derived from a round's root by `querySeeds`. */
@@ -134,8 +138,12 @@ export function decodeRoundDelta(frame: Bytes): RoundDelta {
   for (let index = 0; index < contributorCount; index++)
     contributors.push({ client: reader.u32(), examples: reader.u32(), steps: reader.u16() });
   const entries: (Group | Shrink | DenseValues)[] = [];
-  for (let index = 0; index < entryCount; index++) entries.push(readEntry(reader, start.track));
+  for (let index = 0; index < entryCount; index++) entries.push(readEntry(reader));
   reader.end();
+  check(
+    start.track === PERSONAL_TRACK || entries.length === 1 || !entries.some(isDense),
+    "dense values are among other entries in a track that is not private",
+  );
   check(
     start.round >= 1 &&
       contributors.every((one, index) => !index || contributors[index - 1]!.client < one.client),
@@ -144,7 +152,26 @@ export function decodeRoundDelta(frame: Bytes): RoundDelta {
   return { ...start, contributors, entries };
 }
 
-function readEntry(reader: Reader, track: number): Group | Shrink | DenseValues {
+function isDense(entry: Group | Shrink | DenseValues): entry is DenseValues {
+  return "values" in entry;
+}
+
+/**
+ * Returns the common intercept that a round of a federation adds to the label bias, if it does.
+ *
+ * @throws LedgerError if it adds dense values to anything else.
+ */
+export function commonIntercept(delta: RoundDelta, layout: Layout): DenseValues | undefined {
+  const values = delta.entries.find(isDense);
+  if (!values || delta.track === PERSONAL_TRACK) return undefined;
+  const bias = layout.tensors.at(-1)!;
+  const count = bias.group === GROUP.labelBias ? bias.rows : 0;
+  const isBias = values.values.length === count && values.first === layout.size - count;
+  if (!isBias) throw new LedgerError(`round ${delta.round}: dense values beside the label bias`);
+  return values;
+}
+
+function readEntry(reader: Reader): Group | Shrink | DenseValues {
   const kind = reader.u8();
   if (kind === ENTRY.shrink) {
     const bits = reader.u8();
@@ -152,7 +179,6 @@ function readEntry(reader: Reader, track: number): Group | Shrink | DenseValues 
     return { bits };
   }
   if (kind === ENTRY.dense) {
-    check(track === PERSONAL_TRACK, "dense values are in a track that is not private");
     const [first, count] = [reader.u32(), reader.u32()];
     check(count >= 1 && count <= MAX_SCALARS, `${count} dense values are out of range`);
     const values = new BigInt64Array(reader.bytes(8 * count).buffer);

@@ -97,7 +97,7 @@ export function readTerms(settings: Bytes): RunTerms {
     validationEvery: read.whole("evaluate.every"),
     hasTest: read.flag("evaluate.test"),
     returnsToBest: read.value("evaluate.best") === "loss" || read.flag("evaluate.best"),
-    privacy: readPrivacy(read, federated, steps * queries),
+    privacy: readPrivacy(read, federated + (method === "readout" ? 1 : 0), steps * queries),
   };
 }
 
@@ -121,10 +121,16 @@ export function roundsOfFederation(terms: RunTerms): number {
   return terms.rounds - terms.clusteringRounds;
 }
 
+/** Returns the round after the last one, which adds the common intercept; 0 if there is none. */
+export function interceptRound(terms: RunTerms): number {
+  if (terms.method !== "readout") return 0;
+  return roundsOfFederation(terms) + (terms.returnsToBest ? 2 : 1);
+}
+
 /** Returns whether the global model stays as it is after a round, whatever follows. */
 export function isLast(terms: RunTerms, round: number): boolean {
   const last = roundsOfFederation(terms);
-  return round === last + (last && terms.returnsToBest ? 1 : 0);
+  return round === (interceptRound(terms) || last + (last && terms.returnsToBest ? 1 : 0));
 }
 
 /** Returns whether every client has a private part after the last round. */
@@ -140,7 +146,8 @@ export function isEvaluated(
   personal: boolean,
 ): boolean {
   const last = roundsOfFederation(terms);
-  const isEnd = round === last || (terms.returnsToBest && last > 0 && last === round - 1);
+  const isBest = terms.returnsToBest && last > 0 && last === round - 1;
+  const isEnd = round === last || isBest || (round > 0 && round === interceptRound(terms));
   if (split === SPLIT.train || (split === SPLIT.test && !terms.hasTest)) return false;
   if (personal) return isEnd && makesPersonalModels(terms);
   const isDue = terms.validationEvery > 0 && round % terms.validationEvery === 0;

@@ -13,8 +13,11 @@ import {
   type EvaluateInstruction,
   type TrainInstruction,
 } from "./instructions.ts";
+import { INTERCEPT_TRACK } from "./local-steps.ts";
 import { roundRoot } from "./philox.ts";
+import { GLOBAL_TRACK } from "./round-delta.ts";
 import {
+  interceptRound,
   isEvaluated,
   isFederation,
   readTerms,
@@ -25,7 +28,8 @@ import {
 import { readPublicKey } from "./signing.ts";
 import { curvatureInterval } from "./step-size.ts";
 
-const GLOBAL_TRACK = 0;
+/** The largest norm of a client's intercept that counts with differential privacy. */
+const INTERCEPT_LIMIT = 2;
 const LINES = 3;
 
 /** A scenario whose signature is the operator's. */
@@ -68,8 +72,14 @@ async function isSigned(header: string, signed: string): Promise<boolean> {
 
 /** Throws `ScenarioError` unless a train instruction is one to which the scenario leads. */
 export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promise<void> {
-  await checkRun(run, asked);
   const { terms } = run;
+  if (asked.track === INTERCEPT_TRACK && interceptRound(terms)) {
+    await checkRun(run, { ...asked, track: GLOBAL_TRACK });
+    if (!areEqual(encodeTrain(interceptInstruction(terms, asked)), encodeTrain(asked)))
+      throw new ScenarioError("the round of intercepts is not the one that the operator signed");
+    return;
+  }
+  await checkRun(run, asked);
   const isPooled = terms.seedPolicy === SEED_POLICY.pool;
   const interval = curvatureInterval(terms.queries, terms.differences);
   const isEstimated = terms.learningRate === null;
@@ -96,6 +106,33 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
   const isSame = areEqual(encodeTrain(signed), encodeTrain(asked));
   if (!isSame || asked.round > roundsOfFederation(terms))
     throw new ScenarioError(`round ${asked.round} is not the one that the operator signed`);
+}
+
+/** Returns the instruction of the round of intercepts to which the terms lead. */
+function interceptInstruction(terms: RunTerms, asked: TrainInstruction): TrainInstruction {
+  const { privacy } = terms;
+  const jointClip = privacy?.isAdaptive ? asked.jointClip : 0;
+  const queries = privacy ? terms.queries : asked.queries;
+  return {
+    ...asked,
+    round: interceptRound(terms),
+    steps: privacy ? terms.steps : 1,
+    queries,
+    batch: terms.batch,
+    seedPolicy: SEED_POLICY.shared,
+    root: roundRoot(terms.seed, 0, INTERCEPT_TRACK),
+    epsilon: terms.epsilon,
+    learningRate: privacy
+      ? (queries * INTERCEPT_LIMIT) / (jointClip || privacy.clip)
+      : queries,
+    clip: 0,
+    deadline: terms.deadline,
+    poolRoot: 0n,
+    poolSize: 0,
+    curvatureEvery: 0,
+    differences: "central",
+    jointClip,
+  };
 }
 
 /** Throws `ScenarioError` unless an evaluation is one to which the scenario leads. */

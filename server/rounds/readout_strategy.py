@@ -1,0 +1,68 @@
+"""The strategy of the method `readout`: after the last round, one that adds a common intercept."""
+
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from server.rounds.common_intercept import common_intercept
+from server.rounds.evaluation import is_comparison
+from server.rounds.event_log import INTERCEPT, RoundEvent, reasons_by_text
+from server.rounds.strategy import ScalarStrategy
+from shared.errors import TrainingError
+from shared.frames.instructions import GLOBAL_TRACK
+from shared.replay import to_float32
+from shared.round_delta import RoundDelta
+
+
+class ReadoutStrategy(ScalarStrategy):
+    """Training of the common model between private intercepts; see `ScalarStrategy`."""
+
+    def add_common_intercept(self, grid: Grid) -> None:
+        """Add the mean of the private intercepts to the global model, after its last round.
+
+        While it is trained, they stand for what it would otherwise learn of base rates, also for
+        what all clients have in common. Reports are aggregated as those of every round. A round
+        that fails is written too, and changes nothing. Where personal models have been compared
+        already, by an earlier version, the model stays as it is.
+
+        Raises:
+            LedgerError: if the round cannot be written.
+        """
+        number, layout = self._config.terms.intercept_round, self._store.layout
+        is_recorded = self._cohorts is None or self._cohorts.last_round >= number
+        is_over = not is_recorded or any(map(is_comparison, self._store.events()))
+        if not number or self.round != number - 1 or is_over:
+            return
+        self._late_reports.forget()
+        request = self._planner.plan_intercepts(grid, self._answers.joint_clip(number))
+        delta, event = RoundDelta(number, GLOBAL_TRACK, bytes(8), (), ()), None
+        more: dict[str, Any] = {}
+        try:
+            self._answers.check_intercepts(request.instruction, layout)
+        except TrainingError as error:
+            event = RoundEvent(round=number, problem=f"no common intercept: {error}")
+        if event is None:
+            self._request = request = self._answers.prepare(request, grid)
+            timeout = self._config.cohort.timeout
+            messages = list(grid.send_and_receive(request.messages, timeout=timeout))
+            if self._cohorts:
+                messages = self._cohorts.take_replies(number, messages, self._roster)
+            answered = self._answers.fold(request, messages, self._planner.minimum)
+            aggregated = answered.aggregated
+            delta, more = common_intercept(aggregated.delta, layout), dict(aggregated.privacy)
+            if delta.common_intercept:
+                more[INTERCEPT] = to_float32(delta.common_intercept.values).tolist()
+            event = RoundEvent(
+                round=number,
+                reports=aggregated.reports,
+                refused=reasons_by_text(answered.refused),
+                absent=self._update_health(request, answered.reporting, answered.refused),
+                problem=aggregated.problem and f"no common intercept: {aggregated.problem}",
+                bytes_up=answered.bytes_up,
+                bytes_down=answered.bytes_down,
+                clients={
+                    client: {key: value for key, value in fields.items() if key != "loss"}
+                    for client, fields in answered.clients.items()
+                },
+            )
+        self._events.append_round(delta, event, **more)

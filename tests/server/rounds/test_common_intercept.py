@@ -1,0 +1,236 @@
+"""The common intercept: what private intercepts have in common goes into the global model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Settings, config_of
+from helpers import layout_of
+from numpy.typing import NDArray
+
+from client.personal.private_fit import make_private_fit
+from client.personal.runtime_learner import RuntimeLearner
+from client.training.model_runtime import load_run
+from server.rounds.aggregation import aggregate
+from server.rounds.answered_round import RoundAnswers
+from server.rounds.common_intercept import common_intercept
+from server.rounds.evaluation import is_comparison
+from server.rounds.releases import RELEASES_FILE, read_releases
+from server.rounds.rule import Rule
+from server.store import LEDGER_FOLDER, RunStore
+from shared.contrasts import contrasts
+from shared.errors import TrainingError
+from shared.frames.instructions import Split, token_of
+from shared.frames.report import Report
+from shared.intercept_round import INTERCEPT_LIMIT, intercept_instruction
+from shared.layout import Tensor
+from shared.ledger.reading import read_ledger
+from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import verify_ledger
+from shared.replay import DenseValues, to_float32
+from simulations.adapter import FinishedRun, export
+from simulations.simulate import simulate
+
+LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)
+"""How often each of six raters says yes, whatever the text is."""
+ROWS = 24
+
+
+@pytest.fixture
+def raters(settings: Settings, tmp_path: Path) -> Settings:
+    """Settings of six raters with base rates of their own, of whom one is a newcomer."""
+    random, rows = np.random.default_rng(0), []
+    for user, liking in enumerate(LIKING):
+        for number in range(ROWS + 5 * user):
+            sentence = f"the film was {random.choice(['good', 'bad', 'long', 'short'])} {number}"
+            label = int(random.random() < liking)
+            rows.append({"sentence": sentence, "label": label, "user": f"user {user}"})
+    file = tmp_path / "raters.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return settings | {
+        "method": "readout",
+        "rounds": 2,
+        "learning-rate": 0.001,
+        "data.path": str(file),
+        "data.partition": "user",
+        "data.clients": len(LIKING),
+        "adapter.layers": "top:1",
+        "adapter.label-bias": True,
+        "aggregation.rule": "mean",
+        "cohort.newcomers": 1,
+        "evaluate.every": 0,
+    }
+
+
+def intercept_of(folder: Path) -> DenseValues:
+    """The entry of the last round of a run's ledger."""
+    *_, last = read_ledger(folder / LEDGER_FOLDER)
+    (entry,) = last.delta.entries
+    assert isinstance(entry, DenseValues)
+    return entry
+
+
+def share_of_right(figures: list[tuple[float, int]]) -> float:
+    shares, counts = zip(*figures, strict=True)
+    return float(np.average(shares, weights=counts))
+
+
+def accuracy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    return float(np.mean(scores.argmax(axis=1) == labels))
+
+
+def test_raters_with_base_rates_of_their_own(raters: Settings, tmp_path: Path) -> None:
+    config = config_of(raters)
+    folder = simulate(config)
+    opened = FinishedRun.at(folder)
+    (runtime, source), layout = load_run(config), opened.layout
+    *_, before, last = verify_ledger(folder / LEDGER_FOLDER, layout)
+    assert last.round == 3
+    assert last.record is not None
+    assert [c.client for c in last.record.delta.contributors] == [0, 1, 2, 3, 4]
+    assert last.state.tobytes() == opened.global_state().tobytes()
+    values, bias = intercept_of(folder), layout.label_bias
+    assert bias is not None
+    np.testing.assert_array_equal((last.state - before.state)[bias], values.values)
+    assert not np.delete(last.state - before.state, np.r_[bias]).any()
+
+    weights, privates, figures = [], [], {}
+    for client in range(len(LIKING)):
+        data = source.share_of(client, len(LIKING))
+        learner = RuntimeLearner(runtime, data)
+        fitted = make_private_fit(learner, config.terms, before.state)
+        whole, earlier = opened.model(client), before.state + fitted
+        np.testing.assert_array_equal(whole, earlier)
+        test = data.tokenized(Split.TEST)
+        now, then = (runtime.scores(state, test.prompts) for state in (whole, earlier))
+        np.testing.assert_allclose(now, then, atol=1e-6)
+        weights.append(len(data.tokenized(Split.TRAIN).labels))
+        privates.append(to_float32(fitted)[bias].astype(np.float64))
+        for name, state in {"before": before.state, "with": last.state, "personal": whole}.items():
+            scores = runtime.scores(state, test.prompts)
+            figures.setdefault(name, []).append((accuracy(scores, test.labels), len(test.labels)))
+    expected = np.average(privates[:5], axis=0, weights=weights[:5])
+    np.testing.assert_allclose(to_float32(values.values), expected, atol=1e-6)
+
+    left_out = export(folder, None, tmp_path / "adapter")
+    np.testing.assert_allclose(left_out["label bias"], to_float32(last.state)[bias])
+    shares = {name: share_of_right(own) for name, own in figures.items()}
+    labels = [source.share_of(c, 6).tokenized(Split.TEST).labels for c in range(6)]
+    majority = max(np.mean(np.concatenate(labels)), 1 - np.mean(np.concatenate(labels)))
+    print({**shares, "majority": majority})
+    assert shares["before"] < majority - 0.2
+    assert shares["with"] >= majority - 0.01
+
+
+def test_private_parts_from_before_are_that_much_less(raters: Settings) -> None:
+    changes = {"personal__when": "every 1 rounds", "evaluate__best": True, "evaluate__every": 1}
+    config = config_of(raters, **changes)
+    folder = simulate(config)
+    opened = FinishedRun.at(folder)
+    (runtime, source), layout = load_run(config), opened.layout
+    *_, before, last = verify_ledger(folder / LEDGER_FOLDER, layout)
+    assert (before.round, last.round) == (3, config.terms.intercept_round) == (3, 4)
+    common = intercept_of(folder).values
+    for client in (0, 5):
+        learner = RuntimeLearner(runtime, source.share_of(client, len(LIKING)))
+        fitted = make_private_fit(learner, config.terms, before.state)
+        np.testing.assert_array_equal(
+            opened.personal_state(client), fitted + before.state - last.state
+        )
+        records = list(read_ledger(folder / "clients" / str(client) / "personal.ledger"))
+        of_bias = [record.delta.entries[-1] for record in records]
+        changed = [entry.values.tolist() for entry in of_bias if isinstance(entry, DenseValues)]
+        assert changed.count((-common).tolist()) == 1
+    validated = [e for e in opened.result.evaluations if e.split == "validation" and e.round >= 2]
+    assert [event.round for event in validated] == [2, 4, 4]
+
+
+@pytest.mark.parametrize("is_masked", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_it_is_clipped_noised_and_charged_like_a_round(raters: Settings, is_masked: bool) -> None:
+    config = config_of(
+        raters,
+        privacy__mode="distributed" if is_masked else "central",
+        privacy__noise_multiplier=0.01,
+        privacy__honest_share=1.0,
+        privacy__clip=0.5,
+        privacy__secure_aggregation=is_masked,
+        seed_policy="shared",
+        cohort__newcomers=0,
+        cohort__minimum=3,
+    )
+    terms = config.terms
+    assert terms.privacy is not None
+    assert terms.privacy.rounds == 3
+    folder = simulate(config)
+    opened, (runtime, source) = FinishedRun.at(folder), load_run(config)
+    *_, before, _ = verify_ledger(folder / LEDGER_FOLDER, opened.layout)
+    releases = read_releases(folder / RELEASES_FILE)
+    assert [release.round for release in releases] == [1, 2, 3]
+    assert opened.result.rounds[-1].epsilon == pytest.approx(terms.privacy.epsilon, rel=1e-9)
+    bias, clipped = opened.layout.label_bias, []
+    assert bias is not None
+    for client in range(len(LIKING)):
+        learner = RuntimeLearner(runtime, source.share_of(client, len(LIKING)))
+        own = to_float32(make_private_fit(learner, terms, before.state))[bias].astype(np.float64)
+        clipped.append(own * min(1.0, INTERCEPT_LIMIT / float(np.linalg.norm(own))))
+    found = to_float32(intercept_of(folder).values)
+    np.testing.assert_allclose(found, np.mean(clipped, axis=0), atol=0.03)
+    assert not np.allclose(found, np.mean(clipped, axis=0), atol=1e-6)
+
+
+def test_a_hostile_client_moves_it_no_farther_than_the_others_allow() -> None:
+    terms = config_of({}, method="readout", adapter__label_bias=True).terms
+    layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
+    asked = intercept_instruction(terms, bytes(8), layout.hash, bytes(32), labels=3)
+    rows = contrasts(3).astype(np.float64)
+    random = np.random.default_rng(1)
+    honest = [np.array([1.0, -0.4, -0.6]) + 0.1 * rows.T @ random.normal(size=2) for _ in range(6)]
+
+    def mean_with(hostile: list[NDArray[np.float64]], rule: str) -> NDArray[np.float64]:
+        reports = [
+            Report(token_of(asked.encode()), client, 30, 0.0, -(rows @ own)[None].astype("f4"))
+            for client, own in enumerate([*honest, *hostile])
+        ]
+        delta = common_intercept(aggregate(asked, reports, 1000, (), Rule(rule)), layout)
+        (entry,) = delta.entries
+        assert isinstance(entry, DenseValues)
+        delta.check_dense_values(layout)
+        return to_float32(entry.values).astype(np.float64)
+
+    np.testing.assert_allclose(mean_with([], "mean"), np.mean(honest, axis=0), atol=1e-6)
+    hostile = [np.array([-900.0, 1800.0, -900.0])]
+    longest = max(float(np.linalg.norm(own)) for own in honest)
+    for rule in ("median-norm", "trimmed-mean"):
+        moved = mean_with(hostile, rule) - np.mean(honest, axis=0)
+        assert np.linalg.norm(moved) < 2 * longest / 7 + 0.2, rule
+
+
+def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: Path) -> None:
+    """With privacy a report has steps × queries numbers, and no more."""
+    private = {"privacy.mode": "central", "privacy.noise-multiplier": 1.0, "queries": 1, "steps": 1}
+    config = config_of(raters | private, seed_policy="shared")
+    layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
+    asked = intercept_instruction(config.terms, bytes(8), layout.hash, bytes(32), labels=3)
+    store = RunStore(tmp_path / "run", layout, LedgerHeader(0, bytes(8), layout.hash), 0)
+    answers = RoundAnswers(config, store, None)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; raise one of them"):
+        answers.check_intercepts(asked, layout)
+    store.close()
+
+
+def test_a_comparison_of_personal_models_is_the_end() -> None:
+    columns = {
+        "validation": (["global"], ["global", "personalized"]),
+        "test": (["global"],),
+    }
+    before = [
+        {"event": "evaluation", "split": split, "columns": names}
+        for split, each in columns.items()
+        for names in each
+    ]
+    assert not any(map(is_comparison, [*before, {"event": "round"}]))
+    compared = {"event": "evaluation", "split": "test", "columns": ["global", "personalized"]}
+    assert is_comparison(compared)
+    assert is_comparison(compared | {"split": "validation", "columns": ["personalized"]})
