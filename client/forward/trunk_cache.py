@@ -201,6 +201,5 @@ def make_trunk_cache(
     if folder is None:
         return MemoryCache(limit)
     variant = f"{base.quantization} {base.network.dtype} {first_block}"
-    return DiskCache(
-        folder, limit, base.model_id + variant.encode(), base.network.config.hidden_size
-    )
+    hidden = base.network.config.get_text_config().hidden_size
+    return DiskCache(folder, limit, base.model_id + variant.encode(), hidden)

@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from shared.model.model_folder import find_model_folder, model_id
 from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
+from shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
-Family = Literal["causal", "masked", "encoder"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -37,6 +37,7 @@ class BaseModel:
         tokenizer: fast tokenizer of the model.
         pooling: pooling of a sentence encoder, mean or cls.
         quantization: quantization of the linear layers in the blocks.
+        verdicts: results of the checks of this model, which its copies share.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class BaseModel:
     tokenizer: Any
     pooling: Literal["mean", "cls"]
     quantization: Quantization = "none"
+    verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
         """Return a copy of the modules with the same weights, so that two threads can run them."""
@@ -59,7 +61,8 @@ class BaseModel:
 
         RoBERTa and related models number positions from the padding index on.
         """
-        limit: int = getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize
+        config = self.network.config.get_text_config()
+        limit: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
         for name, module in self.body.named_modules():
             if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
                 reserved = 0 if module.padding_idx is None else module.padding_idx + 1
@@ -77,12 +80,17 @@ class BaseModel:
         return size
 
     @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the head tells apart."""
+        return int(self.network.config.get_text_config().vocab_size)
+
+    @property
     def body(self) -> nn.Module:
         """The part below the head: the innermost model that holds all blocks.
 
         Usually transformers' ``base_model``; OPT's head calls the decoder inside it directly.
         """
-        return _body(self.network)
+        return body_of(self.network)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -91,29 +99,7 @@ class BaseModel:
         Raises:
             ModelError: if the body has no list of equal blocks.
         """
-        return _blocks(self.body, self.folder)
-
-
-def _body(network: Any) -> nn.Module:
-    from transformers import PreTrainedModel
-
-    body: nn.Module = network.base_model
-    while inner := [m for m in body.children() if isinstance(m, PreTrainedModel)]:
-        body = inner[0]
-    return body
-
-
-def _blocks(body: nn.Module, folder: Path) -> nn.ModuleList:
-    lists = [
-        module
-        for module in body.modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) > 0
-        and all(type(block) is type(module[0]) for block in module)
-    ]
-    if not lists:
-        raise ModelError(f"{folder}: no list of transformer blocks found in the model")
-    return max(lists, key=len)
+        return blocks_of(self.body, self.folder)
 
 
 def load_base_model(
@@ -172,7 +158,7 @@ def load_without_blocks(
 
     def network(folder: Path, known_family: Family) -> Any:
         empty = _empty(folder, known_family, getattr(torch, dtype))
-        blocks = _blocks(_body(empty), folder)
+        blocks = blocks_of(body_of(empty), folder)
         entries.extend(load_outside_blocks(empty, blocks, folder, check_torch_device(device)))
         empty.config.use_cache = False
         return empty
@@ -248,26 +234,6 @@ def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> Base
     return BaseModel(folder, model_id(folder), known_family, network, None, _pooling(folder))
 
 
-def detect_family(folder: Path) -> Family:
-    """Detect the family of a model folder from its configuration.
-
-    Raises:
-        ModelError: if the configuration names no architecture.
-    """
-    if (folder / "modules.json").is_file():
-        return "encoder"
-    try:
-        names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-        architecture = str(names[0])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ModelError(
-            f"{folder / 'config.json'}: does not name an architecture; set model.family"
-        ) from error
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return "causal"
-    return "masked" if architecture.endswith("ForMaskedLM") else "encoder"
-
-
 def _pooling(folder: Path) -> Literal["mean", "cls"]:
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
@@ -316,12 +282,13 @@ def _network(
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    loader = _loader(family)
     if quantization == "none":
+        settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        loader = loader_for(settings, family)
         network = loader.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
     else:
         network = _empty(folder, family, dtype)
-        load_quantized(network, _blocks(_body(network), folder), folder, quantization, device)
+        load_quantized(network, blocks_of(body_of(network), folder), folder, quantization, device)
     network.config.use_cache = False
     return network
 
@@ -339,14 +306,4 @@ def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        return _loader(family).from_config(settings, dtype=dtype)
-
-
-def _loader(family: Family) -> Any:
-    import transformers
-
-    return {
-        "causal": transformers.AutoModelForCausalLM,
-        "masked": transformers.AutoModelForMaskedLM,
-        "encoder": transformers.AutoModel,
-    }[family]
+        return loader_for(settings, family).from_config(settings, dtype=dtype)
