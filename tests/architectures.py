@@ -1,12 +1,37 @@
 """Tiny random models of the classes in transformers' auto mappings."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import peft
 import torch
 import transformers
+from conftest import save_tokenizer
+from numpy.typing import NDArray
+from streams import TASK, TEXTS
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from client.forward.body import PerturbedBody
+from client.forward.resident import ResidentForward
+from client.forward.streamed import make_forward_engine
+from client.forward.trunk_cache import make_trunk_cache
+from client.spaces.full import FullSpace
+from client.streaming.loading import load_model
+from shared.directions import directions
+from shared.errors import ModelError, SamaraError
+from shared.model.layer_selection import adapted_layers
+from shared.model.loading import BaseModel, load_base_model, load_structure
+from shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
+from shared.model.peft import write_peft_adapter
+from shared.model.quantized import Quantization, QuantizedLinear
+from shared.model.replay_torch import backend_for
+from shared.model.scorers import Prompt, Scorer, scorer_for
+from shared.sections import AdapterSettings, ModelSettings
+
+TOLERANCE = 1e-4
 
 SMALL: dict[str, Any] = {
     # width and depth, as models of different ages call them
@@ -38,7 +63,15 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 5,
     "use_cache": False,
 }
-OWN: dict[str, dict[str, Any]] = {}
+OWN: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 4, "mamba_n_groups": 1},
+    "dots3_note": {"num_key_value_heads": 4},
+    "esmc": {"num_key_value_heads": 4},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_n_groups": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "mamba2": {"num_heads": 8, "n_groups": 1},
+}
 """What the configuration of a model type needs besides."""
 
 
@@ -80,9 +113,10 @@ def architectures() -> list[Architecture]:
     return list(found.values())
 
 
-def tiny_config(kind: str, vocabulary: int) -> Any:
-    """A configuration of a model type with small numbers wherever it has such a setting."""
-    return _tiny(CONFIG_MAPPING[kind], vocabulary, OWN.get(kind, {}))
+def tiny_config(architecture: Architecture, vocabulary: int) -> Any:
+    """A configuration of a class with small numbers wherever it has such a setting."""
+    cls = getattr(transformers, architecture.name).config_class
+    return _tiny(cls, vocabulary, OWN.get(architecture.kind, {}))
 
 
 def _tiny(cls: Any, vocabulary: int, own: dict[str, Any]) -> Any:
@@ -97,8 +131,217 @@ def _tiny(cls: Any, vocabulary: int, own: dict[str, Any]) -> Any:
 
 
 def build(architecture: Architecture, vocabulary: int) -> Any:
-    """A model of a class with random weights, all of which matter."""
-    config = tiny_config(architecture.kind, vocabulary)
+    """A model of a class with random weights, large enough that every part of it shows."""
     torch.manual_seed(0)
-    network = getattr(transformers, architecture.name)(config)
-    return network
+    network = getattr(transformers, architecture.name)(tiny_config(architecture, vocabulary))
+    with torch.no_grad():
+        for module in network.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding) or _is_conv1d(module):
+                weight.normal_(0, 0.2)
+    return network.eval()
+
+
+def _is_conv1d(module: torch.nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"
+
+
+class Cells:
+    """What Samara does with a model, against the same class of transformers.
+
+    Args:
+        architecture: class of the model.
+        folder: empty folder for it.
+    """
+
+    def __init__(self, architecture: Architecture, folder: Path) -> None:
+        self.folder = folder
+        family = architecture.family
+        network = build(architecture, save_tokenizer(folder, family))
+        network.save_pretrained(folder)
+        if architecture.family == "encoder":
+            (folder / "modules.json").write_text("[]")
+        self.plain = network.requires_grad_(False)
+
+    def all(self) -> dict[str, str]:
+        """Outcome of every cell by its name."""
+        return {name: self.outcome(name) for name in CELLS}
+
+    def outcome(self, name: str) -> str:
+        """Right, or what else: a refusal, wrong scores, or an error that is no refusal."""
+        try:
+            error = CELLS[name](self)
+        except SamaraError as refused:
+            return f"refused: {str(refused).replace(f'{self.folder}: ', '')}"
+        except Exception as failed:
+            return f"traceback: {type(failed).__name__}: {failed}"
+        return "right" if error <= TOLERANCE else f"wrong: {error}"
+
+    def readout(self) -> float:
+        return self._base_error(load_base_model(str(self.folder)))
+
+    def top(self) -> float:
+        return self._adapted_error("top:1")[0]
+
+    def inner(self) -> float:
+        return self._adapted_error("all")[0]
+
+    def nf4(self) -> float:
+        return self._quantized_error("nf4")
+
+    def int8(self) -> float:
+        return self._quantized_error("int8")
+
+    def streamed(self) -> float:
+        loaded = load_model(ModelSettings(path=str(self.folder), stream="disk"))
+        stream = loaded.make_stream(loaded.base)
+        assert stream is not None
+        with torch.inference_mode():
+            scorer = scorer_for(loaded.base, TASK, 32, PerturbedBody(loaded.base, 0))
+        adapter, nothing = empty_adapter()
+        engine = make_forward_engine(loaded.base, adapter, scorer, streamed=True)
+        found = engine.scores(nothing, _prompts(scorer))[0]
+        return _error(found, plain_scores(self.plain, scorer))
+
+    def full(self) -> float:
+        base, scorer = self._loaded()
+        space = FullSpace(base, backend_for(torch.device("cpu"), 1))
+        engine = ResidentForward(space.adapter, scorer, PerturbedBody(base, 0))
+        prompts = _prompts(scorer)
+        found = space.evaluate(
+            lambda adapters: engine.scores(adapters, prompts), np.array([7], np.uint64), 0.1
+        )
+        z = space.perturbation(7, 0, space.size, None)
+        errors = []
+        for sign, scores in zip((1, -1), found, strict=True):
+            moved, first = copy.deepcopy(self.plain), 0
+            parameters = dict(moved.named_parameters())
+            for tensor in space.tensors:
+                step = z[first : first + tensor.size].view(tensor.shape)
+                parameters[tensor.name].add_(sign * 0.1 * step)
+                first += tensor.size
+            errors.append(_error(scores, plain_scores(moved, scorer)))
+        return max(errors)
+
+    def export(self) -> float:
+        error, base, adapter, center = self._adapted_error("top:1")
+        exported = self.folder / "peft"
+        structure = load_structure(str(self.folder))
+        write_peft_adapter(structure, str(self.folder), adapter.layout, center, exported)
+        network = peft.PeftModel.from_pretrained(copy.deepcopy(self.plain), exported)
+        engine, scorer = base
+        found = engine.scores(Perturbations.from_arrays(adapter.layout, center), _prompts(scorer))
+        return max(error, _error(found[0], plain_scores(network, scorer)))
+
+    def _loaded(self) -> tuple[BaseModel, Scorer]:
+        base = load_base_model(str(self.folder))
+        with torch.inference_mode():
+            return base, scorer_for(base, TASK, 32, PerturbedBody(base, 0))
+
+    def _base_error(self, base: BaseModel) -> float:
+        with torch.inference_mode():
+            scorer = scorer_for(base, TASK, 32, PerturbedBody(base, 0))
+        adapter, nothing = empty_adapter()
+        engine = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
+        return _error(engine.scores(nothing, _prompts(scorer))[0], plain_scores(self.plain, scorer))
+
+    def _quantized_error(self, kind: Quantization) -> float:
+        """Against the plain model with the weights that the quantized layers stand for."""
+        base = load_base_model(str(self.folder), quantization=kind)
+        plain = copy.deepcopy(self.plain)
+        for name, module in base.network.named_modules():
+            if isinstance(module, QuantizedLinear):
+                layer = plain.get_submodule(name)
+                weight = module.dequantized()
+                layer.weight.copy_(weight.T if _is_conv1d(layer) else weight)
+        whole, self.plain = self.plain, plain
+        try:
+            return self._base_error(base)
+        finally:
+            self.plain = whole
+
+    def _adapted_error(self, layers: str) -> tuple[float, Any, Any, Any]:
+        """Scores of two perturbations in one pass against weights that an adapter is added to."""
+        base, scorer = self._loaded()
+        settings = AdapterSettings(layers=layers, rank=2, alpha=2.0)
+        try:
+            adapted_layers(base, settings)
+        except ModelError as error:
+            if "set adapter.projections" not in str(error):
+                raise
+            chosen = str(error).rpartition("some of: ")[2].replace(" ", "")
+            settings = settings.model_copy(update={"projections": chosen})
+        body = next(name for name, module in base.network.named_modules() if module is base.body)
+        adapter = inject(base, settings, scorer.labels)
+        first = adapter.first_block
+        cache = make_trunk_cache(base, first, 2**20)
+        engine = ResidentForward(adapter, scorer, PerturbedBody(base, first, cache))
+        random = np.random.default_rng(1)
+        center = random.normal(0, 0.5, adapter.layout.element_count).astype(np.float32)
+        z = directions(np.arange(1, dtype=np.uint64), len(center), "gaussian")
+        found = engine.scores(
+            Perturbations.from_arrays(adapter.layout, center, z, 0.25), _prompts(scorer)
+        )
+        unchanged = plain_scores(self.plain, scorer)
+        errors = []
+        for sign, scores in zip((1, -1), found, strict=True):
+            numbers = center + np.float32(sign * 0.25 / 2048) * z[0].astype(np.float32)
+            moved = copy.deepcopy(self.plain)
+            for name, module in base.body.named_modules():
+                if isinstance(module, LoRAFALinear):
+                    elements, rows = adapter.layout.tensor_slice(name)
+                    b = torch.from_numpy(numbers[elements].reshape(rows, -1))
+                    layer = moved.get_submodule(f"{body}.{name}" if body else name)
+                    added = b @ module.a
+                    layer.weight.add_(added.T if _is_conv1d(layer) else added)
+            expected = plain_scores(moved, scorer)
+            assert _error(unchanged, expected) > TOLERANCE, "the adapters show"
+            errors.append(_error(scores, expected))
+        return max(errors), (engine, scorer), adapter, center
+
+
+CELLS: dict[str, Callable[[Cells], float]] = {
+    "readout": Cells.readout,
+    "top:1": Cells.top,
+    "all layers": Cells.inner,
+    "nf4": Cells.nf4,
+    "int8": Cells.int8,
+    "streamed": Cells.streamed,
+    "tune full": Cells.full,
+    "PEFT": Cells.export,
+}
+
+
+def _prompts(scorer: Scorer) -> list[Prompt]:
+    return [scorer.prompt(text) for text in TEXTS]
+
+
+def plain_scores(network: Any, scorer: Scorer) -> NDArray[np.float32]:
+    """Scores of the texts by a network of transformers, one text at a time without padding."""
+    rows = []
+    with torch.no_grad():
+        if scorer.base.family == "encoder":
+            labels = torch.cat([_pooled(network, scorer, text) for text in TASK.prompts()])
+            rows = [(_pooled(network, scorer, text) @ labels.T)[0] / 0.05 for text in TEXTS]
+        else:
+            tokens = [scorer.base.tokenizer.convert_tokens_to_ids(word) for word in TASK.words]
+            for prompt in _prompts(scorer):
+                logits = _run(network, prompt.sequences[0]).logits[0]
+                at = logits[prompt.supervised[0][0]].float()
+                rows.append(at.log_softmax(-1)[tokens])
+    return torch.stack(rows).numpy()
+
+
+def _pooled(network: Any, scorer: Scorer, text: str) -> torch.Tensor:
+    hidden = _run(network, scorer.prompt(text).sequences[0]).last_hidden_state
+    return torch.nn.functional.normalize(hidden.float().mean(1), dim=-1)
+
+
+def _run(network: Any, ids: tuple[int, ...]) -> Any:
+    tokens = torch.tensor([ids])
+    return network(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+
+
+def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    assert np.isfinite(expected).all(), "the plain model has scores"
+    return float(np.abs(found - expected).max())

@@ -27,7 +27,7 @@ from client.forward.self_check import (
     perturbed_pair,
     plain_hidden,
     probe_sequences,
-    refuse,
+    refusal,
     unless_refused,
 )
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
@@ -75,7 +75,7 @@ class PerturbedBody:
         ModelError: if the model computes something else in every way.
     """
 
-    ways = tuple(Way)
+    ways, remedy = tuple(Way), ""
 
     def __init__(
         self,
@@ -108,7 +108,8 @@ class PerturbedBody:
         Raises:
             ModelError: if there is none.
         """
-        base, reasons = self._base, []
+        base = self._base
+        reasons: list[str] = []
         not_a_chain = unless_refused(self._difference_from_a_chain)
         with nullcontext() if not_a_chain else self._one_block_of_each_kind():
             check_head(base)
@@ -121,14 +122,13 @@ class PerturbedBody:
                     self._prepare(way, packs)
                     return self._difference(sequences, expected, pair)
 
-                if not (reason := self._cannot(way, not_a_chain) or unless_refused(difference)):
+                reasons.append(self._cannot(not_a_chain) or unless_refused(difference))
+                if not reasons[-1]:
                     return way
-                reasons.append(reason)
-        refuse(base, reasons[-1])
-        raise AssertionError
+        raise refusal(base, reasons[-1] + self.remedy)
 
-    def _cannot(self, way: Way, not_a_chain: str) -> str:
-        """Return the reason why a way is not even tried, if there is one."""
+    def _cannot(self, not_a_chain: str) -> str:
+        """Return the reason why no way is tried, if there is one."""
         return ""
 
     def _prepare(self, way: Way, packs: bool) -> None:

@@ -105,18 +105,15 @@ def check_head(base: BaseModel) -> None:
     """
     if _HEAD not in base.verdicts:
         if reason := unless_refused(lambda: _difference_of_head(base)):
-            refuse(base, reason)
+            raise refusal(base, reason)
         base.verdicts[_HEAD] = True
 
 
-def refuse(base: BaseModel, reason: str) -> None:
-    """Raise the error of a model that cannot be computed.
-
-    Raises:
-        ModelError: always.
-    """
+def refusal(base: BaseModel, reason: str) -> ModelError:
+    """Return the error of a model that cannot be computed."""
+    kind = {"causal": "causal LM", "masked": "masked LM", "encoder": "sentence encoder"}[base.family]
     name = type(base.network).__name__
-    raise ModelError(f"{base.folder}: {name} cannot be used as a {base.family} model: {reason}")
+    return ModelError(f"{base.folder}: {name} cannot be used as a {kind}: {reason}")
 
 
 def _difference_of_head(base: BaseModel) -> str:
@@ -208,7 +205,7 @@ def perturbed_pair(base: BaseModel, sequences: Sequence[Ids]) -> PerturbedPair |
         if min(effects) >= _VISIBLE:
             break
     if not max(effects):
-        refuse(base, "its output does not depend on the layers that are adapted; adapt others")
+        raise refusal(base, "its output does not depend on the layers that are adapted; adapt others")
     return PerturbedPair(adapter, both, alone, hidden)
 
 

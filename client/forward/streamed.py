@@ -52,10 +52,10 @@ class BlockwiseParameters(Protocol):
 class StreamedBody(PerturbedBody):
     """A body whose forward passes are divided into stages."""
 
-    ways = (Way.BY_BLOCK,)
+    ways, remedy = (Way.BY_BLOCK,), " block by block, so it cannot be streamed; set model.stream = off"
 
-    def _cannot(self, way: Way, not_a_chain: str) -> str:
-        return not_a_chain and f"{not_a_chain}: it cannot be streamed; set model.stream = off"
+    def _cannot(self, not_a_chain: str) -> str:
+        return not_a_chain
 
     def _run_to_check(
         self,

@@ -76,13 +76,14 @@ def loader_for(settings: Any, family: Family) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     kind = type(settings)
-    if getattr(settings, "is_encoder_decoder", False):
-        if family != "encoder" or kind not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING:
-            raise ModelError(
-                f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, which are "
-                "not adapted together; choose a causal LM, a masked LM or a sentence encoder"
-            )
+    with_decoder = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if family == "encoder" and kind in with_decoder and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING:
         return transformers.AutoModelForTextEncoding  # AutoModel would add the decoder
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, which are not "
+            "adapted together; choose a causal LM, a masked LM or a sentence encoder"
+        )
     if family == "masked":
         return transformers.AutoModelForMaskedLM
     if family == "encoder":
