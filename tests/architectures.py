@@ -162,6 +162,7 @@ class Cells:
         if architecture.family == "encoder":
             (folder / "modules.json").write_text("[]")
         self.plain = network.requires_grad_(False)
+        self._base: BaseModel | None = None
 
     def all(self) -> dict[str, str]:
         """Outcome of every cell by its name."""
@@ -178,7 +179,7 @@ class Cells:
         return "right" if error <= TOLERANCE else f"wrong: {error}"
 
     def readout(self) -> float:
-        return self._base_error(load_base_model(str(self.folder)))
+        return self._base_error(self._loaded())
 
     def top(self) -> float:
         return self._adapted_error("top:1")[0]
@@ -196,15 +197,15 @@ class Cells:
         loaded = load_model(ModelSettings(path=str(self.folder), stream="disk"))
         stream = loaded.make_stream(loaded.base)
         assert stream is not None
-        with torch.inference_mode():
-            scorer = scorer_for(loaded.base, TASK, 32, PerturbedBody(loaded.base, 0))
+        scorer = _scorer(loaded.base)
         adapter, nothing = empty_adapter()
         engine = make_forward_engine(loaded.base, adapter, scorer, streamed=True)
         found = engine.scores(nothing, _prompts(scorer))[0]
         return _error(found, plain_scores(self.plain, scorer))
 
     def full(self) -> float:
-        base, scorer = self._loaded()
+        base = load_base_model(str(self.folder))
+        scorer = _scorer(base)
         space = FullSpace(base, backend_for(torch.device("cpu"), 1))
         engine = ResidentForward(space.adapter, scorer, PerturbedBody(base, 0))
         prompts = _prompts(scorer)
@@ -233,14 +234,13 @@ class Cells:
         found = engine.scores(Perturbations.from_arrays(adapter.layout, center), _prompts(scorer))
         return max(error, _error(found[0], plain_scores(network, scorer)))
 
-    def _loaded(self) -> tuple[BaseModel, Scorer]:
-        base = load_base_model(str(self.folder))
-        with torch.inference_mode():
-            return base, scorer_for(base, TASK, 32, PerturbedBody(base, 0))
+    def _loaded(self) -> BaseModel:
+        if self._base is None:
+            self._base = load_base_model(str(self.folder))
+        return self._base.copy_sharing_weights()
 
     def _base_error(self, base: BaseModel) -> float:
-        with torch.inference_mode():
-            scorer = scorer_for(base, TASK, 32, PerturbedBody(base, 0))
+        scorer = _scorer(base)
         adapter, nothing = empty_adapter()
         engine = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
         return _error(engine.scores(nothing, _prompts(scorer))[0], plain_scores(self.plain, scorer))
@@ -262,7 +262,8 @@ class Cells:
 
     def _adapted_error(self, layers: str) -> tuple[float, Any, Any, Any]:
         """Scores of two perturbations in one pass against weights that an adapter is added to."""
-        base, scorer = self._loaded()
+        base = self._loaded()
+        scorer = _scorer(base)
         settings = AdapterSettings(layers=layers, rank=2, alpha=2.0)
         try:
             adapted_layers(base, settings)
@@ -310,6 +311,11 @@ CELLS: dict[str, Callable[[Cells], float]] = {
     "tune full": Cells.full,
     "PEFT": Cells.export,
 }
+
+
+def _scorer(base: BaseModel) -> Scorer:
+    with torch.inference_mode():
+        return scorer_for(base, TASK, 32, PerturbedBody(base, 0))
 
 
 def _prompts(scorer: Scorer) -> list[Prompt]:
