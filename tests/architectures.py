@@ -1,7 +1,8 @@
 """Tiny random models of the classes in transformers' auto mappings."""
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +37,15 @@ TOLERANCE = 1e-4
 SMALL: dict[str, Any] = {
     # width and depth, as models of different ages call them
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim"), 32),
-    **dict.fromkeys(("embedding_size", "word_embed_proj_dim", "projection_dim", "out_hidden_size"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "d_inner"), 48),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "mlp_hidden_size"), 48),
+    **dict.fromkeys(
+        ("embedding_size", "word_embed_proj_dim", "projection_dim", "out_hidden_size"), 32
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "d_inner"), 48
+    ),
+    **dict.fromkeys(
+        ("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "mlp_hidden_size"), 48
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), 3),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
@@ -61,6 +68,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 5,
     "eos_token_id": 5,
+    "rotary_dim": 8,
     "use_cache": False,
 }
 OWN: dict[str, dict[str, Any]] = {
@@ -70,6 +78,9 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_n_groups": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), {"num_key_value_heads": 4}
+    ),
     "mamba2": {"num_heads": 8, "n_groups": 1},
 }
 """What the configuration of a model type needs besides."""
@@ -99,9 +110,7 @@ def architectures() -> list[Architecture]:
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked": masked,
         "encoder": {
-            kind: name
-            for kind, name in modeling_auto.MODEL_MAPPING_NAMES.items()
-            if kind in masked
+            kind: name for kind, name in modeling_auto.MODEL_MAPPING_NAMES.items() if kind in masked
         }
         | dict(modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
     }
@@ -116,14 +125,19 @@ def architectures() -> list[Architecture]:
 def tiny_config(architecture: Architecture, vocabulary: int) -> Any:
     """A configuration of a class with small numbers wherever it has such a setting."""
     cls = getattr(transformers, architecture.name).config_class
-    return _tiny(cls, vocabulary, OWN.get(architecture.kind, {}))
+    own = OWN.get(architecture.kind, {})
+    if architecture.family == "causal" and "is_decoder" in vars(cls()):
+        own = own | {"is_decoder": True}
+    return _tiny(cls, vocabulary, own)
 
 
 def _tiny(cls: Any, vocabulary: int, own: dict[str, Any]) -> Any:
     usual = cls()
     names = set(vars(usual)) | set(cls.attribute_map)
-    chosen = {name: value for name, value in (SMALL | {"vocab_size": vocabulary}).items() if name in names}
-    for name, part in cls.sub_configs.items():
+    chosen = {
+        name: value for name, value in (SMALL | {"vocab_size": vocabulary}).items() if name in names
+    }
+    for name in cls.sub_configs:
         value = getattr(usual, name, None)
         if value is not None and isinstance(value, transformers.PretrainedConfig):
             chosen[name] = _tiny(type(value), vocabulary, own.get(name, {})).to_dict()
@@ -162,6 +176,8 @@ class Cells:
         if architecture.family == "encoder":
             (folder / "modules.json").write_text("[]")
         self.plain = network.requires_grad_(False)
+        with torch.no_grad():
+            _run(network, (6, 7, 8))  # a configuration that does not fit together fails here
         self._base: BaseModel | None = None
 
     def all(self) -> dict[str, str]:
@@ -351,3 +367,24 @@ def _run(network: Any, ids: tuple[int, ...]) -> Any:
 def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     assert np.isfinite(expected).all(), "the plain model has scores"
     return float(np.abs(found - expected).max())
+
+
+NOT_BUILT: dict[str, str] = {}
+"""Classes that are not tried, with the reason."""
+
+
+def row(architecture: Architecture, outcomes: Mapping[str, str]) -> str:
+    """The row of a class in the page's table."""
+    shown = [outcome.partition(":")[0] for outcome in outcomes.values()]
+    reasons = dict.fromkeys(_reason(outcome) for outcome in outcomes.values() if outcome != "right")
+    return f"| `{architecture.name}` | {' | '.join(shown)} | {'; '.join(reasons)} |"
+
+
+def _reason(outcome: str) -> str:
+    """What a refusal says first, without the names of tensors."""
+    reason = outcome.removeprefix("refused: ").splitlines()[0]
+    reason = re.sub(r"^\S+ cannot be used as a [a-zA-Z ]+: ", "", reason)
+    reason = re.sub(
+        r"the checkpoint lacks .*?,? or calls", "the checkpoint lacks tensors, or calls", reason
+    )
+    return reason.partition("; ")[0].replace("|", "/")[:160]

@@ -23,12 +23,12 @@ from client.forward.rows import Rows
 from client.forward.self_check import (
     PerturbedPair,
     are_equal,
-    check_head,
+    difference_of_head,
     perturbed_pair,
     plain_hidden,
     probe_sequences,
+    reason_from,
     refusal,
-    unless_refused,
 )
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
 from client.forward.supervised import (
@@ -108,24 +108,30 @@ class PerturbedBody:
         Raises:
             ModelError: if there is none.
         """
-        base = self._base
-        reasons: list[str] = []
-        not_a_chain = unless_refused(self._difference_from_a_chain)
-        with nullcontext() if not_a_chain else self._one_block_of_each_kind():
-            check_head(base)
-            sequences = probe_sequences(base)
-            expected = [plain_hidden(base, sequence) for sequence in sequences]
-            pair = perturbed_pair(base, sequences)
+        found: list[Way] = []
+
+        def search() -> str:
+            sequences = probe_sequences(self._base)
+            expected = [plain_hidden(self._base, sequence) for sequence in sequences]
+            if reason := difference_of_head(self._base, expected) or self._cannot(not_a_chain):
+                return reason
+            pair = perturbed_pair(self._base, sequences[:2], expected[:2])
             for way in self.ways:
 
                 def difference(way: Way = way) -> str:
                     self._prepare(way, packs)
                     return self._difference(sequences, expected, pair)
 
-                reasons.append(self._cannot(not_a_chain) or unless_refused(difference))
-                if not reasons[-1]:
-                    return way
-        raise refusal(base, reasons[-1] + self.remedy)
+                if not (reason := reason_from(difference)):
+                    found.append(way)
+                    break
+            return reason
+
+        not_a_chain = reason_from(self._difference_from_a_chain)
+        with nullcontext() if not_a_chain else self._one_block_of_each_kind():
+            if reason := reason_from(search):
+                raise refusal(self._base, reason + self.remedy)
+        return found[0]
 
     def _cannot(self, not_a_chain: str) -> str:
         """Return the reason why no way is tried, if there is one."""
@@ -170,11 +176,11 @@ class PerturbedBody:
         read = None
         if self._base.family != "encoder":
             read = [(len(sequence) // 2, len(sequence) - 1) for sequence in sequences]
-            if not self._gives(sequences, [expected, expected], read):
+            if pair is None and not self._gives(sequences, [expected, expected], read):
                 return neighbours
         if pair is not None:
             with pair.adapter.using(pair.both):
-                if not self._gives(sequences, pair.hidden, read):
+                if not self._gives(sequences[:2], pair.hidden, read and read[:2]):
                     return (
                         "adapters that differ by row reach other rows; set adapter.layers = "
                         "readout, or choose another model"
@@ -204,7 +210,7 @@ class PerturbedBody:
         for of_perturbation in expected:
             for index, whole in enumerate(of_perturbation):
                 places = list(range(len(whole)) if read is None else read[index])
-                if not are_equal(next(rows)[places], whole[places]):
+                if not are_equal(self._base, next(rows)[places], whole[places]):
                     return False
         return True
 
@@ -590,7 +596,10 @@ def _differ_by_rounding(one: Tensor, other: Tensor) -> bool:
 def _kind(block: nn.Module) -> list[object]:
     """Return what tells blocks apart that compute otherwise: their modules and modules' choices."""
     return [
-        (type(module), [(n, v) for n, v in vars(module).items() if isinstance(v, str | bool | None)])
+        (
+            type(module),
+            [(n, v) for n, v in vars(module).items() if isinstance(v, str | bool | None)],
+        )
         for module in block.modules()
     ]
 

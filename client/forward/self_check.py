@@ -38,22 +38,20 @@ class _BodyDone(Exception):
 
 
 class PerturbedPair(NamedTuple):
-    """Two perturbations of a model's adapters, together and each as an adapter of its own.
+    """Two perturbations of a model's adapters, and what they give.
 
     Attributes:
         adapter: the adapters.
         both: the two perturbations.
-        alone: the same ones, unperturbed.
         hidden: hidden states of each sequence under each of them, [S, hidden].
     """
 
     adapter: Adapter
     both: Perturbations
-    alone: Sequence[Perturbations]
     hidden: Sequence[Sequence[Tensor]]
 
 
-def unless_refused(function: Callable[[], str]) -> str:
+def reason_from(function: Callable[[], str]) -> str:
     """Return the reason that a function returns, or the error that a model raises inside of it.
 
     Transformers' models raise any error for inputs in a form that they do not expect. A refusal of
@@ -95,49 +93,43 @@ def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
     return _hidden(base, recorded)
 
 
-def check_head(base: BaseModel) -> None:
-    """Check that the network computes what its family does, by its head on the body's output.
+def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
+    """Return how a network does otherwise than its family; nothing if it does the same.
 
     A model is checked once.
 
-    Raises:
-        ModelError: if it does not.
+    Args:
+        base: the model.
+        expected: hidden states of the probe sequences.
     """
-    if _HEAD not in base.verdicts:
-        if reason := unless_refused(lambda: _difference_of_head(base)):
-            raise refusal(base, reason)
-        base.verdicts[_HEAD] = True
-
-
-def refusal(base: BaseModel, reason: str) -> ModelError:
-    """Return the error of a model that cannot be computed."""
-    kind = {"causal": "causal LM", "masked": "masked LM", "encoder": "sentence encoder"}[base.family]
-    name = type(base.network).__name__
-    return ModelError(f"{base.folder}: {name} cannot be used as a {kind}: {reason}")
-
-
-def _difference_of_head(base: BaseModel) -> str:
-    first, beginning, _ = probe_sequences(base)
-    with _recording(base.body, goes_on=True) as recorded:
-        output = _run_network(base, first)
-    hidden = _hidden(base, recorded)
-    if base.family == "encoder":
-        if not are_equal(output.last_hidden_state[0], hidden):
-            return "its output is not that of the text model inside it; choose another model"
+    if _HEAD in base.verdicts:
         return ""
-    if not are_equal(torch.cat(list(tiled_logits(base, hidden))), output.logits[0].float()):
+    hidden, of_beginning, _ = expected
+    output = _run_network(base, probe_sequences(base)[0])
+    if base.family == "encoder":
+        if not are_equal(base, output.last_hidden_state[0], hidden):
+            return "its output is not that of the text model inside it; choose another model"
+    elif not are_equal(base, torch.cat(list(tiled_logits(base, hidden))), output.logits[0]):
         return (
             "its head computes with more than the last hidden states of its text model; choose "
             "another model, or set model.family = encoder"
         )
-    if base.family == "causal" and not are_equal(
-        plain_hidden(base, beginning), hidden[: len(beginning)]
-    ):
+    if base.family == "causal" and not are_equal(base, of_beginning, hidden[: len(of_beginning)]):
         return (
             "it reads a text in both directions, which a causal LM does not; set model.family = "
             "masked or encoder"
         )
+    base.verdicts[_HEAD] = True
     return ""
+
+
+def refusal(base: BaseModel, reason: str) -> ModelError:
+    """Return the error of a model that cannot be computed."""
+    kind = {"causal": "causal LM", "masked": "masked LM", "encoder": "sentence encoder"}[
+        base.family
+    ]
+    name = type(base.network).__name__
+    return ModelError(f"{base.folder}: {name} cannot be used as a {kind}: {reason}")
 
 
 def _run_network(base: BaseModel, sequence: Ids) -> Any:
@@ -146,14 +138,13 @@ def _run_network(base: BaseModel, sequence: Ids) -> Any:
 
 
 @contextmanager
-def _recording(body: nn.Module, goes_on: bool = False) -> Iterator[list[Tensor]]:
-    """Record a body's hidden states, and end the pass behind it unless it goes on."""
+def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
+    """Record a body's hidden states, and end the pass behind it."""
     recorded: list[Tensor] = []
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
         recorded.append(output.last_hidden_state)
-        if not goes_on:
-            raise _BodyDone
+        raise _BodyDone
 
     handle = body.register_forward_hook(record)
     try:
@@ -163,16 +154,23 @@ def _recording(body: nn.Module, goes_on: bool = False) -> Iterator[list[Tensor]]
 
 
 def _hidden(base: BaseModel, recorded: Sequence[Tensor]) -> Tensor:
-    if len(recorded) != 1:
-        raise ValueError(f"its text model ran {len(recorded)} times in a pass")
+    if not recorded:
+        raise ValueError("its head does not call the text model that was found")
     (hidden,) = recorded
     if hidden.ndim != 3 or hidden.shape[2] != base.features:
         raise ValueError(f"its output is {list(hidden.shape)}, not {base.features} per token")
     return hidden[0]
 
 
-def perturbed_pair(base: BaseModel, sequences: Sequence[Ids]) -> PerturbedPair | None:
+def perturbed_pair(
+    base: BaseModel, sequences: Sequence[Ids], unchanged: Sequence[Tensor]
+) -> PerturbedPair | None:
     """Return two perturbations of a model's adapters and what the network gives under each.
+
+    Args:
+        base: the model.
+        sequences: token sequences.
+        unchanged: hidden states of each without its adapters.
 
     Returns:
         None if the model has no adapters.
@@ -180,38 +178,34 @@ def perturbed_pair(base: BaseModel, sequences: Sequence[Ids]) -> PerturbedPair |
     Raises:
         ModelError: if the output does not depend on the adapters.
     """
-    layers = [module for module in base.body.modules() if isinstance(module, LoRAFALinear)]
-    if not layers:
+    layer = next((part for part in base.body.modules() if isinstance(part, LoRAFALinear)), None)
+    if layer is None:
         return None
-    adapter = layers[0].adapter
-    layout, device = adapter.layout, base.network.device
+    adapter, layout, device = layer.adapter, layer.adapter.layout, base.network.device
     random = np.random.default_rng(0)
     center = random.standard_normal(layout.element_count).astype(np.float32)
     z = (random.standard_normal((1, layout.element_count)) * 2**DIRECTION_BITS).astype(np.int16)
-    unchanged = [plain_hidden(base, sequence) for sequence in sequences]
     for magnitude in _MAGNITUDES:
         both = Perturbations.from_arrays(layout, center * magnitude, z, magnitude, device)
         step = both.epsilon * 2.0**-DIRECTION_BITS * z[0].astype(np.float32)
-        alone = [
-            Perturbations.from_arrays(layout, center * magnitude + sign * step, device=device)
-            for sign in both.signs
-        ]
         hidden = []
-        for one in alone:
-            with adapter.using(one):
+        for sign in both.signs:
+            one = center * magnitude + np.float32(sign) * step
+            with adapter.using(Perturbations.from_arrays(layout, one, device=device)):
                 hidden.append([plain_hidden(base, sequence) for sequence in sequences])
-        effects = [relative_length(one, other) for one, other in zip(*hidden, strict=True)]
-        effects += [relative_length(h, u) for h, u in zip(hidden[0], unchanged, strict=True)]
+        pairs = zip(hidden[0] + hidden[1], hidden[1] + list(unchanged), strict=True)
+        effects = [relative_length(one, other) for one, other in pairs]
         if min(effects) >= _VISIBLE:
             break
     if not max(effects):
-        raise refusal(base, "its output does not depend on the layers that are adapted; adapt others")
-    return PerturbedPair(adapter, both, alone, hidden)
+        raise refusal(base, "its output does not depend on the adapted layers; adapt others")
+    return PerturbedPair(adapter, both, hidden)
 
 
-def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two ways to compute the same numbers differ by rounding alone."""
-    tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
+def are_equal(base: BaseModel, one: Tensor, other: Tensor) -> bool:
+    """Return whether two ways to compute what a model gives differ by rounding alone."""
+    exact = base.network.dtype == torch.float32
+    tolerance = _TOLERANCE if exact else _HALF_PRECISION_TOLERANCE
     return one.shape == other.shape and relative_length(one, other) <= tolerance
 
 
@@ -220,5 +214,5 @@ def relative_length(one: Tensor, other: Tensor) -> float:
 
     A single token that a mixture of experts sends elsewhere, after rounding, changes it little.
     """
-    whole = other.float().norm()
-    return float((one.float() - other.float()).norm() / whole) if whole else 0.0
+    difference, whole = float((one.float() - other.float()).norm()), float(other.float().norm())
+    return difference / whole if whole else difference

@@ -174,8 +174,8 @@ class LoRAFALinear(nn.Module):
         distinct = x[: rows // perturbations.count] if shared else x
         b = perturbations.tensor(self.name).to(x.dtype)
         groups = perturbations.clients * (1 if shared else perturbations.count)
-        projected = nn.functional.linear(distinct, self.a).view(groups, -1, b.shape[2])
-        by_perturbation = self.base(distinct).view(groups, -1, b.shape[1])
+        projected = nn.functional.linear(distinct, self.a).reshape(groups, -1, b.shape[2])
+        by_perturbation = self.base(distinct).reshape(groups, -1, b.shape[1])
         if shared and perturbations.clients == 1:
             projected = projected.expand(perturbations.count, -1, -1)
         elif shared:

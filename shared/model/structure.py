@@ -77,21 +77,30 @@ def loader_for(settings: Any, family: Family) -> Any:
 
     kind = type(settings)
     with_decoder = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    if family == "encoder" and kind in with_decoder and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING:
+    if (
+        family == "encoder"
+        and kind in with_decoder
+        and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING
+    ):
         return transformers.AutoModelForTextEncoding  # AutoModel would add the decoder
     if getattr(settings, "is_encoder_decoder", False):
         raise ModelError(
             f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, which are not "
             "adapted together; choose a causal LM, a masked LM or a sentence encoder"
         )
-    if family == "masked":
-        return transformers.AutoModelForMaskedLM
-    if family == "encoder":
-        return transformers.AutoModel
-    with_pictures = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING and kind in with_pictures:
-        return transformers.AutoModelForImageTextToText
-    return transformers.AutoModelForCausalLM
+    loader: Any = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "encoder": transformers.AutoModel,
+    }[family]
+    if family == "causal" and kind not in loader._model_mapping:
+        loader = transformers.AutoModelForImageTextToText
+    if kind not in loader._model_mapping:
+        raise ModelError(
+            f"transformers has no {family} model for {kind.__name__}; set model.family to what the "
+            "model is, or choose another model"
+        )
+    return loader
 
 
 def body_of(network: Any) -> nn.Module:
