@@ -1,56 +1,64 @@
-"""The table of transformers' architectures: what each class computes here, tried with tiny models.
+"""The tables of transformers' architectures: what each class computes here, as a tiny model.
 
-``python docs/architectures.py`` tries every class and writes the table between its markers, in
+``python docs/architectures.py`` tries every class and writes the tables between their markers, in
 several minutes. ``make test-all`` compares each row.
 """
 
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from architectures import CELLS, NOT_BUILT, Architecture, architectures, row  # noqa: E402
+from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures, row  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "architectures.md"
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end -->"
 FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders"}
 
 
-def table(tried: list[Architecture], rows: dict[Architecture, str]) -> str:
-    """Return the counts, and the rows by family."""
-    counts = Counter(_count(rows[one]) for one in tried if one in rows)
-    left = [one for one in tried if one not in rows]
+def tables(found: Mapping[Architecture, Mapping[str, str]]) -> str:
+    """Return the counts, and a table for each family, of the outcomes of the cells."""
+    counts = Counter(_kind(outcomes) for outcomes in found.values())
+    cells = Counter(_kind({"": o}) for outcomes in found.values() for o in outcomes.values())
+    left = [one for one in architectures() if one not in found]
     text = (
-        f"Of {len(tried)} classes {counts['right']} are right in every column, {counts['some']} "
-        f"are right in some and refused in others, {counts['refused']} are refused in every "
-        f"column, and {len(left)} are not built.\n"
+        f"Of {len(found) + len(left)} classes {counts['right']} are right in every column, "
+        f"{counts['some']} in some and refused in the others, {counts['refused']} are refused in "
+        f"every column, and {len(left)} are not built. Of {sum(cells.values())} cells "
+        f"{cells['right']} are right and {cells['refused']} refused.\n"
     )
     for family, title in FAMILIES.items():
         text += f"\n## {title}\n\n| class | {' | '.join(CELLS)} | refused because |\n"
         text += "|---" * (len(CELLS) + 2) + "|\n"
-        text += "".join(f"{rows[one]}\n" for one in tried if one.family == family and one in rows)
+        text += "".join(f"{row(one, found[one])}\n" for one in found if one.family == family)
     text += "\n## Not built\n\n| class | reason |\n|---|---|\n"
-    return text + "".join(f"| `{one.name}` | {NOT_BUILT[one.name]} |\n" for one in left)
+    return text + "".join(f"| `{one.name}` | {NOT_BUILT[str(one)]} |\n" for one in left)
 
 
-def _count(line: str) -> str:
-    cells = set(line.split(" | ")[1 : 1 + len(CELLS)])
-    return cells.pop() if len(cells) == 1 else "some"
+def _kind(outcomes: Mapping[str, str]) -> str:
+    kinds = {outcome.partition(":")[0] for outcome in outcomes.values()}
+    return kinds.pop() if len(kinds) == 1 else "some"
+
+
+def write_page(found: Mapping[Architecture, Mapping[str, str]]) -> None:
+    """Write the tables of outcomes between the page's markers."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}{tables(found)}{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
     """Try every class, and write the page."""
-    tried, rows = architectures(), {}
-    for one in tried:
-        if one.name not in NOT_BUILT:
+    found = {}
+    for one in architectures():
+        if str(one) not in NOT_BUILT:
             with tempfile.TemporaryDirectory() as folder:
-                rows[one] = row(one, Path(folder))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{table(tried, rows)}{END}{after}", encoding="utf-8")
+                found[one] = Cells(one, Path(folder)).all()
+    write_page(found)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ class Cells:
                 step = z[first : first + tensor.size].view(tensor.shape)
                 parameters[tensor.name].add_(sign * 0.1 * step)
                 first += tensor.size
-            errors.append(_error(scores, plain_scores(moved, scorer)))
+            errors.append(_error(scores, plain_scores(moved, scorer, self.plain)))
         return max(errors)
 
     def export(self) -> float:
@@ -248,7 +248,7 @@ class Cells:
         network = peft.PeftModel.from_pretrained(copy.deepcopy(self.plain), exported)
         engine, scorer = base
         found = engine.scores(Perturbations.from_arrays(adapter.layout, center), _prompts(scorer))
-        return max(error, _error(found[0], plain_scores(network, scorer)))
+        return max(error, _error(found[0], plain_scores(network, scorer, self.plain)))
 
     def _loaded(self) -> BaseModel:
         if self._base is None:
@@ -311,7 +311,7 @@ class Cells:
                     layer = moved.get_submodule(f"{body}.{name}" if body else name)
                     added = b @ module.a
                     layer.weight.add_(added.T if _is_conv1d(layer) else added)
-            expected = plain_scores(moved, scorer)
+            expected = plain_scores(moved, scorer, self.plain)
             assert _error(unchanged, expected) > TOLERANCE, "the adapters show"
             errors.append(_error(scores, expected))
         return max(errors), (engine, scorer), adapter, center
@@ -338,12 +338,19 @@ def _prompts(scorer: Scorer) -> list[Prompt]:
     return [scorer.prompt(text) for text in TEXTS]
 
 
-def plain_scores(network: Any, scorer: Scorer) -> NDArray[np.float32]:
-    """Scores of the texts by a network of transformers, one text at a time without padding."""
+def plain_scores(network: Any, scorer: Scorer, of_labels: Any = None) -> NDArray[np.float32]:
+    """Scores of the texts by a network of transformers, one text at a time without padding.
+
+    Args:
+        network: the network.
+        scorer: scorer with its tokenizer and family.
+        of_labels: network that a sentence encoder's labels are embedded by, if it is another.
+    """
     rows = []
     with torch.no_grad():
         if scorer.base.family == "encoder":
-            labels = torch.cat([_pooled(network, scorer, text) for text in TASK.prompts()])
+            of_labels = network if of_labels is None else of_labels
+            labels = torch.cat([_pooled(of_labels, scorer, text) for text in TASK.prompts()])
             rows = [(_pooled(network, scorer, text) @ labels.T)[0] / 0.05 for text in TEXTS]
         else:
             tokens = [scorer.base.tokenizer.convert_tokens_to_ids(word) for word in TASK.words]

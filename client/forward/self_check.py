@@ -62,6 +62,11 @@ def reason_from(function: Callable[[], str]) -> str:
     except (SamaraError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if str(error).endswith("has no attribute 'weight'"):
+            return (
+                "it reads the weight of a layer itself, which can be neither adapted nor quantized; "
+                "set adapter.projections to other layers, and model.quantization = none"
+            )
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
 
 

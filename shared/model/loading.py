@@ -63,6 +63,8 @@ class BaseModel:
         """
         config = self.network.config.get_text_config()
         limit: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        if limit < 0:  # XLNet has none
+            limit = sys.maxsize
         for name, module in self.body.named_modules():
             if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
                 reserved = 0 if module.padding_idx is None else module.padding_idx + 1

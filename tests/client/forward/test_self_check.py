@@ -20,10 +20,10 @@ TWELVE = {
     "BigBirdForMaskedLM": "sparse attention",
     "FNetForMaskedLM": "ignores the mask",
 }
-TRIED = [tried for tried in architectures() if tried.name not in NOT_BUILT]
+TRIED = [tried for tried in architectures() if str(tried) not in NOT_BUILT]
 
 
-@pytest.mark.parametrize("tried", [a for a in TRIED if a.name in TWELVE], ids=str)
+@pytest.mark.parametrize("tried", [one for one in TRIED if one.name in TWELVE], ids=str)
 def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_path: Path) -> None:
     cells = Cells(tried, tmp_path).all()
     assert cells.keys() == CELLS.keys()
@@ -33,4 +33,4 @@ def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_pa
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tried", TRIED, ids=str)
 def test_the_page_says_of_each_class_what_is_computed(tried: Architecture, tmp_path: Path) -> None:
-    assert row(tried, tmp_path) in PAGE.read_text(encoding="utf-8").splitlines()
+    assert row(tried, Cells(tried, tmp_path).all()) in PAGE.read_text(encoding="utf-8").splitlines()
