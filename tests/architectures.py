@@ -78,11 +78,10 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_n_groups": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
-    **dict.fromkeys(
-        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), {"num_key_value_heads": 4}
-    ),
     "mamba2": {"num_heads": 8, "n_groups": 1},
 }
+for _kind in ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"):
+    OWN[_kind] = {"num_key_value_heads": 4}
 """What the configuration of a model type needs besides."""
 
 
@@ -116,8 +115,8 @@ def architectures() -> list[Architecture]:
     }
     found: dict[tuple[str, str], Architecture] = {}
     for family, mapping in names.items():
-        for kind, name in sorted(mapping.items()):
-            name = name if isinstance(name, str) else name[0]
+        for kind, names_of_kind in sorted(mapping.items()):
+            name = names_of_kind if isinstance(names_of_kind, str) else names_of_kind[0]
             found.setdefault((family, name), Architecture(family, kind, name))
     return list(found.values())
 

@@ -10,8 +10,7 @@ a whole over all rows, or over those of one length at a time, or are refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import Enum
 from typing import Any
 
@@ -58,7 +57,7 @@ class Way(Enum):
     BY_LENGTH = "rows are repeated before the model, and those of one length run at a time"
 
 
-class _FirstBlockDone(Exception):
+class _FirstBlockDoneError(Exception):
     """The end of a pass of which nothing but the first block's output is needed."""
 
 
@@ -471,13 +470,12 @@ class PerturbedBody:
 
         def record(_: nn.Module, __: Any, output: Any) -> None:
             self._outputs_of_block = len(output) if isinstance(output, tuple) else 0
-            raise _FirstBlockDone
+            raise _FirstBlockDoneError
 
         handle = self._blocks[0].register_forward_hook(record)
         try:
-            self._hidden_states(self._probe())
-        except _FirstBlockDone:
-            pass
+            with suppress(_FirstBlockDoneError):
+                self._hidden_states(self._probe())
         finally:
             handle.remove()
 

@@ -7,7 +7,7 @@ not compute, and a head that cannot be applied alone, are found too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ _HEAD = "head"
 """Verdict of `check_head`."""
 
 
-class _BodyDone(Exception):
+class _BodyDoneError(Exception):
     """The end of a pass whose head need not run."""
 
 
@@ -64,8 +64,8 @@ def reason_from(function: Callable[[], str]) -> str:
     except Exception as error:
         if str(error).endswith("has no attribute 'weight'"):
             return (
-                "it reads the weight of a layer itself, which can be neither adapted nor quantized; "
-                "set adapter.projections to other layers, and model.quantization = none"
+                "it reads the weight of a layer itself, which can be neither adapted nor "
+                "quantized; set adapter.projections to other layers, and model.quantization = none"
             )
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
 
@@ -91,10 +91,8 @@ def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
 def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
     """Return the hidden states that the network's own pass over one sequence has, [S, hidden]."""
     with _recording(base.body) as recorded:
-        try:
+        with suppress(_BodyDoneError):
             _run_network(base, sequence)
-        except _BodyDone:
-            pass
     return _hidden(base, recorded)
 
 
@@ -149,7 +147,7 @@ def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
         recorded.append(output.last_hidden_state)
-        raise _BodyDone
+        raise _BodyDoneError
 
     handle = body.register_forward_hook(record)
     try:

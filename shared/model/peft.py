@@ -81,7 +81,7 @@ def write_peft_adapter(
 
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
-    """Raise a ModelError if PEFT takes adapted layers for the weights of experts, by their names."""
+    """Raise a ModelError if PEFT takes adapted layers for weights of experts, by their names."""
     has_experts = any(
         name.endswith(_EXPERTS) and parameter.ndim == 3
         for name, parameter in base.network.named_parameters()
