@@ -90,9 +90,8 @@ def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
 
 def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
     """Return the hidden states that the network's own pass over one sequence has, [S, hidden]."""
-    with _recording(base.body) as recorded:
-        with suppress(_BodyDoneError):
-            _run_network(base, sequence)
+    with _recording(base.body) as recorded, suppress(_BodyDoneError):
+        _run_network(base, sequence)
     return _hidden(base, recorded)
 
 

@@ -52,10 +52,8 @@ class BlockwiseParameters(Protocol):
 class StreamedBody(PerturbedBody):
     """A body whose forward passes are divided into stages."""
 
-    ways, remedy = (
-        (Way.BY_BLOCK,),
-        " block by block, so it cannot be streamed; set model.stream = off",
-    )
+    ways = (Way.BY_BLOCK,)
+    remedy = "; it cannot be streamed, so set model.stream = off"
 
     def _cannot(self, not_a_chain: str) -> str:
         return not_a_chain

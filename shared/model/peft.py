@@ -22,7 +22,8 @@ from shared.model.layer_selection import features
 from shared.model.loading import BaseModel
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-_EXPERTS, _NAMES_OF_EXPERTS = ".gate_up_proj", ("gate_proj", "up_proj", "down_proj")
+_COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+_NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -82,10 +83,8 @@ def write_peft_adapter(
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
     """Raise a ModelError if PEFT takes adapted layers for weights of experts, by their names."""
-    has_experts = any(
-        name.endswith(_EXPERTS) and parameter.ndim == 3
-        for name, parameter in base.network.named_parameters()
-    )
+    config = base.network.config.get_text_config()
+    has_experts = any(hasattr(config, name) for name in _COUNTS_OF_EXPERTS)
     if has_experts and (taken := [n for n in names if n.rpartition(".")[2] in _NAMES_OF_EXPERTS]):
         raise ModelError(
             f"{base.folder}: PEFT takes {taken[0]} for a part of the model's experts, and would "
