@@ -1,7 +1,7 @@
 """The tables of transformers' architectures: what each class computes here, as a tiny model.
 
 ``python docs/architectures.py`` tries every class and writes the tables between their markers, in
-several minutes. ``make test-all`` compares each row.
+several minutes. ``make test-all`` tries every class, too.
 """
 
 import sys
@@ -31,8 +31,7 @@ def tables(found: Mapping[Architecture, Mapping[str, str]]) -> str:
         f"Of {len(found) + len(left)} classes {counts['right']} are right in every column, "
         f"{counts['some']} in some and refused in the others, {counts['refused']} are refused in "
         f"every column, {len(left) - untried} are not built, and {untried} not tried yet. Of "
-        f"{sum(cells.values())} cells {cells['right']} are right and {cells['refused']} refused.
-"
+        f"{sum(cells.values())} cells {cells['right']} are right and {cells['refused']} refused.\n"
     )
     for family, title in FAMILIES.items():
         text += f"\n## {title}\n\n| class | {' | '.join(CELLS)} | refused because |\n"
