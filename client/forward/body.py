@@ -4,10 +4,14 @@ Blocks below the lowest adapter (the trunk) give the same output under every per
 run once per example, alone, and their outputs are cached under a byte budget. The blocks above run
 over all rows, P perturbations × m sequences, at once. The last block runs only at the positions
 whose output is read. Short sequences may share a row (`client.forward.rows`).
+
+Not every architecture can be computed so. `client.forward.self_check` tells, and the others run as
+a whole over all rows, or over those of one length at a time, or are refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from enum import Enum
 from typing import Any
 
 import torch
@@ -15,13 +19,23 @@ from torch import Tensor, nn
 
 from client.forward.last_block import PositionSelector
 from client.forward.rows import Rows
+from client.forward.self_check import (
+    PerturbedPair,
+    are_equal,
+    difference_of_head,
+    perturbed_pair,
+    plain_hidden,
+    probe_sequences,
+    reason_from,
+    refusal,
+)
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
 from client.forward.supervised import (
     find_position_wise_modules,
     replace_forward,
     run_at_positions,
 )
-from client.forward.trunk_cache import Ids, TrunkCache
+from client.forward.trunk_cache import Ids, MemoryCache, TrunkCache
 from client.forward.turns import forward_pass
 from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
@@ -32,6 +46,19 @@ _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
 """Largest difference between two ways to compute a probe, relative to its largest number."""
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """The errors of a model that does not take its inputs in another form."""
+_CHECK_CACHE_BYTES = 2**24
+
+
+class Way(Enum):
+    """A way to compute a model's body; the first that is exact is taken."""
+
+    BY_BLOCK = "rows are repeated at the first adapted block, and read positions selected"
+    WHOLE = "rows are repeated before the model"
+    BY_LENGTH = "rows are repeated before the model, and those of one length run at a time"
+
+
+class _FirstBlockDoneError(Exception):
+    """The end of a pass of which nothing but the first block's output is needed."""
 
 
 class PerturbedBody:
@@ -42,7 +69,12 @@ class PerturbedBody:
         first_block: lowest block that differs between perturbations.
         cache: cache of the trunk's outputs; without it the trunk runs inside each pass.
         packs: whether passes may be packed, if the model gives the same output then.
+
+    Raises:
+        ModelError: if the model computes something else in every way.
     """
+
+    ways, remedy = tuple(Way), ""
 
     def __init__(
         self,
@@ -53,18 +85,141 @@ class PerturbedBody:
     ) -> None:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
-        self._block_returns_tuple = False
-        self._parts_without_adapters = find_parts_without_adapters(self._blocks[first_block])
-        is_encoder = base.family == "encoder"
+        self._outputs_of_block = 0
         with forward_pass(), torch.inference_mode():
+            self._way = self._known_way(packs)
+
+    def _known_way(self, packs: bool) -> Way:
+        """Prepare and return the way to compute this model, which is found once."""
+        kinds = tuple(type(module) for module in self._base.network.modules())
+        key = type(self), self._first_block, self._cache is None, kinds
+        verdicts = self._base.verdicts
+        if key not in verdicts:
+            verdicts[key] = self._find_way(packs)
+        else:
+            self._prepare(verdicts[key], packs)
+        way: Way = verdicts[key]
+        return way
+
+    def _find_way(self, packs: bool) -> Way:
+        """Find the first way in which the body gives what the network gives.
+
+        Raises:
+            ModelError: if there is none.
+        """
+        found: list[Way] = []
+
+        def search() -> str:
+            sequences = probe_sequences(self._base)
+            expected = [plain_hidden(self._base, sequence) for sequence in sequences]
+            if reason := difference_of_head(self._base, expected) or self._cannot(not_a_chain):
+                return reason
+            pair = perturbed_pair(self._base, sequences[:2], expected[:2])
+            for way in self.ways:
+
+                def difference(way: Way = way) -> str:
+                    self._prepare(way, packs)
+                    return self._difference(sequences, expected, pair)
+
+                if not (reason := reason_from(difference)):
+                    found.append(way)
+                    break
+            return reason
+
+        not_a_chain = reason_from(self._difference_from_a_chain)
+        with nullcontext() if not_a_chain else self._one_block_of_each_kind():
+            if reason := reason_from(search):
+                raise refusal(self._base, reason + self.remedy)
+        return found[0]
+
+    def _cannot(self, not_a_chain: str) -> str:
+        """Return the reason why no way is tried, if there is one."""
+        return ""
+
+    def _prepare(self, way: Way, packs: bool) -> None:
+        """Find what the body does with its parts when it is computed in a way."""
+        by_block = way is Way.BY_BLOCK
+        self._way = way
+        if by_block:
             self._detect_block_output()
-            self._position_wise = [] if is_encoder else self._find_position_wise()
-            full_input_parts = None if is_encoder else self._find_full_input_parts()
-            self._can_pack = packs and self._packing_is_exact()
+        has_positions = by_block and self._base.family != "encoder"
+        first = self._blocks[self._first_block]
+        self._parts_without_adapters = find_parts_without_adapters(first) if by_block else []
+        self._position_wise = self._find_position_wise() if has_positions else []
+        full_input_parts = self._find_full_input_parts() if has_positions else None
+        self._can_pack = by_block and packs and self._packing_is_exact()
         self._can_select = full_input_parts is not None
-        self._repeats_late = first_block == len(self._blocks) - 1 and not _has_adapters(
-            full_input_parts
+        self._repeats_late = (
+            by_block
+            and self._first_block == len(self._blocks) - 1
+            and not _has_adapters(full_input_parts)
         )
+
+    def _difference(
+        self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
+    ) -> str:
+        """Return what the body computes otherwise than the network; nothing if all is equal.
+
+        Args:
+            sequences: sequences of different lengths.
+            expected: hidden states that the network gives each of them, alone.
+            pair: two perturbations of the adapters, if there are any.
+        """
+        neighbours = (
+            "what it computes of a text depends on the texts beside it, or on their padding"
+        )
+        if not self._gives(sequences, [expected, expected], None):
+            return neighbours
+        if not self._gives(sequences[:1], [expected[:1]] * 2, None):
+            return neighbours
+        read = None
+        if self._base.family != "encoder":
+            read = [(len(sequence) // 2, len(sequence) - 1) for sequence in sequences]
+            if pair is None and not self._gives(sequences, [expected, expected], read):
+                return neighbours
+        if pair is not None:
+            with pair.adapter.using(pair.both):
+                if not self._gives(sequences[:2], pair.hidden, read and read[:2]):
+                    return (
+                        "adapters that differ by row reach other rows; set adapter.layers = "
+                        "readout, or choose another model"
+                    )
+        return ""
+
+    def _gives(
+        self,
+        sequences: Sequence[Ids],
+        expected: Sequence[Sequence[Tensor]],
+        read: Sequence[Sequence[int]] | None,
+    ) -> bool:
+        """Return whether a pass gives expected hidden states.
+
+        Args:
+            sequences: m token sequences.
+            expected: hidden states of each sequence under each of P perturbations.
+            read: positions that are read of each sequence; None for all.
+        """
+        cache = self._cache
+        self._cache = None if cache is None else MemoryCache(_CHECK_CACHE_BYTES)
+        try:
+            hidden = self._run_to_check(sequences, len(expected), read)
+        finally:
+            self._cache = cache
+        rows = iter(hidden)
+        for of_perturbation in expected:
+            for index, whole in enumerate(of_perturbation):
+                places = list(range(len(whole)) if read is None else read[index])
+                if not are_equal(self._base, next(rows)[places], whole[places]):
+                    return False
+        return True
+
+    def _run_to_check(
+        self,
+        sequences: Sequence[Ids],
+        perturbations: int,
+        read: Sequence[Sequence[int]] | None,
+    ) -> Tensor:
+        return self(sequences, perturbations, read)
 
     def __call__(
         self,
@@ -90,6 +245,8 @@ class PerturbedBody:
         Raises:
             ModelError: if a sequence is longer than the model's context.
         """
+        if self._way is not Way.BY_BLOCK:
+            return self._run_whole(sequences, perturbations)
         rows = self._rows(sequences, supervised, pack)
         with ExitStack() as stack:
             trunk = None
@@ -130,9 +287,31 @@ class PerturbedBody:
         Returns:
             [P·m, S, hidden], ordered by perturbation.
         """
+        if self._way is not Way.BY_BLOCK:
+            ids = ids.repeat(perturbations, 1)
+            perturbations = 1
         with self._repeating_rows(ids.shape, perturbations, None):
             hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
         return hidden
+
+    def _run_whole(self, sequences: Sequence[Ids], perturbations: int) -> Tensor:
+        """Run the model over rows that are repeated before it: all, or those of one length."""
+        lengths = [len(sequence) for sequence in sequences]
+        groups = [list(range(len(sequences)))]
+        if self._way is Way.BY_LENGTH:
+            groups = [[i for i, n in enumerate(lengths) if n == length] for length in set(lengths)]
+        parts = []
+        for group in groups:
+            rows = Rows.of(self._base, [sequences[index] for index in group])
+            hidden = self._hidden_states(rows.repeat(perturbations))
+            parts.append(hidden.view(perturbations, len(group), *hidden.shape[1:]))
+        if len(parts) == 1:
+            return parts[0].flatten(0, 1)
+        shape = perturbations, len(sequences), max(lengths), parts[0].shape[3]
+        whole = parts[0].new_zeros(shape)
+        for group, part in zip(groups, parts, strict=True):
+            whole[:, group, : part.shape[2]] = part
+        return whole.flatten(0, 1)
 
     def _rows(
         self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None, pack: bool
@@ -262,7 +441,7 @@ class PerturbedBody:
         covered = {id(part) for part in (*selector.full_input_parts, *self._position_wise)}
         if selected.shape != expected.shape or not covered.issuperset(map(id, linear)):
             return None
-        return selector.full_input_parts if _are_equal(selected, expected) else None
+        return selector.full_input_parts if _differ_by_rounding(selected, expected) else None
 
     def _packing_is_exact(self) -> bool:
         """Return whether packed sequences have the hidden states that they have alone.
@@ -273,17 +452,13 @@ class PerturbedBody:
         begins = 0, length // 2, length // 2 + 1  # the last two fit into one row
         sequences = [tuple(range(begin, length)) for begin in begins]
         rows = Rows.of(self._base, sequences, packed=True)
-        kinds = [[type(module) for module in block.modules()] for block in self._blocks]
-        with ExitStack() as stack:
-            for index, kind in enumerate(kinds):
-                if kind in kinds[:index]:
-                    stack.enter_context(self._skipping_blocks(index, index + 1))
+        with self._one_block_of_each_kind():
             try:
                 packed = self._hidden_states(rows)
             except _UNSUITABLE:
                 return False
             return all(
-                _are_equal(
+                _differ_by_rounding(
                     packed[row, first : first + len(sequence)],
                     self._hidden_states(Rows.of(self._base, [sequence]))[0],
                 )
@@ -291,15 +466,58 @@ class PerturbedBody:
             )
 
     def _detect_block_output(self) -> None:
-        """Detect whether blocks return a tensor, or a tuple that begins with it."""
+        """Detect whether blocks return a tensor, or a tuple of how many parts beginning with it."""
 
         def record(_: nn.Module, __: Any, output: Any) -> None:
-            self._block_returns_tuple = isinstance(output, tuple)
+            self._outputs_of_block = len(output) if isinstance(output, tuple) else 0
+            raise _FirstBlockDoneError
 
         handle = self._blocks[0].register_forward_hook(record)
-        with self._skipping_blocks(1, len(self._blocks)):
+        try:
+            with suppress(_FirstBlockDoneError):
+                self._hidden_states(self._probe())
+        finally:
+            handle.remove()
+
+    def _as_block_output(self, hidden: Tensor) -> Any:
+        """Return hidden states as a block does; whatever else it returns is None."""
+        others = [None] * (self._outputs_of_block - 1)
+        return (hidden, *others) if self._outputs_of_block else hidden
+
+    def _difference_from_a_chain(self) -> str:
+        """Return how blocks do otherwise than run once, in order, each on the output before it."""
+        self._detect_block_output()
+        ran: list[int] = []
+        given: list[Tensor] = []
+
+        def marking(index: int) -> Callable[..., Any]:
+            def mark(*args: Any, **kwargs: Any) -> Any:
+                hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+                if not given or torch.equal(hidden, given[-1]):
+                    ran.append(index)
+                given.append(torch.full_like(hidden, 1 + index))
+                return self._as_block_output(given[-1])
+
+            return mark
+
+        with ExitStack() as stack:
+            for index, block in enumerate(self._blocks):
+                stack.enter_context(replace_forward(block, marking(index)))
             self._hidden_states(self._probe())
-        handle.remove()
+        if ran == list(range(len(self._blocks))) and len(given) == len(ran):
+            return ""
+        return "its blocks run more than once, or something is computed between them"
+
+    @contextmanager
+    def _one_block_of_each_kind(self) -> Iterator[None]:
+        """Skip blocks like one before, but for the first adapted block and the last one."""
+        kinds = [_kind(block) for block in self._blocks]
+        kept = self._first_block, len(self._blocks) - 1
+        with ExitStack() as stack:
+            for index, kind in enumerate(kinds):
+                if kind in kinds[:index] and index not in kept:
+                    stack.enter_context(self._skipping_blocks(index, index + 1))
+            yield
 
     def _probe(self) -> Rows:
         return Rows.of(self._base, [tuple(range(1, 1 + min(_PROBE_TOKENS, self._base.context)))])
@@ -310,7 +528,7 @@ class PerturbedBody:
 
         def identity(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs["hidden_states"]
-            return (hidden,) if self._block_returns_tuple else hidden
+            return self._as_block_output(hidden)
 
         with ExitStack() as stack:
             for block in self._blocks[start:stop]:
@@ -366,11 +584,22 @@ class PerturbedBody:
                 handle.remove()
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
+def _differ_by_rounding(one: Tensor, other: Tensor) -> bool:
     """Return whether two ways to compute the same numbers differ by rounding alone."""
     error = (one - other).abs().max() / other.abs().max()
     tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
     return float(error) <= tolerance
+
+
+def _kind(block: nn.Module) -> list[object]:
+    """Return what tells blocks apart that compute otherwise: their modules and modules' choices."""
+    return [
+        (
+            type(module),
+            [(n, v) for n, v in vars(module).items() if isinstance(v, str | bool | None)],
+        )
+        for module in block.modules()
+    ]
 
 
 def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:

@@ -7,7 +7,7 @@ it has in a row of its own, but for rounding.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -101,6 +101,11 @@ class Rows:
         is_packed = count < len(sequences)
         inputs = {"position_ids": positions} if is_packed else {"attention_mask": mask}
         return cls(ids.to(device), {name: v.to(device) for name, v in inputs.items()}, places)
+
+    def repeat(self, times: int) -> "Rows":
+        """Return rows of which all are repeated, each as it is."""
+        inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
+        return replace(self, ids=self.ids.repeat(times, 1), inputs=inputs)
 
     @property
     def are_packed(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.body import PerturbedBody
+from client.forward.body import PerturbedBody, Way
 from client.forward.grouping import Schedule
 from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
 from client.forward.rows import Rows
@@ -51,6 +51,22 @@ class BlockwiseParameters(Protocol):
 
 class StreamedBody(PerturbedBody):
     """A body whose forward passes are divided into stages."""
+
+    ways = (Way.BY_BLOCK,)
+    remedy = "; it cannot be streamed, so set model.stream = off"
+
+    def _cannot(self, not_a_chain: str) -> str:
+        return not_a_chain
+
+    def _run_to_check(
+        self,
+        sequences: Sequence[Ids],
+        perturbations: int,
+        read: Sequence[Sequence[int]] | None,
+    ) -> Tensor:
+        for ids in self.uncached(sequences):
+            _run_through(self.fill_cache_in_stages(ids))
+        return _run_through(self.forward_in_stages(sequences, perturbations, read))
 
     def forward_in_stages(
         self,
@@ -102,7 +118,7 @@ class StreamedBody(PerturbedBody):
         """Return the size of a pass's hidden states in bytes."""
         network = self._base.network
         tokens = perturbations * len(sequences) * max(map(len, sequences))
-        return int(tokens * network.config.hidden_size * network.dtype.itemsize)
+        return int(tokens * network.config.get_text_config().hidden_size * network.dtype.itemsize)
 
     def uncached(self, sequences: Sequence[Ids]) -> list[Ids]:
         """Return the distinct sequences that the cache lacks; none if there is no cache."""
@@ -133,7 +149,7 @@ class StreamedBody(PerturbedBody):
 
                 hidden: Tensor = args[0] if args else kwargs["hidden_states"]
                 calls.append((hidden, call))
-                return (hidden,) if self._block_returns_tuple else hidden
+                return self._as_block_output(hidden)
 
             return record
 
@@ -154,7 +170,7 @@ class StreamedBody(PerturbedBody):
         """Run the part of the body after its last block, whose output is given."""
 
         def give(*args: Any, **kwargs: Any) -> Any:
-            return (hidden,) if self._block_returns_tuple else hidden
+            return self._as_block_output(hidden)
 
         with (
             self._skipping_blocks(0, len(self._blocks) - 1),
@@ -343,6 +359,16 @@ def run_in_lockstep(
                     results[index] = end.value
                     del next_stages[index]
     return [results[index] for index in range(len(passes))]
+
+
+def _run_through(staged: StagedPass[Result]) -> Result:
+    """Run all stages of a pass, and return its result."""
+    while True:
+        try:
+            next(staged)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def _run_inside(

@@ -204,4 +204,4 @@ def make_trunk_cache(
     if folder is None:
         return MemoryCache(limit)
     key = cache_key(_KIND, model=model_inputs(base), first_block=first_block)
-    return DiskCache(folder, limit, key, base.network.config.hidden_size)
+    return DiskCache(folder, limit, key, base.network.config.get_text_config().hidden_size)

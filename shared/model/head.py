@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -133,7 +135,7 @@ def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
     The vocabulary is long, so the logits of only a few positions exist at a time (P-RGE, appendix
     A.8).
     """
-    tile = max(1, VOCABULARY_TILE_BYTES // (4 * int(base.network.config.vocab_size)))
+    tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.vocabulary))
     for part in torch.split(hidden, tile):
         yield _head(base, part)
 
@@ -156,16 +158,31 @@ def _head(base: BaseModel, hidden: Tensor) -> Tensor:
 @contextmanager
 def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
     """Have the body return these hidden states; yields a list with one entry per call."""
-    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
+    output = _output_class()(last_hidden_state=hidden)
     calls: list[None] = []
 
     def give(*_: Any, **__: Any) -> Any:
         calls.append(None)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+        return output
 
     body.forward = give
     try:
         yield calls
     finally:
         del body.forward
+
+
+@cache
+def _output_class() -> Any:
+    """Return the class of a body's output of which everything but the hidden states is None.
+
+    Some heads pass on more, such as a state or the choice of experts.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    class BodyOutput(BaseModelOutput):
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+    return dataclass(BodyOutput)

@@ -19,7 +19,6 @@ from shared.model.checkpoint import (
     load_outside_blocks,
     load_quantized,
 )
-from shared.model.damaged_files import read_json
 from shared.model.model_folder import (
     check_files,
     check_tokenizer_files,
@@ -31,10 +30,10 @@ from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
 from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 from shared.model.sentence_pooling import SentencePooling, load_pooling
+from shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
-Family = Literal["causal", "masked", "encoder"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -50,6 +49,7 @@ class BaseModel:
         tokenizer: fast tokenizer of the model.
         pooling: modules of a sentence encoder behind its network.
         quantization: quantization of the linear layers in the blocks.
+        verdicts: results of the checks of this model, which its copies share.
     """
 
     folder: Path
@@ -59,6 +59,7 @@ class BaseModel:
     tokenizer: Any
     pooling: SentencePooling = field(default_factory=SentencePooling)
     quantization: Quantization = "none"
+    verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
         """Return a copy of the modules with the same weights, so that two threads can run them."""
@@ -72,7 +73,8 @@ class BaseModel:
 
         RoBERTa and related models number positions from the padding index on.
         """
-        limit: int = getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize
+        config = self.network.config.get_text_config()
+        limit: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
         if limit < 0:  # XLNet, for one, says −1 for no limit
             limit = sys.maxsize
         for name, module in self.body.named_modules():
@@ -111,7 +113,8 @@ class BaseModel:
     def vocabulary(self) -> int:
         """The number of tokens that the model has an embedding of."""
         embeddings = self.network.get_input_embeddings()
-        return getattr(embeddings, "num_embeddings", sys.maxsize)
+        size: int | None = getattr(embeddings, "num_embeddings", None)
+        return size or int(self.network.config.get_text_config().vocab_size)
 
     @property
     def padding(self) -> int:
@@ -125,7 +128,7 @@ class BaseModel:
 
         Usually transformers' ``base_model``; OPT's head calls the decoder inside it directly.
         """
-        return _body(self.network)
+        return body_of(self.network)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -134,7 +137,7 @@ class BaseModel:
         Raises:
             ModelError: if the body has no list of equal blocks.
         """
-        return _blocks(self.body, self.folder)
+        return blocks_of(self.body, self.folder)
 
 
 def _hidden_size(network: Any) -> int:
@@ -142,28 +145,6 @@ def _hidden_size(network: Any) -> int:
     config = network.config.get_text_config()
     size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     return size
-
-
-def _body(network: Any) -> nn.Module:
-    from transformers import PreTrainedModel
-
-    body: nn.Module = network.base_model
-    while inner := [m for m in body.children() if isinstance(m, PreTrainedModel)]:
-        body = inner[0]
-    return body
-
-
-def _blocks(body: nn.Module, folder: Path) -> nn.ModuleList:
-    lists = [
-        module
-        for module in body.modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) > 0
-        and all(type(block) is type(module[0]) for block in module)
-    ]
-    if not lists:
-        raise ModelError(f"{folder}: no list of transformer blocks found in the model")
-    return max(lists, key=len)
 
 
 def load_base_model(
@@ -222,7 +203,7 @@ def load_without_blocks(
 
     def network(folder: Path, known_family: Family) -> Any:
         empty = _empty(folder, known_family, getattr(torch, dtype))
-        blocks = _blocks(_body(empty), folder)
+        blocks = blocks_of(body_of(empty), folder)
         entries.extend(load_outside_blocks(empty, blocks, folder, check_torch_device(device)))
         empty.config.use_cache = False
         return empty
@@ -297,26 +278,6 @@ def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> Base
     return BaseModel(folder, model_id(folder), known_family, network, None, pooling)
 
 
-def detect_family(folder: Path) -> Family:
-    """Detect the family of a model folder from its configuration.
-
-    Raises:
-        ModelError: if the configuration names no architecture.
-    """
-    if (folder / "modules.json").is_file():
-        return "encoder"
-    try:
-        names = read_json(folder / "config.json")["architectures"]
-        architecture = str(names[0])
-    except (KeyError, TypeError, IndexError) as error:
-        raise ModelError(
-            f"{folder / 'config.json'}: does not name an architecture; set model.family"
-        ) from error
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return "causal"
-    return "masked" if architecture.endswith("ForMaskedLM") else "encoder"
-
-
 def _pooling(folder: Path, family: Family, network: Any) -> SentencePooling:
     return load_pooling(folder, _hidden_size(network)) if family == "encoder" else SentencePooling()
 
@@ -366,9 +327,11 @@ def _network(
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    loader = _loader(family)
     if quantization == "none":
-        network, found = loader.from_pretrained(
+        settings = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        network, found = loader_for(settings, family).from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -383,7 +346,7 @@ def _network(
         network.to(device)
     else:
         network = _empty(folder, family, dtype)
-        load_quantized(network, _blocks(_body(network), folder), folder, quantization, device)
+        load_quantized(network, blocks_of(body_of(network), folder), folder, quantization, device)
     network.config.use_cache = False
     return network
 
@@ -403,14 +366,6 @@ def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        return _loader(family).from_config(settings, dtype=dtype, trust_remote_code=False)
-
-
-def _loader(family: Family) -> Any:
-    import transformers
-
-    return {
-        "causal": transformers.AutoModelForCausalLM,
-        "masked": transformers.AutoModelForMaskedLM,
-        "encoder": transformers.AutoModel,
-    }[family]
+        return loader_for(settings, family).from_config(
+            settings, dtype=dtype, trust_remote_code=False
+        )

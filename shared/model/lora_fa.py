@@ -141,7 +141,7 @@ class Perturbations:
 class LoRAFALinear(nn.Module):
     """A frozen linear layer with the perturbed adapters of a pass.
 
-    Shapes: x [P·C·n, S, in], ordered by perturbation and then by client → [P·C·n, S, out];
+    Shapes: x [P·C·n, …, in], ordered by perturbation and then by client → [P·C·n, …, out];
     A [r, in]; B [P·C, out, r].
     """
 
@@ -154,32 +154,37 @@ class LoRAFALinear(nn.Module):
         self.name = name
         self._adapter = [adapter]  # in a list, so that it is not registered as a submodule
 
+    @property
+    def adapter(self) -> "Adapter":
+        """The adapter that the layer belongs to."""
+        return self._adapter[0]
+
     def forward(self, x: TorchTensor) -> TorchTensor:
         """Compute W·x + scale·B·(A·x) with the B of each row's perturbation.
 
         Before the first adapter of a pass the rows of all perturbations are equal: there W·x and
         A·x are computed for the rows of one perturbation only.
         """
-        perturbations = self._adapter[0].perturbations
+        perturbations = self.adapter.perturbations
         if perturbations is None:
             output: TorchTensor = self.base(x)
             return output
-        rows, length = x.shape[:2]
-        shared = self._adapter[0].is_shared_across_perturbations(x)
+        rows = len(x)
+        shared = self.adapter.is_shared_across_perturbations(x)
         distinct = x[: rows // perturbations.count] if shared else x
         b = perturbations.tensor(self.name).to(x.dtype)
         groups = perturbations.clients * (1 if shared else perturbations.count)
-        projected = nn.functional.linear(distinct, self.a).view(groups, -1, b.shape[2])
-        by_perturbation = self.base(distinct).view(groups, -1, b.shape[1])
+        projected = nn.functional.linear(distinct, self.a).reshape(groups, -1, b.shape[2])
+        by_perturbation = self.base(distinct).reshape(groups, -1, b.shape[1])
         if shared and perturbations.clients == 1:
             projected = projected.expand(perturbations.count, -1, -1)
         elif shared:
             projected = projected.repeat(perturbations.count, 1, 1)
             by_perturbation = by_perturbation.repeat(perturbations.count, 1, 1)
         added = torch.baddbmm(
-            by_perturbation, projected, b.transpose(1, 2), alpha=self._adapter[0].scale
+            by_perturbation, projected, b.transpose(1, 2), alpha=self.adapter.scale
         )
-        return added.view(rows, length, -1)
+        return added.view(*x.shape[:-1], -1)
 
 
 @dataclass(eq=False)

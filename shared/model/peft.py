@@ -22,6 +22,8 @@ from shared.model.layer_selection import features
 from shared.model.loading import BaseModel
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+_COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+_NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -44,13 +46,14 @@ def write_peft_adapter(
         trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
 
     Raises:
-        ModelError: if the layout belongs to another model.
+        ModelError: if the layout belongs to another model, or PEFT would misread the adapter.
         OSError: if the folder cannot be written.
     """
     names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
     modules = dict(base.body.named_modules())
     if missing := [name for name in names if name not in modules]:
         raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
+    _check_readable(base, names)
     body = next(name for name, module in base.network.named_modules() if module is base.body)
     prefix = f"{body}." if body else ""
     sizes = [features(modules[name])[0] for name in names]
@@ -76,6 +79,17 @@ def write_peft_adapter(
         "inference_mode": True,
     }
     _write(folder, weights, settings)
+
+
+def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
+    """Raise a ModelError if PEFT takes adapted layers for weights of experts, by their names."""
+    config = base.network.config.get_text_config()
+    has_experts = any(hasattr(config, name) for name in _COUNTS_OF_EXPERTS)
+    if has_experts and (taken := [n for n in names if n.rpartition(".")[2] in _NAMES_OF_EXPERTS]):
+        raise ModelError(
+            f"{base.folder}: PEFT takes {taken[0]} for a part of the model's experts, and would "
+            "load another adapter; export the whole model, or adapt the attention alone"
+        )
 
 
 def write_peft_prefix(

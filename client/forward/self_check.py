@@ -1,0 +1,220 @@
+"""The check, before anything is trained, that a model is computed as transformers computes it.
+
+A few short sequences go through the network as it is, one at a time. The same sequences go together
+through a `PerturbedBody`, padded, each row repeated, and with perturbed adapters where there are
+any. Whatever differs is not computed that way (`client.forward.body`). A family that the model does
+not compute, and a head that cannot be applied alone, are found too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from client.forward.trunk_cache import Ids
+from shared.directions import DIRECTION_BITS
+from shared.errors import ModelError, SamaraError
+from shared.model.head import tiled_logits
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
+
+TOKENS = 7
+"""Most tokens of a sequence of the check."""
+_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
+"""Largest length of a difference, relative to what it is a difference of."""
+_VISIBLE = 0.02
+"""Relative length of an effect of adapters that rounding cannot hide."""
+_MAGNITUDES = 0.1, 1.0, 10.0
+"""Sizes of the adapters' numbers that are tried until their effect is visible."""
+_HEAD = "head"
+"""Verdict of `check_head`."""
+
+
+class _BodyDoneError(Exception):
+    """The end of a pass whose head need not run."""
+
+
+class PerturbedPair(NamedTuple):
+    """Two perturbations of a model's adapters, and what they give.
+
+    Attributes:
+        adapter: the adapters.
+        both: the two perturbations.
+        hidden: hidden states of each sequence under each of them, [S, hidden].
+    """
+
+    adapter: Adapter
+    both: Perturbations
+    hidden: Sequence[Sequence[Tensor]]
+
+
+def reason_from(function: Callable[[], str]) -> str:
+    """Return the reason that a function returns, or the error that a model raises inside of it.
+
+    Transformers' models raise any error for inputs in a form that they do not expect. A refusal of
+    ours, and missing memory, are none of these.
+    """
+    try:
+        return function()
+    except (SamaraError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if str(error).endswith("has no attribute 'weight'"):
+            return (
+                "it reads the weight of a layer itself, which can be neither adapted nor "
+                "quantized; set adapter.projections to other layers, and model.quantization = none"
+            )
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+
+
+def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
+    """Return three sequences of ordinary tokens; the second is the beginning of the first."""
+    config = base.network.config
+    taken = {
+        value
+        for part in (config, config.get_text_config())
+        for name, value in part.to_dict().items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    }
+    taken.update(base.tokenizer.all_special_ids)
+    length = min(TOKENS, base.context)
+    ordinary = [token for token in range(base.vocabulary) if token not in taken][: 2 * length]
+    ordinary = ordinary or [0]
+    tokens = [ordinary[index % len(ordinary)] for index in range(2 * length)]
+    first, second = tuple(tokens[:length]), tuple(tokens[length:])
+    return first, first[: length // 2 + 1], second
+
+
+def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
+    """Return the hidden states that the network's own pass over one sequence has, [S, hidden]."""
+    with _recording(base.body) as recorded, suppress(_BodyDoneError):
+        _run_network(base, sequence)
+    return _hidden(base, recorded)
+
+
+def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
+    """Return how a network does otherwise than its family; nothing if it does the same.
+
+    A model is checked once.
+
+    Args:
+        base: the model.
+        expected: hidden states of the probe sequences.
+    """
+    if _HEAD in base.verdicts:
+        return ""
+    hidden, of_beginning, _ = expected
+    output = _run_network(base, probe_sequences(base)[0])
+    if base.family == "encoder":
+        if not are_equal(base, output.last_hidden_state[0], hidden):
+            return "its output is not that of the text model inside it; choose another model"
+    elif not are_equal(base, torch.cat(list(tiled_logits(base, hidden))), output.logits[0]):
+        return (
+            "its head computes with more than the last hidden states of its text model; choose "
+            "another model, or set model.family = encoder"
+        )
+    if base.family == "causal" and not are_equal(base, of_beginning, hidden[: len(of_beginning)]):
+        return (
+            "it reads a text in both directions, which a causal LM does not; set model.family = "
+            "masked or encoder"
+        )
+    base.verdicts[_HEAD] = True
+    return ""
+
+
+def refusal(base: BaseModel, reason: str) -> ModelError:
+    """Return the error of a model that cannot be computed."""
+    kind = {"causal": "causal LM", "masked": "masked LM", "encoder": "sentence encoder"}[
+        base.family
+    ]
+    name = type(base.network).__name__
+    return ModelError(f"{base.folder}: {name} cannot be used as a {kind}: {reason}")
+
+
+def _run_network(base: BaseModel, sequence: Ids) -> Any:
+    ids = torch.tensor([sequence], device=base.network.device)
+    return base.network(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+@contextmanager
+def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
+    """Record a body's hidden states, and end the pass behind it."""
+    recorded: list[Tensor] = []
+
+    def record(_: nn.Module, __: Any, output: Any) -> None:
+        recorded.append(output.last_hidden_state)
+        raise _BodyDoneError
+
+    handle = body.register_forward_hook(record)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+def _hidden(base: BaseModel, recorded: Sequence[Tensor]) -> Tensor:
+    if not recorded:
+        raise ValueError("its head does not call the text model that was found")
+    (hidden,) = recorded
+    if hidden.ndim != 3 or hidden.shape[2] != base.features:
+        raise ValueError(f"its output is {list(hidden.shape)}, not {base.features} per token")
+    return hidden[0]
+
+
+def perturbed_pair(
+    base: BaseModel, sequences: Sequence[Ids], unchanged: Sequence[Tensor]
+) -> PerturbedPair | None:
+    """Return two perturbations of a model's adapters and what the network gives under each.
+
+    Args:
+        base: the model.
+        sequences: token sequences.
+        unchanged: hidden states of each without its adapters.
+
+    Returns:
+        None if the model has no adapters.
+
+    Raises:
+        ModelError: if the output does not depend on the adapters.
+    """
+    layer = next((part for part in base.body.modules() if isinstance(part, LoRAFALinear)), None)
+    if layer is None:
+        return None
+    adapter, layout, device = layer.adapter, layer.adapter.layout, base.network.device
+    random = np.random.default_rng(0)
+    center = random.standard_normal(layout.element_count).astype(np.float32)
+    z = (random.standard_normal((1, layout.element_count)) * 2**DIRECTION_BITS).astype(np.int16)
+    for magnitude in _MAGNITUDES:
+        both = Perturbations.from_arrays(layout, center * magnitude, z, magnitude, device)
+        step = both.epsilon * 2.0**-DIRECTION_BITS * z[0].astype(np.float32)
+        hidden = []
+        for sign in both.signs:
+            one = center * magnitude + np.float32(sign) * step
+            with adapter.using(Perturbations.from_arrays(layout, one, device=device)):
+                hidden.append([plain_hidden(base, sequence) for sequence in sequences])
+        pairs = zip(hidden[0] + hidden[1], hidden[1] + list(unchanged), strict=True)
+        effects = [relative_length(one, other) for one, other in pairs]
+        if min(effects) >= _VISIBLE:
+            break
+    if not max(effects):
+        raise refusal(base, "its output does not depend on the adapted layers; adapt others")
+    return PerturbedPair(adapter, both, hidden)
+
+
+def are_equal(base: BaseModel, one: Tensor, other: Tensor) -> bool:
+    """Return whether two ways to compute what a model gives differ by rounding alone."""
+    exact = base.network.dtype == torch.float32
+    tolerance = _TOLERANCE if exact else _HALF_PRECISION_TOLERANCE
+    return one.shape == other.shape and relative_length(one, other) <= tolerance
+
+
+def relative_length(one: Tensor, other: Tensor) -> float:
+    """Return the length of a difference relative to the second of two tensors of one shape.
+
+    A single token that a mixture of experts sends elsewhere, after rounding, changes it little.
+    """
+    difference, whole = float((one.float() - other.float()).norm()), float(other.float().norm())
+    return difference / whole if whole else difference

@@ -1,0 +1,67 @@
+"""The tables of transformers' architectures: what each class computes here, as a tiny model.
+
+``python docs/architectures.py`` tries every class and writes the tables between their markers, in
+several minutes. ``make test-all`` tries every class, too.
+"""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures, row  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference" / "architectures.md"
+BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end -->"
+_NOT_TRIED = "not tried yet"
+FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders"}
+
+
+def tables(found: Mapping[Architecture, Mapping[str, str]]) -> str:
+    """Return the counts, and a table for each family, of the outcomes of the cells."""
+    counts = Counter(_kind(outcomes) for outcomes in found.values())
+    cells = Counter(_kind({"": o}) for outcomes in found.values() for o in outcomes.values())
+    left = {one: NOT_BUILT.get(str(one), _NOT_TRIED) for one in architectures() if one not in found}
+    untried = list(left.values()).count(_NOT_TRIED)
+    text = (
+        f"Of {len(found) + len(left)} classes {counts['right']} are right in every column, "
+        f"{counts['some']} in some and refused in the others, {counts['refused']} are refused in "
+        f"every column, {len(left) - untried} are not built, and {untried} not tried yet. Of "
+        f"{sum(cells.values())} cells {cells['right']} are right and {cells['refused']} refused.\n"
+    )
+    for family, title in FAMILIES.items():
+        text += f"\n## {title}\n\n| class | {' | '.join(CELLS)} | refused because |\n"
+        text += "|---" * (len(CELLS) + 2) + "|\n"
+        text += "".join(f"{row(one, found[one])}\n" for one in found if one.family == family)
+    text += "\n## Not built\n\n| class | reason |\n|---|---|\n"
+    return text + "".join(f"| {one.family} `{one.name}` | {why} |\n" for one, why in left.items())
+
+
+def _kind(outcomes: Mapping[str, str]) -> str:
+    kinds = {outcome.partition(":")[0] for outcome in outcomes.values()}
+    return kinds.pop() if len(kinds) == 1 else "some"
+
+
+def write_page(found: Mapping[Architecture, Mapping[str, str]]) -> None:
+    """Write the tables of outcomes between the page's markers."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}{tables(found)}{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Try every class, and write the page."""
+    found = {}
+    for one in architectures():
+        if str(one) not in NOT_BUILT:
+            with tempfile.TemporaryDirectory() as folder:
+                found[one] = Cells(one, Path(folder)).all()
+    write_page(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The structure of a network: its family, its body below the head, and the body's blocks.
+
+They come from the classes that a configuration names and from how their modules are nested. What
+a model computes is checked when it is first run (`client.forward.self_check`).
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from shared.errors import ModelError
+from shared.model.damaged_files import read_json
+
+Family = Literal["causal", "masked", "encoder"]
+
+
+def detect_family(folder: Path) -> Family:
+    """Detect the family of a model folder from its configuration.
+
+    Raises:
+        ModelError: if the configuration names no architecture.
+    """
+    if (folder / "modules.json").is_file():
+        return "encoder"
+    try:
+        settings = read_json(folder / "config.json")
+        architecture = str(settings["architectures"][0])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"{folder / 'config.json'}: does not name an architecture; set model.family"
+        ) from error
+    is_causal, is_masked = (architecture in names for names in _classes_with_a_head())
+    if is_causal and is_masked:  # XLM is both, as its configuration says
+        return "causal" if settings.get("causal") or settings.get("is_decoder") else "masked"
+    if is_masked or architecture.endswith("ForMaskedLM"):
+        return "masked"
+    if is_causal or architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return "causal"
+    return "encoder"
+
+
+@cache
+def _classes_with_a_head() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of transformers' causal classes, and of its masked ones.
+
+    A text model with an encoder for pictures writes text as a causal LM does. A model with an
+    encoder and a decoder is neither.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = _names(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    pictures = _names(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    masked = _names(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    both_halves = _names(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    return frozenset(causal | pictures) - both_halves, frozenset(masked) - both_halves
+
+
+def _names(mapping: Any) -> set[str]:
+    return {
+        name
+        for names in mapping.values()
+        for name in ((names,) if isinstance(names, str) else names)
+    }
+
+
+def loader_for(settings: Any, family: Family) -> Any:
+    """Return transformers' auto class that loads a configuration as a family.
+
+    Raises:
+        ModelError: if the model has an encoder and a decoder, and neither works alone.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = type(settings)
+    with_decoder = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if (
+        family == "encoder"
+        and kind in with_decoder
+        and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING
+    ):
+        return transformers.AutoModelForTextEncoding  # AutoModel would add the decoder
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, which are not "
+            "adapted together; choose a causal LM, a masked LM or a sentence encoder"
+        )
+    loader: Any = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "encoder": transformers.AutoModel,
+    }[family]
+    if family == "causal" and kind not in loader._model_mapping:
+        loader = transformers.AutoModelForImageTextToText
+    if kind not in loader._model_mapping:
+        raise ModelError(
+            f"transformers has no {family} model for {kind.__name__}; set model.family to what the "
+            "model is, or choose another model"
+        )
+    return loader
+
+
+def body_of(network: Any) -> nn.Module:
+    """Return the part of a network below the head: the innermost model that embeds its tokens.
+
+    Usually transformers' ``base_model``. OPT's head calls the decoder inside it directly, and a
+    model for text and pictures has its text model inside, beside that for pictures.
+    """
+    body: nn.Module = network.base_model
+    embeddings = _embeddings(network)
+    while inner := list(_models_around(embeddings, body)):
+        body = inner[0]
+    return body
+
+
+def _embeddings(network: Any) -> nn.Module | None:
+    try:
+        embeddings: nn.Module = network.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+    return embeddings
+
+
+def _models_around(embeddings: nn.Module | None, body: nn.Module) -> Iterator[nn.Module]:
+    from transformers import PreTrainedModel
+
+    for child in body.children():
+        if isinstance(child, PreTrainedModel) and (
+            embeddings is None or any(module is embeddings for module in child.modules())
+        ):
+            yield child
+
+
+def blocks_of(body: nn.Module, folder: Path) -> nn.ModuleList:
+    """Return the transformer blocks of a body: its longest list of modules that is in no other.
+
+    Raises:
+        ModelError: if the body has no list of modules.
+    """
+    lists = list(_outermost_lists(body))
+    if not lists:
+        raise ModelError(f"{folder}: no list of transformer blocks found in the model")
+    return max(lists, key=len)
+
+
+def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            if len(child):
+                yield child
+        else:
+            yield from _outermost_lists(child)
