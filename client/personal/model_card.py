@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from client.tuning.methods import ClassifierName
-from shared.model.loading import Family
 from shared.model.scorers import COSINE_TEMPERATURE
+from shared.model.structure import Family
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 CARD_FILE = "README.md"

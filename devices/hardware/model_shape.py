@@ -8,7 +8,7 @@ from shared.errors import ModelError
 from shared.model.model_folder import check_config
 
 if TYPE_CHECKING:
-    from shared.model.loading import Family
+    from shared.model.structure import Family
 
 BUILT_IN: dict[str, dict[str, int]] = {
     "tinyllama-1.1b": {
@@ -106,7 +106,7 @@ def model_shape(name_or_path: str) -> ModelShape:
     folder = _folder(name_or_path)
     import transformers
 
-    from shared.model.loading import detect_family
+    from shared.model.structure import detect_family
 
     try:
         config = transformers.AutoConfig.from_pretrained(

@@ -180,7 +180,7 @@ def _output_class() -> Any:
     """
     from transformers.modeling_outputs import BaseModelOutput
 
-    class BodyOutput(BaseModelOutput):
+    class BodyOutput(BaseModelOutput):  # type: ignore[misc]
         def __getattr__(self, name: str) -> None:
             if name.startswith("__"):
                 raise AttributeError(name)

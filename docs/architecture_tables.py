@@ -1,6 +1,6 @@
 """The tables of transformers' architectures: what each class computes here, as a tiny model.
 
-``python docs/architectures.py`` tries every class and writes the tables between their markers, in
+``python docs/architecture_tables.py`` tries every class and writes the tables between their markers, in
 several minutes. ``make test-all`` tries every class, too.
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures, row  # noqa: E402
+from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures, row  # type: ignore  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "architectures.md"
-BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end -->"
+BEGIN, END = "<!-- made by docs/architecture_tables.py -->\n", "<!-- end -->"
 _NOT_TRIED = "not tried yet"
 FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders"}
 
