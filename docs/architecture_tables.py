@@ -1,7 +1,7 @@
 """The tables of transformers' architectures: what each class computes here, as a tiny model.
 
-``python docs/architecture_tables.py`` tries every class and writes the tables between their markers, in
-several minutes. ``make test-all`` tries every class, too.
+``python docs/architecture_tables.py`` tries every class and writes the tables between their
+markers, in several minutes. ``make test-all`` tries every class, too.
 """
 
 import sys
