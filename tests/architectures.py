@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,7 +187,9 @@ class Cells:
     def outcome(self, name: str) -> str:
         """Right, or what else: a refusal, wrong scores, or an error that is no refusal."""
         try:
-            error = CELLS[name](self)
+            with warnings.catch_warnings():  # transformers and PEFT warn of much at odd models
+                warnings.simplefilter("ignore")
+                error = CELLS[name](self)
         except SamaraError as refused:
             return f"refused: {str(refused).replace(f'{self.folder}: ', '')}"
         except Exception as failed:

@@ -10,58 +10,36 @@ a whole over all rows, or over those of one length at a time, or are refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from enum import Enum
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from client.forward.last_block import PositionSelector
-from client.forward.rows import Rows
-from client.forward.self_check import (
-    PerturbedPair,
-    are_equal,
-    difference_of_head,
-    perturbed_pair,
-    plain_hidden,
-    probe_sequences,
-    reason_from,
-    refusal,
+from client.forward.proven_body import (
+    PROBE_TOKENS,
+    ProvenBody,
+    Way,
+    differ_by_rounding,
+    has_adapters,
 )
+from client.forward.rows import Rows
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
 from client.forward.supervised import (
     find_position_wise_modules,
-    replace_forward,
     run_at_positions,
 )
-from client.forward.trunk_cache import Ids, MemoryCache, TrunkCache
+from client.forward.trunk_cache import Ids, TrunkCache
 from client.forward.turns import forward_pass
 from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import LoRAFALinear
 
-_PROBE_TOKENS = 7
-_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
-"""Largest difference between two ways to compute a probe, relative to its largest number."""
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """The errors of a model that does not take its inputs in another form."""
-_CHECK_CACHE_BYTES = 2**24
 
 
-class Way(Enum):
-    """A way to compute a model's body; the first that is exact is taken."""
-
-    BY_BLOCK = "rows are repeated at the first adapted block, and read positions selected"
-    WHOLE = "rows are repeated before the model"
-    BY_LENGTH = "rows are repeated before the model, and those of one length run at a time"
-
-
-class _FirstBlockDoneError(Exception):
-    """The end of a pass of which nothing but the first block's output is needed."""
-
-
-class PerturbedBody:
+class PerturbedBody(ProvenBody):
     """A base model's body over sequences under several perturbations, which share the trunk.
 
     Args:
@@ -73,8 +51,6 @@ class PerturbedBody:
     Raises:
         ModelError: if the model computes something else in every way.
     """
-
-    ways, remedy = tuple(Way), ""
 
     def __init__(
         self,
@@ -88,53 +64,6 @@ class PerturbedBody:
         self._outputs_of_block = 0
         with forward_pass(), torch.inference_mode():
             self._way = self._known_way(packs)
-
-    def _known_way(self, packs: bool) -> Way:
-        """Prepare and return the way to compute this model, which is found once."""
-        kinds = tuple(type(module) for module in self._base.network.modules())
-        key = type(self), self._first_block, self._cache is None, kinds
-        verdicts = self._base.verdicts
-        if key not in verdicts:
-            verdicts[key] = self._find_way(packs)
-        else:
-            self._prepare(verdicts[key], packs)
-        way: Way = verdicts[key]
-        return way
-
-    def _find_way(self, packs: bool) -> Way:
-        """Find the first way in which the body gives what the network gives.
-
-        Raises:
-            ModelError: if there is none.
-        """
-        found: list[Way] = []
-
-        def search() -> str:
-            sequences = probe_sequences(self._base)
-            expected = [plain_hidden(self._base, sequence) for sequence in sequences]
-            if reason := difference_of_head(self._base, expected) or self._cannot(not_a_chain):
-                return reason
-            pair = perturbed_pair(self._base, sequences[:2], expected[:2])
-            for way in self.ways:
-
-                def difference(way: Way = way) -> str:
-                    self._prepare(way, packs)
-                    return self._difference(sequences, expected, pair)
-
-                if not (reason := reason_from(difference)):
-                    found.append(way)
-                    break
-            return reason
-
-        not_a_chain = reason_from(self._difference_from_a_chain)
-        with nullcontext() if not_a_chain else self._one_block_of_each_kind():
-            if reason := reason_from(search):
-                raise refusal(self._base, reason + self.remedy)
-        return found[0]
-
-    def _cannot(self, not_a_chain: str) -> str:
-        """Return the reason why no way is tried, if there is one."""
-        return ""
 
     def _prepare(self, way: Way, packs: bool) -> None:
         """Find what the body does with its parts when it is computed in a way."""
@@ -152,74 +81,8 @@ class PerturbedBody:
         self._repeats_late = (
             by_block
             and self._first_block == len(self._blocks) - 1
-            and not _has_adapters(full_input_parts)
+            and not has_adapters(full_input_parts)
         )
-
-    def _difference(
-        self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
-    ) -> str:
-        """Return what the body computes otherwise than the network; nothing if all is equal.
-
-        Args:
-            sequences: sequences of different lengths.
-            expected: hidden states that the network gives each of them, alone.
-            pair: two perturbations of the adapters, if there are any.
-        """
-        neighbours = (
-            "what it computes of a text depends on the texts beside it, or on their padding"
-        )
-        if not self._gives(sequences, [expected, expected], None):
-            return neighbours
-        if not self._gives(sequences[:1], [expected[:1]] * 2, None):
-            return neighbours
-        read = None
-        if self._base.family != "encoder":
-            read = [(len(sequence) // 2, len(sequence) - 1) for sequence in sequences]
-            if pair is None and not self._gives(sequences, [expected, expected], read):
-                return neighbours
-        if pair is not None:
-            with pair.adapter.using(pair.both):
-                if not self._gives(sequences[:2], pair.hidden, read and read[:2]):
-                    return (
-                        "adapters that differ by row reach other rows; set adapter.layers = "
-                        "readout, or choose another model"
-                    )
-        return ""
-
-    def _gives(
-        self,
-        sequences: Sequence[Ids],
-        expected: Sequence[Sequence[Tensor]],
-        read: Sequence[Sequence[int]] | None,
-    ) -> bool:
-        """Return whether a pass gives expected hidden states.
-
-        Args:
-            sequences: m token sequences.
-            expected: hidden states of each sequence under each of P perturbations.
-            read: positions that are read of each sequence; None for all.
-        """
-        cache = self._cache
-        self._cache = None if cache is None else MemoryCache(_CHECK_CACHE_BYTES)
-        try:
-            hidden = self._run_to_check(sequences, len(expected), read)
-        finally:
-            self._cache = cache
-        rows = iter(hidden)
-        for of_perturbation in expected:
-            for index, whole in enumerate(of_perturbation):
-                places = list(range(len(whole)) if read is None else read[index])
-                if not are_equal(self._base, next(rows)[places], whole[places]):
-                    return False
-        return True
-
-    def _run_to_check(
-        self,
-        sequences: Sequence[Ids],
-        perturbations: int,
-        read: Sequence[Sequence[int]] | None,
-    ) -> Tensor:
-        return self(sequences, perturbations, read)
 
     def __call__(
         self,
@@ -293,6 +156,11 @@ class PerturbedBody:
         with self._repeating_rows(ids.shape, perturbations, None):
             hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
         return hidden
+
+    def _run_to_check(
+        self, sequences: Sequence[Ids], perturbations: int, read: Sequence[Sequence[int]] | None
+    ) -> Tensor:
+        return self(sequences, perturbations, read)
 
     def _run_whole(self, sequences: Sequence[Ids], perturbations: int) -> Tensor:
         """Run the model over rows that are repeated before it: all, or those of one length."""
@@ -424,7 +292,7 @@ class PerturbedBody:
         Returns:
             The parts, or None if selecting positions does not give the right output.
         """
-        length = min(_PROBE_TOKENS, self._base.context)
+        length = min(PROBE_TOKENS, self._base.context)
         both = [tuple(range(1, 1 + length)), tuple(range(length, 0, -1))]
         rows = Rows.of(self._base, both)
         chosen = rows.indices([(0, length // 2), (length - 1,)], 1)
@@ -441,14 +309,14 @@ class PerturbedBody:
         covered = {id(part) for part in (*selector.full_input_parts, *self._position_wise)}
         if selected.shape != expected.shape or not covered.issuperset(map(id, linear)):
             return None
-        return selector.full_input_parts if _differ_by_rounding(selected, expected) else None
+        return selector.full_input_parts if differ_by_rounding(selected, expected) else None
 
     def _packing_is_exact(self) -> bool:
         """Return whether packed sequences have the hidden states that they have alone.
 
         Blocks differ in some models, and one of each kind is tried.
         """
-        length = min(_PROBE_TOKENS, self._base.context)
+        length = min(PROBE_TOKENS, self._base.context)
         begins = 0, length // 2, length // 2 + 1  # the last two fit into one row
         sequences = [tuple(range(begin, length)) for begin in begins]
         rows = Rows.of(self._base, sequences, packed=True)
@@ -458,82 +326,12 @@ class PerturbedBody:
             except _UNSUITABLE:
                 return False
             return all(
-                _differ_by_rounding(
+                differ_by_rounding(
                     packed[row, first : first + len(sequence)],
                     self._hidden_states(Rows.of(self._base, [sequence]))[0],
                 )
                 for sequence, (row, first) in zip(sequences, rows.places, strict=True)
             )
-
-    def _detect_block_output(self) -> None:
-        """Detect whether blocks return a tensor, or a tuple of how many parts beginning with it."""
-
-        def record(_: nn.Module, __: Any, output: Any) -> None:
-            self._outputs_of_block = len(output) if isinstance(output, tuple) else 0
-            raise _FirstBlockDoneError
-
-        handle = self._blocks[0].register_forward_hook(record)
-        try:
-            with suppress(_FirstBlockDoneError):
-                self._hidden_states(self._probe())
-        finally:
-            handle.remove()
-
-    def _as_block_output(self, hidden: Tensor) -> Any:
-        """Return hidden states as a block does; whatever else it returns is None."""
-        others = [None] * (self._outputs_of_block - 1)
-        return (hidden, *others) if self._outputs_of_block else hidden
-
-    def _difference_from_a_chain(self) -> str:
-        """Return how blocks do otherwise than run once, in order, each on the output before it."""
-        self._detect_block_output()
-        ran: list[int] = []
-        given: list[Tensor] = []
-
-        def marking(index: int) -> Callable[..., Any]:
-            def mark(*args: Any, **kwargs: Any) -> Any:
-                hidden: Tensor = args[0] if args else kwargs["hidden_states"]
-                if not given or torch.equal(hidden, given[-1]):
-                    ran.append(index)
-                given.append(torch.full_like(hidden, 1 + index))
-                return self._as_block_output(given[-1])
-
-            return mark
-
-        with ExitStack() as stack:
-            for index, block in enumerate(self._blocks):
-                stack.enter_context(replace_forward(block, marking(index)))
-            self._hidden_states(self._probe())
-        if ran == list(range(len(self._blocks))) and len(given) == len(ran):
-            return ""
-        return "its blocks run more than once, or something is computed between them"
-
-    @contextmanager
-    def _one_block_of_each_kind(self) -> Iterator[None]:
-        """Skip blocks like one before, but for the first adapted block and the last one."""
-        kinds = [_kind(block) for block in self._blocks]
-        kept = self._first_block, len(self._blocks) - 1
-        with ExitStack() as stack:
-            for index, kind in enumerate(kinds):
-                if kind in kinds[:index] and index not in kept:
-                    stack.enter_context(self._skipping_blocks(index, index + 1))
-            yield
-
-    def _probe(self) -> Rows:
-        return Rows.of(self._base, [tuple(range(1, 1 + min(_PROBE_TOKENS, self._base.context)))])
-
-    @contextmanager
-    def _skipping_blocks(self, start: int, stop: int) -> Iterator[None]:
-        """Have blocks start … stop − 1 return their input."""
-
-        def identity(*args: Any, **kwargs: Any) -> Any:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            return self._as_block_output(hidden)
-
-        with ExitStack() as stack:
-            for block in self._blocks[start:stop]:
-                stack.enter_context(replace_forward(block, identity))
-            yield
 
     @contextmanager
     def _repeating_rows(
@@ -582,31 +380,6 @@ class PerturbedBody:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _differ_by_rounding(one: Tensor, other: Tensor) -> bool:
-    """Return whether two ways to compute the same numbers differ by rounding alone."""
-    error = (one - other).abs().max() / other.abs().max()
-    tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
-    return float(error) <= tolerance
-
-
-def _kind(block: nn.Module) -> list[object]:
-    """Return what tells blocks apart that compute otherwise: their modules and modules' choices."""
-    return [
-        (
-            type(module),
-            [(n, v) for n, v in vars(module).items() if isinstance(v, str | bool | None)],
-        )
-        for module in block.modules()
-    ]
-
-
-def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:
-    """Return whether some of these parts have adapters; True if the parts are unknown."""
-    if parts is None:
-        return True
-    return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())
 
 
 @contextmanager

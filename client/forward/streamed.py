@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.body import PerturbedBody, Way
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
+from client.forward.proven_body import Way
 from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
 from client.forward.rows import Rows
 from client.forward.supervised import replace_forward
