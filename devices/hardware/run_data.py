@@ -6,7 +6,7 @@ from typing import NamedTuple
 from client.training.client_data import example_reader
 from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
-from shared.model.loading import load_tokenizer
+from shared.model.tokenizer import load_tokenizer
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example

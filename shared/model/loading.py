@@ -12,25 +12,15 @@ from torch import nn
 
 from shared.errors import ModelError
 from shared.machine import silence_libraries
-from shared.model.checkpoint import (
-    CheckpointEntry,
-    check_complete,
-    fill_unused,
-    load_outside_blocks,
-    load_quantized,
-)
-from shared.model.model_folder import (
-    check_files,
-    check_tokenizer_files,
-    find_model_folder,
-    model_id,
-)
+from shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
+from shared.model.completeness import check_complete, fill_unused
+from shared.model.model_folder import check_files, find_model_folder, model_id
 from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
-from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 from shared.model.sentence_pooling import SentencePooling, load_pooling
 from shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
+from shared.model.tokenizer import load_tokenizer
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
@@ -280,40 +270,6 @@ def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> Base
 
 def _pooling(folder: Path, family: Family, network: Any) -> SentencePooling:
     return load_pooling(folder, _hidden_size(network)) if family == "encoder" else SentencePooling()
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return the fast tokenizer of a model's folder.
-
-    Raises:
-        ModelError: if there is none, or it cannot be read or needs code of its own.
-    """
-    import transformers
-
-    check_tokenizer_files(folder)
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # of many types, with advice about other libraries
-        if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
-            raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
-        raise ModelError(
-            f"{folder}: it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the "
-            "model beside its weights"
-        ) from error
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"{folder}: its tokenizer has no tokenizer.json; save it once as a fast tokenizer"
-        )
-    if read_settings(folder, NETWORK_SETTINGS).get("do_lower_case"):
-        normalizer = tokenizer.backend_tokenizer.normalizer
-        if normalizer is None or normalizer.normalize_str("A") != "a":
-            raise ModelError(
-                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, which the tokenizer does not "
-                "do; save the tokenizer with a normalizer that does, or set it to false"
-            )
-    return tokenizer
 
 
 def _network(

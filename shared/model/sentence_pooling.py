@@ -89,7 +89,7 @@ class SentencePooling(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is nothing but the mean, or the first token's state."""
+        """True if the pooling is nothing but the mean, or the first token's state."""
         only_scales = all(isinstance(module, Normalize) for module in self._modules_behind)
         return only_scales and self.modes in (("mean",), ("cls",))
 

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from client.streaming.loading import load_model
 from shared.errors import ModelError
-from shared.model.loading import load_base_model, load_structure, load_tokenizer
+from shared.model.loading import load_base_model, load_structure
 from shared.model.model_folder import find_model_folder, model_id, model_id_of
 from shared.model.scorers import scorer_for
+from shared.model.tokenizer import load_tokenizer
 from shared.sections import ModelSettings
 from shared.tasks.kinds import ClassificationTask
 

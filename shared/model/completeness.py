@@ -1,0 +1,252 @@
+"""The check that a checkpoint holds a network, and the names and ties of its tensors.
+
+All ways of loading share it: a whole model in memory, quantized, or with streamed blocks.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import ModelError
+
+_OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
+_UNUSED = "pooler"
+"""No scorer uses BERT's pooler, and checkpoints of masked LMs lack it."""
+_TABLES = (
+    re.compile(r"(^|\.)position_ids$"),
+    re.compile(r"(^|\.)(rotary_emb|rotary_pos_emb)\.inv_freq$"),
+)
+"""Names of tables that older checkpoints hold and that are computed today."""
+_MASKS = re.compile(r"(attn|attention)\.(masked_)?bias$")
+"""Names of the causal masks that older checkpoints hold."""
+_IN_A_STACK = re.compile(r"(^|\.)\d+\.[^.]+\.")
+"""A tensor of a numbered layer with parts of its own."""
+_SHOWN = 5
+"""Most tensors that a message names."""
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape of a tensor in the checkpoint, and that which the network has a place for."""
+
+
+def check_names(
+    network: Any, folder: Path, files: dict[str, Path], groups: list[list[str]]
+) -> dict[str, str]:
+    """Return the checkpoint's name of each of a network's tensors, after checking that it is whole.
+
+    Raises:
+        ModelError: as in `check_complete`.
+    """
+    own = network.state_dict()
+    rename = _renaming(network, own)
+    renamed = {key: rename(key) for key in files}
+    names = {name: key for key, name in renamed.items() if name in own}
+    tied = {name for group in groups if any(n in names for n in group) for name in group}
+    missing = own.keys() - names.keys() - tied
+    shapes = _shapes(files)
+    misshapen = {
+        name: (shapes[key], tuple(own[name].shape))
+        for name, key in names.items()
+        if shapes[key] != tuple(own[name].shape)
+    }
+    unexpected = [name for name in renamed.values() if name not in own]
+    check_complete(network, folder, missing, unexpected, misshapen)
+    fill_unused(network, [*missing, *misshapen])
+    return {name: key for name, key in names.items() if name not in misshapen}
+
+
+def _renaming(network: Any, own: Collection[str]) -> Callable[[str], str]:
+    """Return the function from a name in a checkpoint to that in a network.
+
+    A checkpoint may have been saved with or without the head, and so with or without the prefix of
+    the body, and some names have changed over time: transformers knows these since version 5.
+
+    Raises:
+        ModelError: from the function, if a tensor must be computed from several of the checkpoint.
+    """
+    prefix = f"{network.base_model_prefix}."
+
+    def placed(name: str) -> str:
+        forms = (name, name.removeprefix(prefix), prefix + name)
+        return next((form for form in forms if form in own), name)
+
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, rename_source_key
+    except ImportError:
+        return lambda key: placed(".".join(_OLD_NAMES.get(part, part) for part in key.split(".")))
+    transforms = get_model_conversion_mapping(network)
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    renamings = [one for one in transforms if not isinstance(one, WeightConverter)]
+
+    def rename(key: str) -> str:
+        name, pattern = rename_source_key(key, renamings, converters)
+        if placed(name) not in own and placed(key) in own:
+            return placed(key)
+        if pattern is not None:
+            raise ModelError(
+                f"{key} is stored in another form than the model computes with, which quantized "
+                "and streamed loading cannot change; set model.quantization = none and "
+                "model.stream = off"
+            )
+        return placed(name)
+
+    return rename
+
+
+def _shapes(files: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in set(files.values()):
+        with safe_open(file, "pt") as opened:
+            keys = opened.keys()
+            shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in keys}
+    return shapes
+
+
+def tied_groups(network: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def tie(network: nn.Module, groups: list[list[str]], held: Collection[str]) -> None:
+    """Tie tensors as the checkpoint does, by its values: those that differ are not tied.
+
+    Args:
+        network: network whose tensors are read.
+        groups: names of tensors that its class ties.
+        held: names of tensors that the checkpoint holds.
+    """
+    for group in groups:
+        parameters = dict(network.named_parameters(remove_duplicate=False))
+        source = next((parameters[n] for n in group if n in held and n in parameters), None)
+        if source is None or source.is_meta:
+            continue
+        for name in group:
+            if name in parameters and (name not in held or torch.equal(parameters[name], source)):
+                replace_tensor(network, name, source)
+
+
+def check_complete(
+    network: Any,
+    folder: Path,
+    missing: Collection[str],
+    unexpected: Collection[str],
+    misshapen: Mapping[str, Shapes],
+) -> None:
+    """Check that a checkpoint holds a network: every tensor that a pass computes with, and no more.
+
+    Heads that are not in the network are allowed, and so is what its class says to ignore.
+
+    Args:
+        network: network of transformers.
+        folder: folder of the checkpoint.
+        missing: names of the network's tensors that the checkpoint lacks.
+        unexpected: names in the checkpoint that the network has no tensor for.
+        misshapen: tensors of another shape, by their names.
+
+    Raises:
+        ModelError: naming the tensors.
+    """
+    computed = [*_TABLES, *_patterns(network, "_keys_to_ignore_on_load_missing")]
+    lacking = [
+        name
+        for name in missing
+        if not _is_unused(name) and not any(pattern.search(name) for pattern in computed)
+    ]
+    if lacking:
+        raise ModelError(
+            f"{folder}: the checkpoint lacks {shown(lacking)}, or calls them otherwise; download "
+            "the whole model with its own config.json, or set model.family to what the model is"
+        )
+    for name, shapes in sorted(misshapen.items()):
+        if not _is_unused(name):
+            raise of_another_shape(name, *shapes)
+    body, prefix = network.base_model, f"{network.base_model_prefix}."
+    ignored = [
+        *_TABLES,
+        _MASKS,
+        *_patterns(network, "_keys_to_ignore_on_load_unexpected"),
+        *_patterns(body, "_keys_to_ignore_on_load_unexpected"),
+    ]
+    foreign = [
+        name
+        for name in unexpected
+        if not any(pattern.search(name) for pattern in ignored)
+        and not _is_unused(name)
+        and _is_foreign(network, body, prefix, name)
+    ]
+    if foreign:
+        raise ModelError(
+            f"{folder}: the checkpoint also holds {shown(foreign)}, for which the model of its "
+            "config.json has no place; config.json and weights belong to different models"
+        )
+
+
+def fill_unused(network: nn.Module, names: Collection[str]) -> None:
+    """Fill the tensors of a pooler, which no scorer uses, with zeros: a checkpoint may lack it.
+
+    Args:
+        network: network whose tensors are read.
+        names: names of all tensors that are not in the checkpoint.
+    """
+    for name, parameter in list(network.named_parameters()):
+        if name in names and _is_unused(name):
+            zeros = torch.zeros(parameter.shape, dtype=parameter.dtype)
+            replace_tensor(network, name, nn.Parameter(zeros, False))
+
+
+def _patterns(network: nn.Module, attribute: str) -> Iterator[re.Pattern[str]]:
+    """Yield the patterns of names that a class says to ignore."""
+    for pattern in getattr(network, attribute, None) or ():
+        yield re.compile(pattern)
+
+
+def _is_unused(name: str) -> bool:
+    return _UNUSED in name.split(".")
+
+
+def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> bool:
+    """Tell a tensor that shows another architecture from a head that is not in the network."""
+    own = {part.partition(".")[0] for part in body.state_dict()}
+    in_body = name.startswith(prefix) or name.partition(".")[0] in own
+    parts = name.split(".")
+    expected = network.state_dict().keys()
+    is_copy = any(".".join(parts[start:]) in expected for start in range(1, len(parts) - 1))
+    parent = ".".join(parts[:-1])
+    in_module = bool(parent) and parent in {path for path, _ in network.named_modules()}
+    return in_body or is_copy or in_module or bool(_IN_A_STACK.search(name))
+
+
+def shown(names: Collection[str]) -> str:
+    """Return the first of these names, for a message."""
+    in_order = sorted(names, key=_natural)
+    return ", ".join(in_order[:_SHOWN]) + " and more" * (len(names) > _SHOWN)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sorting key by which layer 2 comes before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def replace_tensor(network: nn.Module, name: str, value: Tensor) -> None:
+    """Put a parameter or a buffer in the place of another one."""
+    parent, _, child = name.rpartition(".")
+    module = network.get_submodule(parent)
+    tensors: dict[str, Any] = module._parameters if child in module._parameters else module._buffers
+    tensors[child] = value
+
+
+def of_another_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> ModelError:
+    """Return the error for a tensor whose shape in the checkpoint is not that of the network."""
+    return ModelError(
+        f"{name} is {list(stored)} in the checkpoint and the model's configuration says "
+        f"{list(expected)}; config.json and weights belong to different models"
+    )

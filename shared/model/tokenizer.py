@@ -1,0 +1,42 @@
+"""Loading of a model's tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ModelError
+from shared.model.model_folder import check_tokenizer_files
+from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the fast tokenizer of a model's folder.
+
+    Raises:
+        ModelError: if there is none, or it cannot be read or needs code of its own.
+    """
+    import transformers
+
+    check_tokenizer_files(folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of many types, with advice about other libraries
+        if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
+            raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
+        raise ModelError(
+            f"{folder}: it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the "
+            "model beside its weights"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{folder}: its tokenizer has no tokenizer.json; save it once as a fast tokenizer"
+        )
+    if read_settings(folder, NETWORK_SETTINGS).get("do_lower_case"):
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        if normalizer is None or normalizer.normalize_str("A") != "a":
+            raise ModelError(
+                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, which the tokenizer does not "
+                "do; save the tokenizer with a normalizer that does, or set it to false"
+            )
+    return tokenizer
