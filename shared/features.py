@@ -366,12 +366,15 @@ def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
     partial: list[dict[str, str]] = [{}]
     for name, values in DIMENSIONS.items():  # what is excluded already is not extended
-        exclusions = [one for one in (*EXCLUSIONS, *FURTHER_EXCLUSIONS) if name in one.values]
+        exclusions = {
+            value: [e for e in (*EXCLUSIONS, *FURTHER_EXCLUSIONS) if value in e.values.get(name, ())]
+            for value in values
+        }
         partial = [
-            longer
+            combination | {name: value}
             for combination in partial
-            for longer in (combination | {name: value} for value in values)
-            if not any(exclusion.excludes(longer) for exclusion in exclusions)
+            for value in values
+            if not any(e.excludes(combination | {name: value}) for e in exclusions[value])
         ]
     return tuple(partial)
 

@@ -11,9 +11,9 @@ import numpy as np
 import peft
 import torch
 import transformers
-from conftest import save_tokenizer
 from numpy.typing import NDArray
 from streams import TASK, TEXTS
+from tiny_models import save_tokenizer
 from transformers.models.auto import modeling_auto
 
 from client.forward.body import PerturbedBody

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from golden_ledger import LAYOUT, RUN_ID, private_fit
+from golden.golden_ledger import LAYOUT, RUN_ID, private_fit
 
 from shared.errors import RefusalCode
 from shared.frames.blob import BlobPart, BlobReceipt

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_frames import (
+from golden.golden_frames import (
     SEEDS,
     frames,
     frames_of_adaptive_clip,
@@ -13,8 +13,8 @@ from golden_frames import (
     frames_of_secure_aggregation,
     later_frames,
 )
-from golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
-from golden_scenario import FILES_IN_IT, SETTINGS, fields_of
+from golden.golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
+from golden.golden_scenario import FILES_IN_IT, SETTINGS, fields_of
 from write import ELEMENTS, FILES, FOLDER, plain
 
 from client.protocol.session import Session

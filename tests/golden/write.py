@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
-from golden_frames import (
+from golden.golden_frames import (
     SEEDS,
     frames,
     frames_of_adaptive_clip,
@@ -25,7 +25,7 @@ from golden_frames import (
     frames_of_secure_aggregation,
     later_frames,
 )
-from golden_ledger import (
+from golden.golden_ledger import (
     LAYOUT,
     NEXT_SEGMENT,
     SEGMENT,
@@ -34,8 +34,8 @@ from golden_ledger import (
     made_ledger,
     made_private_fit,
 )
-from golden_masks import made_masks
-from golden_scenario import fields_of, golden_scenario, made_scenario
+from golden.golden_masks import made_masks
+from golden.golden_scenario import fields_of, golden_scenario, made_scenario
 
 from shared.basis import Basis, BasisOrigin
 from shared.directions import (

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bases import basis_for
 from federations import Settings, config_of
@@ -16,23 +18,28 @@ from shared.result import RunResult
 from simulations.simulate import simulate
 
 
-def pairs_of(combination: Combination) -> set[tuple[tuple[str, str], tuple[str, str]]]:
-    return set(combinations(combination.items(), 2))
-
-
-def covering() -> list[Combination]:
+@cache
+def covering() -> tuple[Combination, ...]:
     """Few combinations of this process that have all the pairs that any of them has."""
     possible = [c for c in supported_combinations() if c["clients"] in ("simulated", "emulated")]
     possible = [c for c in possible if c["engine"] != "flower"]
-    bits = {pair: 1 << bit for bit, pair in enumerate({p for c in possible for p in pairs_of(c)})}
-    masks = [sum(bits[pair] for pair in pairs_of(combination)) for combination in possible]
-    missing = sum(bits.values())
+    numbers = {(name, v): i for name, values in DIMENSIONS.items() for i, v in enumerate(values)}
+    table = np.array([[numbers[item] for item in one.items()] for one in possible])
+    dimensions = list(combinations(range(table.shape[1]), 2))
+    most = len(numbers)
+    codes = {(a, b): table[:, a] * most + table[:, b] for a, b in dimensions}
+    missing = {(*place, code) for place in dimensions for code in np.unique(codes[place]).tolist()}
+    new_pairs = np.full(len(possible), len(dimensions))
     chosen = list[Combination]()
     while missing:
-        best = max(range(len(possible)), key=lambda index: (missing & masks[index]).bit_count())
+        best = int(np.argmax(new_pairs))
         chosen.append(possible[best])
-        missing &= ~masks[best]
-    return chosen
+        for place in dimensions:
+            pair = (*place, int(codes[place][best]))
+            if pair in missing:
+                missing.remove(pair)
+                new_pairs -= codes[place] == pair[2]
+    return tuple(chosen)
 
 
 def listed_choices(folder: Path) -> Path:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import save_tokenizer
 from safetensors.torch import load_file, save_file
 from streams import save_shape
+from tiny_models import save_tokenizer
 
 from client.forward.body import PerturbedBody
 from client.forward.streamed import StreamedBody
