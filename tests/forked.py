@@ -161,7 +161,9 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
         shell, streams = arguments[9], arguments[10:16]
         gid, gids, uid, umask, new_session, group = arguments[17:23]
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (env or os.environ).items()}
-        others = (executable, preexec_fn, pass_fds, shell, gid, gids, uid)
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        runs_first = any(Path(path, "sitecustomize.py").exists() for path in paths if path)
+        others = (executable, preexec_fn, pass_fds, shell, gid, gids, uid, runs_first)
         plain = not any(others) and umask == -1 and group == -1
         words = _forkable_words(args, environment) if plain else None
         folder = os.path.abspath(os.fsdecode(cwd or "."))

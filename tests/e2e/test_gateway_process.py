@@ -92,6 +92,7 @@ def answer_all(key: SigningKey, browser: WebSocketStub) -> None:
         list(answer_tasks(nobody, key, browser))
 
 
+@pytest.mark.usefixtures("cold_start")  # it looks at the children of processes
 def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "phones").mkdir()
     for name in ("node", "phone", "browser", "stranger"):

@@ -45,6 +45,7 @@ def home(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return write_client(tmp_path_factory.mktemp("h") / "a", own).folder
 
 
+@pytest.mark.usefixtures("cold_start")  # it looks for libraries in a process
 def test_without_a_running_client_the_commands_load_the_model_themselves(home: Path) -> None:
     told = ask(home, "-", "--json", text="the film was good\n\na rude day\n")
     assert told.returncode == 0, told.stderr

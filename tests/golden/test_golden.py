@@ -15,7 +15,7 @@ from golden.golden_frames import (
 )
 from golden.golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
 from golden.golden_scenario import FILES_IN_IT, SETTINGS, fields_of
-from write import ELEMENTS, FILES, FOLDER, plain
+from golden.write import ELEMENTS, FILES, FOLDER, plain
 
 from client.protocol.session import Session
 from shared.basis import read_basis

@@ -1,8 +1,8 @@
 """The golden files: what the format makes of given numbers, for every implementation to agree with.
 
-`python tests/golden/write.py`, run in the repository's root, writes them anew. Do that only for a
-new version of the format: what it changes, old ledgers and other implementations do not follow.
-Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits beyond 2⁵³.
+`PYTHONPATH=tests python -m golden.write`, run in the repository's root, writes them anew. Do that
+only for a new version of the format: what it changes, old ledgers and other implementations do not
+follow. Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits beyond 2⁵³.
 """
 
 import hashlib
