@@ -365,10 +365,10 @@ def kind_of(task: "Task") -> str:
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
     partial: list[dict[str, str]] = [{}]
+    every = (*EXCLUSIONS, *FURTHER_EXCLUSIONS)
     for name, values in DIMENSIONS.items():  # what is excluded already is not extended
         exclusions = {
-            value: [e for e in (*EXCLUSIONS, *FURTHER_EXCLUSIONS) if value in e.values.get(name, ())]
-            for value in values
+            value: [one for one in every if value in one.values.get(name, ())] for value in values
         }
         partial = [
             combination | {name: value}
