@@ -33,7 +33,7 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
     return {
         "model_id": base.model_id,
         "family": base.family,
-        "pooling": repr(base.pooling),
+        "pooling": str(base.pooling),
         "quantization": base.quantization,
         "dtype": str(base.network.dtype),
         "attention": getattr(base.network.config, "_attn_implementation", None),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from shared.model import damping
 from shared.model.cache_key import cache_key
 from shared.model.damping import load_damping
 from shared.model.scorers import Prompt
+from shared.model.sentence_pooling import SentencePooling
 from shared.sections import ModelSettings
 
 IDS = (1, 2, 3)
@@ -32,7 +33,7 @@ class Model:
     network: Any
     model_id: bytes = bytes(32)
     family: str = "causal"
-    pooling: str = "mean"
+    pooling: SentencePooling = field(default_factory=SentencePooling)
     quantization: str = "none"
     features: int = 4
     folder: Path = Path("model")
@@ -41,6 +42,7 @@ class Model:
 
 def network(dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Any:
     config = SimpleNamespace(hidden_size=4, _attn_implementation=attention)
+    config.get_text_config = lambda: config
     return SimpleNamespace(dtype=dtype, device=torch.device("cpu"), config=config)
 
 
@@ -70,7 +72,7 @@ def version_of(changed: str) -> Callable[[], AbstractContextManager[None]]:
 MODELS: dict[str, Model] = {
     "model": replace(BASE, model_id=bytes(31) + b"1"),
     "family": replace(BASE, family="masked"),
-    "pooling": replace(BASE, pooling="cls"),
+    "pooling": replace(BASE, pooling=SentencePooling(("cls",))),
     "quantization": replace(BASE, quantization="nf4"),
     "dtype": replace(BASE, network=network(torch.bfloat16)),
     "attention": replace(BASE, network=network(attention="eager")),
