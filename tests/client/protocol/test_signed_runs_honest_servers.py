@@ -14,7 +14,7 @@ from scenarios import operator_key, signed
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.signed_runs import SignedRuns
 from server.app import serve
-from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.instructions import INTERCEPT_TRACK, TrainInstruction, token_of
 from shared.result import read_result
 from shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
 from simulations.engine import InProcessGrid
@@ -32,6 +32,9 @@ class Requests(InProcessGrid):
             about = message.metadata
             self.requests.append((about.dst_node_id, about.message_type, frame))
         return super().push_messages(messages)
+
+
+LABELS = 2
 
 
 def folder_of(client: Path, run_id: bytes) -> Path:
@@ -74,6 +77,9 @@ def test_no_request_of_an_honest_server_is_refused(
             runs.check_first(asked, token)
             before = answered.read(asked.run_id)
             answered.write(asked.run_id, before.after_report(asked, token))
-            scalars[node] += asked.report_scalars
+            if asked.track == INTERCEPT_TRACK:  # said beside the scalars about examples
+                assert asked.report_scalars == LABELS - 1
+            else:
+                scalars[node] += asked.report_scalars
     assert not refused
     assert max(scalars.values(), default=0) == config.terms.scalars
