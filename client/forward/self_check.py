@@ -106,6 +106,11 @@ def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
     """
     if _HEAD in base.verdicts:
         return ""
+    if not all(states.isfinite().all() for states in expected):
+        return (
+            "it computes numbers that are not finite; its weights are damaged, or too large for "
+            "model.dtype: download them again, or set model.dtype = float32"
+        )
     hidden, of_beginning, _ = expected
     output = _run_network(base, probe_sequences(base)[0])
     if base.family == "encoder":

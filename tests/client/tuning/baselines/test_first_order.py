@@ -78,7 +78,8 @@ def test_mixed_precision_is_near_and_keeps_the_weights(settings: Settings, tmp_p
     mixed = tuned(config)
     assert mixed["digest"] != whole["digest"]
     assert mixed["curve"][0] == whole["curve"][0]  # evaluations are not in bfloat16
-    assert mixed["curve"][-1]["loss"] == pytest.approx(whole["curve"][-1]["loss"], abs=0.02)
+    # Products in bfloat16 differ among processors; on one the losses are 0.032 apart.
+    assert mixed["curve"][-1]["loss"] == pytest.approx(whole["curve"][-1]["loss"], abs=0.05)
     method = FirstOrder(TuningSetup(config.complete(1)), tmp_path / "new", bytes(32))
     assert {tensor.dtype for tensor in method._values().values()} == {torch.float32}
     method.close()
