@@ -1,5 +1,6 @@
 """Federations with a message, a client or a setting that is refused: the others go on."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +185,11 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     for file in model_folder("causal").iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     weights = load_file(broken / "model.safetensors")
-    name = next(name for name in weights if name.endswith("down_proj.weight"))
-    weights[name] = np.full_like(weights[name], np.nan)
+    # Each text has one of these words, and the check of a loaded model has other tokens.
+    vocabulary = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]
+    name = next(name for name in weights if name.endswith("embed_tokens.weight"))
+    weights[name] = weights[name].copy()
+    weights[name][[vocabulary["not"], vocabulary["very"]]] = np.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     config = config_of(settings, model__path=str(broken), cohort__empty_rounds=2)
     message = r"round 2: no report could be used in 2 rounds.*its local step 1 failed \(code 10\)"

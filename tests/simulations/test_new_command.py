@@ -38,7 +38,7 @@ def test_a_project_of_users_is_written_and_runs(
     assert {file.name for file in folder.iterdir()} == {"task.toml", "scenario.toml"}
     status, _, errors = run("simulate", folder / "scenario.toml", "--set", "rounds=2")
     assert (status, errors) == (0, "")
-    assert RunResult.read(folder / "run").final_round == 2
+    assert RunResult.read(folder / "run").final_round == 3  # and that of the common intercept
 
 
 def test_questions_are_answered_one_by_one(
@@ -99,7 +99,7 @@ def test_users_in_a_column_of_another_name_are_clients(
     assert "clients: 3 with 56 training examples, of 3 users" in printed
     assert load_task(str(tmp_path / "mine" / "task.toml")).user == "rated_by"
     run("simulate", tmp_path / "mine" / "scenario.toml", "--set", "rounds=1")
-    assert RunResult.read(tmp_path / "mine" / "run").final_round == 1
+    assert RunResult.read(tmp_path / "mine" / "run").final_round == 2  # and the intercepts
     # Without --user, nothing says that this is a column of users.
     _, printed, _ = run("new", tmp_path / "other", *given)
     assert "users: none are named" in printed
@@ -245,7 +245,7 @@ def test_texts_of_users_make_a_federation(
     quick = ("--set", "rounds=1", "--set", "personal.rounds=1", "--set", "queries=2")
     status, _, errors = run("simulate", scenario, *quick)
     assert (status, errors) == (0, "")
-    assert RunResult.read(tmp_path / "mine" / "run").final_round == 1
+    assert RunResult.read(tmp_path / "mine" / "run").final_round == 2  # and the intercepts
     # Without users there is nobody to personalize for, and the project is one of samara tune.
     file.write_text("".join(json.dumps({**row, "user": "u0"}) + "\n" for row in rows))
     status, printed, _ = run("new", tmp_path / "alone", *given)
