@@ -164,8 +164,8 @@ def _hidden(base: BaseModel, recorded: Sequence[Tensor]) -> Tensor:
     if not recorded:
         raise ValueError("its head does not call the text model that was found")
     (hidden,) = recorded
-    if hidden.ndim != 3 or hidden.shape[2] != base.features:
-        raise ValueError(f"its output is {list(hidden.shape)}, not {base.features} per token")
+    if hidden.ndim != 3 or hidden.shape[2] != base.hidden_size:
+        raise ValueError(f"its output is {list(hidden.shape)}, not {base.hidden_size} per token")
     return hidden[0]
 
 

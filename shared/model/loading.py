@@ -76,8 +76,13 @@ class BaseModel:
     @property
     def features(self) -> int:
         """The number of features of a representation: of a last hidden state, or a sentence."""
-        size = _hidden_size(self.network)
+        size = self.hidden_size
         return self.pooling.size(size) if self.family == "encoder" else size
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of features of a last hidden state."""
+        return _hidden_size(self.network)
 
     def token_ids(self, text: str, special: bool = False) -> tuple[int, ...]:
         """Tokenize a text.

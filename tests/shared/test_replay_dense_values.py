@@ -66,7 +66,7 @@ def test_no_other_track_may_hold_them(track: int, tmp_path: Path) -> None:
         RoundDelta.decode(fit_of(track).encode())
     header = LedgerHeader(track, RUN_ID, LAYOUT.hash)
     with closing(Ledger(tmp_path, header, LAYOUT, 0)) as ledger:
-        with pytest.raises(LedgerError, match="dense values are for private tracks only"):
+        with pytest.raises(LedgerError, match="the label bias alone are for private tracks only"):
             ledger.append(fit_of(track))
         assert ledger.position == header.start
 
