@@ -60,7 +60,9 @@ def test_logits_of_a_large_vocabulary_never_exist_at_once(
     network = LlamaForCausalLM(
         LlamaConfig(vocab_size=128_256, num_attention_heads=1, num_key_value_heads=1, **sizes)
     )
-    base: Any = SimpleNamespace(network=network, body=network.model, folder="large")
+    base: Any = SimpleNamespace(
+        network=network, body=network.model, folder="large", vocabulary=128_256
+    )
     hidden, tokens = torch.randn(2, 150, 8), torch.randint(128_256, (150,)).tolist()
     tiles, plain = list[int](), head._head
 
