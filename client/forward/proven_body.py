@@ -167,6 +167,7 @@ class ProvenBody:
                     return False
         return True
 
+    @abstractmethod
     def _run_to_check(
         self,
         sequences: Sequence[Ids],
@@ -174,7 +175,6 @@ class ProvenBody:
         read: Sequence[Sequence[int]] | None,
     ) -> Tensor:
         """Run the pass that is checked."""
-        raise NotImplementedError
 
     def _detect_block_output(self) -> None:
         """Detect whether blocks return a tensor, or a tuple of how many parts beginning with it."""
