@@ -45,6 +45,8 @@ _READ_WHILE_IMPORTING = (
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
 )
 """Beginnings of the names of variables that libraries read while they are imported."""
+_SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
+"""Such variables that a fork takes over, or that libraries set while they are imported."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 16384
 """Bytes of the command line that a fork has room for."""
@@ -123,7 +125,7 @@ def import_variables(environment: Any) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_READ_WHILE_IMPORTING) and name != "PYTHONPATH"
+        if name.startswith(_READ_WHILE_IMPORTING) and name not in _SET_ANYWAY
     }
 
 
@@ -231,6 +233,8 @@ def _become(request: Request, streams: list[int]) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
+    if level := os.environ.get("FLWR_LOG_LEVEL"):
+        importlib.import_module("flwr.supercore.logger").update_console_handler(level)
     paths = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     first = {"-P": "", "-m": request.folder}.get(
         request.words[0], os.path.dirname(request.words[0])
@@ -278,12 +282,12 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
+    variables = import_variables(os.environ)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [path for path in sys.path[1:] if path not in map(os.path.abspath, paths)]
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
-    variables = import_variables(os.environ)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

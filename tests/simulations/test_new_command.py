@@ -245,7 +245,7 @@ def test_texts_of_users_make_a_federation(
     quick = ("--set", "rounds=1", "--set", "personal.rounds=1", "--set", "queries=2")
     status, _, errors = run("simulate", scenario, *quick)
     assert (status, errors) == (0, "")
-    assert RunResult.read(tmp_path / "mine" / "run").final_round == 2  # and the intercepts
+    assert RunResult.read(tmp_path / "mine" / "run").final_round == 1
     # Without users there is nobody to personalize for, and the project is one of samara tune.
     file.write_text("".join(json.dumps({**row, "user": "u0"}) + "\n" for row in rows))
     status, printed, _ = run("new", tmp_path / "alone", *given)
