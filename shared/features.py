@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -364,19 +367,28 @@ def kind_of(task: "Task") -> str:
 @cache
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
-    partial: list[dict[str, str]] = [{}]
-    every = (*EXCLUSIONS, *FURTHER_EXCLUSIONS)
-    for name, values in DIMENSIONS.items():  # what is excluded already is not extended
-        exclusions = {
-            value: [one for one in every if value in one.values.get(name, ())] for value in values
-        }
-        partial = [
-            combination | {name: value}
-            for combination in partial
-            for value in values
-            if not any(e.excludes(combination | {name: value}) for e in exclusions[value])
-        ]
-    return tuple(partial)
+    known: list[str] = []
+    table = np.zeros((1, 0), np.int8)  # indices of values, a column for every known dimension
+    for name, values in DIMENSIONS.items():
+        known.append(name)
+        added = np.tile(np.arange(len(values), dtype=np.int8), len(table))
+        table = np.column_stack([np.repeat(table, len(values), axis=0), added])
+        for exclusion in (*EXCLUSIONS, *FURTHER_EXCLUSIONS):
+            if name in exclusion.values and exclusion.values.keys() <= set(known):
+                table = table[~_are_excluded(table, known, exclusion)]
+    names = [np.array(values, object)[table[:, i]] for i, values in enumerate(DIMENSIONS.values())]
+    return tuple(dict(zip(known, row, strict=True)) for row in zip(*names, strict=True))
+
+
+def _are_excluded(
+    table: NDArray[np.int8], known: Sequence[str], exclusion: Exclusion
+) -> NDArray[np.bool_]:
+    """Return which rows of indices of values an exclusion is about."""
+    columns = [
+        np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in values])
+        for name, values in exclusion.values.items()
+    ]
+    return np.logical_and.reduce(columns)
 
 
 def is_supported(combination: Combination) -> bool:

@@ -1,5 +1,7 @@
 """Small real models, data and settings for tests: built once per test run, never downloaded."""
 
+import atexit
+import gc
 import json
 import os
 import signal
@@ -42,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first: whole runs, and files with slow tests."""
     long = {item.path for item in items if "e2e" in item.path.parts or _is_slow(item)}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Leave libraries and collected tests out of garbage collections, which some tests ask for."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # nanobind reports what is left at the end
 
 
 def _is_slow(item: pytest.Item) -> bool:

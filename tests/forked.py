@@ -163,9 +163,7 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
         shell, streams = arguments[9], arguments[10:16]
         gid, gids, uid, umask, new_session, group = arguments[17:23]
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (env or os.environ).items()}
-        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-        runs_first = any(Path(path, "sitecustomize.py").exists() for path in paths if path)
-        others = (executable, preexec_fn, pass_fds, shell, gid, gids, uid, runs_first)
+        others = (executable, preexec_fn, pass_fds, shell, gid, gids, uid)
         plain = not any(others) and umask == -1 and group == -1
         words = _forkable_words(args, environment) if plain else None
         folder = os.path.abspath(os.fsdecode(cwd or "."))
@@ -235,11 +233,15 @@ def _become(request: Request, streams: list[int]) -> None:
     os.environ.update(request.environment)
     if level := os.environ.get("FLWR_LOG_LEVEL"):
         importlib.import_module("flwr.supercore.logger").update_console_handler(level)
-    paths = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = list(filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep)))
     first = {"-P": "", "-m": request.folder}.get(
         request.words[0], os.path.dirname(request.words[0])
     )
     sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
+    for file in (Path(path, "sitecustomize.py") for path in paths):
+        if file.exists():
+            runpy.run_path(str(file))
+            break
 
 
 def _run(words: list[str]) -> None:

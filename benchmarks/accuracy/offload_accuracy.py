@@ -262,7 +262,7 @@ class Benchmark:
         if method.part:
             from transformers import AutoConfig
 
-            hidden = AutoConfig.from_pretrained(self.path).hidden_size
+            hidden = AutoConfig.from_pretrained(self.path, trust_remote_code=False).hidden_size
             part = {"lsp.subspace-size": hidden // method.part}
         out = self.folder / f"run-{self.model}-{self.data_set}"
         return TuneSettings.of(

@@ -76,7 +76,9 @@ def load(folder: Path) -> Any:
     """Return the network of a model folder in float32, without dropout."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
 
 def measure_compute(network: Any, train: Tensor, setting: Setting) -> tuple[float, float]:
@@ -386,7 +388,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     setting = Setting(seed=arguments.seed)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, trust_remote_code=False)
     texts = read_texts(arguments.texts, arguments.field)
     sequences = split(texts, tokenizer, setting.context, setting.held_out)
     rows = Rows(arguments.out / "rows.jsonl")

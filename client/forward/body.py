@@ -274,14 +274,19 @@ class PerturbedBody(ProvenBody):
         return whole
 
     def _find_position_wise(self) -> list[nn.Module]:
-        """Find the parts of the last block that need only supervised positions."""
-        probe = self._probe()
+        """Return the parts of the last block that need only supervised positions, found once."""
+        probe, block = self._probe(), self._blocks[-1]
+        key = "position-wise", tuple(map(type, block.modules()))
+        verdicts = self._base.verdicts
 
         def run() -> Tensor:
             with self._skipping_blocks(0, len(self._blocks) - 1):
                 return self._hidden_states(probe)
 
-        return find_position_wise_modules(self._blocks[-1], is_linear, run)
+        if key not in verdicts:
+            found = find_position_wise_modules(block, is_linear, run)
+            verdicts[key] = [name for name, part in block.named_modules() if part in found]
+        return [block.get_submodule(name) for name in verdicts[key]]
 
     def _find_full_input_parts(self) -> list[nn.Module] | None:
         """Find the parts of the last block, with linear layers, that need all positions.

@@ -1,6 +1,7 @@
 """The shape of a model: the matrix sizes of its forward pass, from its configuration alone."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,18 +105,25 @@ def model_shape(name_or_path: str) -> ModelShape:
     if name_or_path in BUILT_IN:
         return llama_shape(name_or_path, BUILT_IN[name_or_path])
     folder = _folder(name_or_path)
-    import transformers
-
     from shared.model.structure import detect_family
 
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        return shape_of_config(config, folder, detect_family(folder))
+        content = (folder / "config.json").read_bytes()
+        return _shape_of_folder(folder, detect_family(folder), content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{name_or_path}: cannot read its config.json: {message}") from error
+
+
+@lru_cache(maxsize=8)
+def _shape_of_folder(folder: Path, family: "Family", _content: bytes) -> ModelShape:
+    """Return the shape of a model by its folder and the content of its configuration."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    return shape_of_config(config, folder, family)
 
 
 def llama_shape(name: str, config: dict[str, int]) -> ModelShape:

@@ -6,7 +6,7 @@ docs/guides/devices.md explains the keys.
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -286,9 +286,10 @@ def load_link(name_or_path: str) -> LinkProfile:
     return _load_profile(LinkProfile, name_or_path, _shipped_files("profiles", "links"), "link")
 
 
-def shipped_devices() -> list[DeviceProfile]:
+@cache
+def shipped_devices() -> tuple[DeviceProfile, ...]:
     """Load all device profiles that come with Samara, sorted by name."""
-    return [load_device(name) for name in sorted(_shipped_files("profiles"))]
+    return tuple(load_device(name) for name in sorted(_shipped_files("profiles")))
 
 
 def shipped_links() -> list[LinkProfile]:

@@ -4,6 +4,7 @@ LoRA-FA is a LoRA with a frozen A: A is regenerated from the layout's seed, B ho
 numbers, and alpha / r has the same meaning in both. Of a LoRA, A is trained too.
 """
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def write_peft_adapter(
         weights[f"{key}.lora_B.weight"] = torch.from_numpy(b.copy())
     settings = {
         "peft_type": "LORA",
-        "task_type": _TASK_TYPES[base.family],
+        "task_type": _task_type(base),
         "base_model_name_or_path": name,
         "r": layout.rank,
         "lora_alpha": layout.alpha,
@@ -79,6 +80,15 @@ def write_peft_adapter(
         "inference_mode": True,
     }
     _write(folder, weights, settings)
+
+
+def _task_type(base: BaseModel) -> str | None:
+    """Return the class of PEFT for a model; None for the one that passes on its inputs alone.
+
+    The others also pass `inputs_embeds`, which not every model takes.
+    """
+    takes_embeddings = "inputs_embeds" in inspect.signature(base.network.forward).parameters
+    return _TASK_TYPES[base.family] if takes_embeddings else None
 
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
@@ -111,7 +121,7 @@ def write_peft_prefix(
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",
-        "task_type": _TASK_TYPES[base.family],
+        "task_type": _task_type(base),
         "base_model_name_or_path": name,
         "num_virtual_tokens": length,
         "token_dim": heads * head_features,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from crossed import crossed
 from safetensors.torch import load_file, save_file
 from streams import save_shape
 from tiny_models import save_tokenizer
@@ -108,8 +109,7 @@ REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(("case", "way"), crossed(REFUSED, WAYS))
 def test_what_a_checkpoint_does_not_hold_is_not_made_up(
     case: str, way: str, model_folder: ModelFolder, tmp_path: Path
 ) -> None:

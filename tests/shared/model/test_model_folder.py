@@ -9,6 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from crossed import crossed
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
@@ -51,23 +52,24 @@ def write_json(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(settings | changes))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda whole: whole[: len(whole) // 2], r"is truncated: .* and its tensors need .* again"),
-        (lambda whole: whole + b"x", r"it is damaged .*download the model again"),
-        (lambda whole: POINTER, "a pointer of Git LFS.*git lfs pull"),
-        (lambda whole: PAGE, "a web page.*download the model again"),
-        (lambda whole: b"", "it is empty; download the model again"),
-        (lambda whole: b"nothing", "it is damaged .*download the model again"),
-    ],
-)
-def test_damaged_weights_have_one_message(
-    damage: Callable[[bytes], bytes], message: str, way: str, folder: Path
-) -> None:
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "half": (
+        lambda whole: whole[: len(whole) // 2],
+        r"is truncated: .* and its tensors need .* again",
+    ),
+    "longer": (lambda whole: whole + b"x", r"it is damaged .*download the model again"),
+    "pointer": (lambda whole: POINTER, "a pointer of Git LFS.*git lfs pull"),
+    "page": (lambda whole: PAGE, "a web page.*download the model again"),
+    "empty": (lambda whole: b"", "it is empty; download the model again"),
+    "other": (lambda whole: b"nothing", "it is damaged .*download the model again"),
+}
+
+
+@pytest.mark.parametrize(("damage", "way"), crossed(DAMAGES, WAYS))
+def test_damaged_weights_have_one_message(damage: str, way: str, folder: Path) -> None:
     file = folder / "model.safetensors"
-    file.write_bytes(damage(file.read_bytes()))
+    make, message = DAMAGES[damage]
+    file.write_bytes(make(file.read_bytes()))
     with pytest.raises(ModelError, match=rf"model\.safetensors: cannot be loaded: .*{message}"):
         load(folder, way)
 

@@ -1,0 +1,19 @@
+"""Every case of a test in every way, few of which run with `make test`."""
+
+from collections.abc import Collection
+
+import pytest
+
+
+def crossed(cases: Collection[object], ways: Collection[object]) -> list[object]:
+    """Parameters of every pair; `exhaustive` but for one of each case and one of each way."""
+    return [
+        pytest.param(
+            case,
+            way,
+            marks=[] if i % len(ways) == j or j % len(cases) == i else pytest.mark.exhaustive,
+            id=f"{case}-{way}",
+        )
+        for i, case in enumerate(cases)
+        for j, way in enumerate(ways)
+    ]
