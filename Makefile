@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # tests/conftest.py: whole runs first, so that no process waits for another at the end.
 AT_A_TIME := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
+# Threads of libraries that wait for each other cost more than they gain, beside other processes
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1

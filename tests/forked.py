@@ -7,7 +7,7 @@ its own, so that its subprocesses begin in the same way. The project's own modul
 beforehand.
 
 Commands that read their environment before `main`, or that have interpreter options, are started
-as usual.
+as usual, and so are programs of `-c`, except for those that begin with `LOADED`.
 """
 
 import atexit
@@ -52,12 +52,16 @@ _ROOM = 16384
 """Bytes of the command line that a fork has room for."""
 
 
+LOADED = "# begins with the libraries loaded\n"
+"""First line of a program of `-c` that is forked."""
+
+
 class Request(NamedTuple):
     """A process to fork.
 
     Attributes:
-        words: the arguments; `-m` and a module, or the path of a script, comes first, perhaps
-            behind `-P`.
+        words: the arguments; `-m` and a module, `-c` and a program, or the path of a script comes
+            first, perhaps behind `-P`.
         ignored: numbers of the signals that it ignores.
     """
 
@@ -142,12 +146,13 @@ def _zygote_of_this_process() -> Zygote:
 
 
 def _forkable_words(args: Any, environment: Any) -> list[str] | None:
-    """The arguments of a command that can be forked, from `-m` or the script's path on."""
+    """The arguments of a command that can be forked, from `-m`, `-c` or the script's path on."""
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
         module = words[words.index("-m") + 1] if "-m" in words[:3] else ""
         is_ours = words[1] in ("-P", "-m") and module.split(".")[0] in _PACKAGES
-        return words[1:] if is_ours else None
+        is_loaded = words[1] == "-c" and words[2].startswith(LOADED)
+        return words[1:] if is_ours or is_loaded else None
     found = shutil.which(words[0], path=environment.get("PATH"))
     here = Path(sys.executable).parent
     if found and Path(found).parent == here and Path(found).name in scripts():
@@ -234,9 +239,8 @@ def _become(request: Request, streams: list[int]) -> None:
     if level := os.environ.get("FLWR_LOG_LEVEL"):
         importlib.import_module("flwr.supercore.logger").update_console_handler(level)
     paths = list(filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep)))
-    first = {"-P": "", "-m": request.folder}.get(
-        request.words[0], os.path.dirname(request.words[0])
-    )
+    folders = {"-P": "", "-m": request.folder, "-c": request.folder}
+    first = folders.get(request.words[0], os.path.dirname(request.words[0]))
     sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
     for file in (Path(path, "sitecustomize.py") for path in paths):
         if file.exists():
@@ -251,6 +255,9 @@ def _run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
     else:
         sys.argv = words
         module, _, function = scripts()[Path(words[0]).name].partition(":")

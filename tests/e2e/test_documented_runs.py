@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 SMALL = {
     "simulate": (
         *("--set", "rounds=2", "--set", "steps=1", "--set", "queries=2", "--set", "batch=4"),
-        *("--set", "threads=1", "--set", "evaluate.limit=4"),
+        *("--set", "threads=1", "--set", "evaluate.limit=4", "--set", "evaluate.passages=1"),
     ),
     "tune": (
         *("--steps", "2", "--validate-every", "2", "--train", "24", "--validation", "8"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bases import basis_for
+from forked import LOADED
 from helpers import ROOT, files_of
 from starts import start_for
 
@@ -35,7 +36,7 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     """Simulate in a process of its own, with the code of a folder and another working directory."""
     cwd.mkdir()
     ended = subprocess.run(
-        [sys.executable, "-c", RUN, str(code_folder), json.dumps(settings), engine],
+        [sys.executable, "-c", LOADED + RUN, str(code_folder), json.dumps(settings), engine],
         cwd=cwd,
         capture_output=True,
         text=True,

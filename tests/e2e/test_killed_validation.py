@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from federations import Settings, config_of
+from forked import LOADED
 from helpers import ROOT
 
 from shared.config import RunConfig
@@ -54,7 +55,7 @@ serve(config, grid)
 def simulate_until_killed(config: RunConfig, moment: str, best: int) -> None:
     arguments = [json.dumps(config.flat()), moment, str(best)]
     ended = subprocess.run(
-        [sys.executable, "-c", SIMULATION_THAT_IS_KILLED, *arguments],
+        [sys.executable, "-c", LOADED + SIMULATION_THAT_IS_KILLED, *arguments],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import LOADED
 
 import samara
 from samara.overrides import config_of, settings_of
@@ -98,7 +99,11 @@ def test_a_run_is_that_of_the_command(run: samara.Run, tmp_path: Path) -> None:
 def test_nothing_is_printed_where_nobody_looks(settings: dict[str, Any], tmp_path: Path) -> None:
     code = f"import samara; samara.simulate({settings | {'rounds': 1, 'evaluate.limit': 4}!r})"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-c", LOADED + code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

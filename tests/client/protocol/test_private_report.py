@@ -20,6 +20,7 @@ from federations import (
     serve_until_recording,
 )
 from flwr.app import Message
+from forked import LOADED
 from helpers import ROOT
 from private_reports import MODES, STEPS, asked_of, die_at, frame_of, local_config, private
 from residents import CLIENTS, resident
@@ -258,7 +259,7 @@ def test_kill_9_makes_no_second_noise(settings: Settings, tmp_path: Path, moment
     def run(moment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
-                *(sys.executable, "-c", CLIENT_THAT_IS_KILLED),
+                *(sys.executable, "-c", LOADED + CLIENT_THAT_IS_KILLED),
                 *(json.dumps(settings), str(home), moment),
             ],
             env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},

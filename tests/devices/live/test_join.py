@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import LOADED
 from golden.golden_scenario import golden_scenario
 from invitations import access_to, authority_of, invite, names, new_run, post, request_of, serve
 from typer.testing import CliRunner
@@ -226,7 +227,7 @@ def test_a_join_that_is_killed_anywhere_goes_on(run: Path, address: str, tmp_pat
     code, home = invite(run), tmp_path / "home"
 
     def start(at: int) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-c", KILLED, str(at), address, str(code), str(home)]
+        command = [sys.executable, "-c", LOADED + KILLED, str(at), address, str(code), str(home)]
         return subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
 
     keys = set()

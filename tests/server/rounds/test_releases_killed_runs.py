@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import Settings
+from forked import LOADED
 from helpers import ROOT
 from killed_runs import CLIENTS, ROUNDS, STEPS, private_run
 
@@ -57,7 +58,7 @@ def test_a_killed_run_has_each_report_noise_and_charge_once(
     config = private_run(settings)
     path = f"{ROOT}:{ROOT / 'tests'}"
     killed = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(settings), moment],
+        [sys.executable, "-c", LOADED + RUN, json.dumps(settings), moment],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,

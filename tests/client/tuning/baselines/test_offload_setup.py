@@ -15,7 +15,10 @@ from shared.model.loading import load_base_model
 ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.slow
 COMPARED = ("digest", "curve", "test")
-LSP = {"method": "lsp", "lsp__subspace_size": 8, "lsp__nonzeros": 2, "lsp__check_frequency": 2}
+LSP = {
+    **{"method": "lsp", "lsp__subspace_size": 8, "lsp__nonzeros": 2},
+    **{"lsp__check_frequency": 2, "lsp__learning_steps": 3},
+}
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
     return small(model_folder("causal"), data_file, tmp_path / "run")
 
 
-@pytest.mark.parametrize("changes", [{"method": "zero-offload"}, LSP | {"lsp__learning_steps": 3}])
+@pytest.mark.parametrize("changes", [{"method": "zero-offload"}, LSP])
 def test_no_schedule_changes_a_bit(
     changes: dict[str, Any], settings: Settings, tmp_path: Path
 ) -> None:
