@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Four processes for two cores, since live runs wait a third of their time for Flower's next look;
-# each with whole files, so that a file's fixtures are made once. Files in the order of
-# tests/conftest.py: whole runs first, so that no process waits for another at the end.
-AT_A_TIME := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores, since live runs wait a third of their time for Flower's next look,
+# and four cost a quarter more; each with whole files, so that a file's fixtures are made once. Files
+# in the order of tests/conftest.py: whole runs first, so that no process waits at the end.
+AT_A_TIME := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
 # Threads of libraries that wait for each other cost more than they gain, beside other processes
 export OMP_NUM_THREADS ?= 1

@@ -388,7 +388,8 @@ def _are_excluded(
         np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in values])
         for name, values in exclusion.values.items()
     ]
-    return np.logical_and.reduce(columns)
+    excluded: NDArray[np.bool_] = np.logical_and.reduce(columns)
+    return excluded
 
 
 def is_supported(combination: Combination) -> bool:

@@ -2,7 +2,6 @@
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 from client.personal.softmax_fit import Examples, Floats, SoftmaxFit, check_finite
 from shared.errors import TrainingError
@@ -42,7 +41,7 @@ def fit_softmax(
         logits = offsets + bias
         if features.shape[1]:
             logits = logits + features @ readout.T @ contrasts
-        log_sums = logsumexp(logits, axis=1, keepdims=True)
+        log_sums = np.logaddexp.reduce(logits, axis=1, keepdims=True)
         loss = np.mean(log_sums[:, 0] - logits[rows, labels]) + intercept_penalty * bias @ bias
         probabilities = np.exp(logits - log_sums)
         gradient = probabilities.mean(axis=0) - frequencies + 2 * intercept_penalty * bias

@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ class BaseModel:
         tokenizer: fast tokenizer of the model.
         pooling: modules of a sentence encoder behind its network.
         quantization: quantization of the linear layers in the blocks.
-        verdicts: results of the checks of this model, which its copies share.
+        verdicts: results of the checks of this model, for all who load it in this process.
     """
 
     folder: Path
@@ -248,9 +249,17 @@ def _load(
     network.eval().requires_grad_(False)
     use_faster_products(network)
     pooling = _pooling(folder, known_family, network).to(device)
+    identity = model_id(folder)
+    verdicts = _verdicts_of(identity, known_family, quantization, network.dtype, device)
     return BaseModel(
-        folder, model_id(folder), known_family, network, tokenizer, pooling, quantization
+        folder, identity, known_family, network, tokenizer, pooling, quantization, verdicts
     )
+
+
+@cache
+def _verdicts_of(*_: object) -> dict[Any, Any]:
+    """Return the verdicts on a model as it is loaded, by all that they depend on."""
+    return {}
 
 
 def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:

@@ -17,11 +17,12 @@ from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.peft_adapter import PeftSpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import NO_SEEDS, Space
-from shared.model.loading import BaseModel, load_base_model
+from client.streaming.loading import load_model
+from shared.model.loading import BaseModel
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
 from shared.replay_numba import NumbaBackend
-from shared.sections import AdapterSettings
+from shared.sections import AdapterSettings, ModelSettings
 from shared.tasks.kinds import GenerationTask
 
 BACKEND = NumbaBackend(1)
@@ -68,12 +69,14 @@ class Packed:
         rows: number of rows of every pass so far.
     """
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.base = load_base_model(str(folder))
+    def __init__(self, folder: Path, kind: str, streamed: bool = False) -> None:
+        loaded = load_model(ModelSettings(path=str(folder), stream="disk" if streamed else "off"))
+        self.base = loaded.base
+        self.stream = loaded.make_stream(self.base)
         self.scorer: Scorer = scorer_for(self.base, TASK, 40, lambda _: torch.empty(0))
         assert isinstance(self.scorer, GenerationScorer)
         self.space = space_in(self.base, kind)
-        self.engine = make_forward_engine(self.base, self.space.adapter, self.scorer, False)
+        self.engine = make_forward_engine(self.base, self.space.adapter, self.scorer, streamed)
         self.rows: list[int] = []
         self.base.body.register_forward_pre_hook(self._note_rows, with_kwargs=True)
 
@@ -105,6 +108,17 @@ def test_a_packed_batch_has_the_scores_of_its_texts_one_by_one(
         together = packed.scores(prompts, seeds)
         alone = np.concatenate([packed.scores([one], seeds) for one in prompts], axis=1)
         np.testing.assert_allclose(together, alone, atol=1e-4)
+
+
+def test_streamed_texts_behind_a_prefix_have_the_scores_of_resident_ones(
+    shape_folder: Shape,
+) -> None:
+    folder = shape_folder("Llama", False)
+    resident, streamed = (Packed(folder, "random prefix", way) for way in (False, True))
+    for seeds in (NO_SEEDS, SEEDS):
+        expected = resident.scores(resident.prompts(), seeds)
+        found = streamed.scores(streamed.prompts(), seeds)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("prefix", False), ("full", True)])

@@ -1,0 +1,51 @@
+"""The round of the common intercept in live processes, and its repetition as a simulation."""
+
+import pytest
+from live import ONE_SMALL_STEP, free_port
+
+from benchmarks.faults.live_run import LiveRun
+from server.store import LEDGER_FOLDER
+from shared.config import RunConfig
+from shared.ledger.reading import read_ledger
+from shared.replay import DenseValues
+from shared.result import RunResult
+from simulations.simulate import simulate
+
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
+NAMES = ["garden", "kitchen"]
+SETTINGS = {
+    **ONE_SMALL_STEP,
+    "method": "readout",
+    "adapter.layers": "readout",
+    "adapter.label-bias": True,
+    "rounds": 2,
+    "cohort.available": 2,
+    "ledger.snapshot-every": 0,
+}
+
+
+def test_live_clients_estimate_a_common_intercept(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("i")  # short: sockets lie in it
+    with LiveRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        for seed, name in enumerate(NAMES):
+            own = ("--set", "threads=1", "--set", f"data.seed={seed}")
+            live.start_client(name, None, *own)
+        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        assert live.server is not None
+        assert live.server.returncode == 0, live.said()[-2000:]
+        assert live.check() == SETTINGS["rounds"] + 1
+    result = RunResult.read(live.run)
+    assert result.final_round == SETTINGS["rounds"] + 1
+    *_, last = read_ledger(live.run / LEDGER_FOLDER)
+    (entry,) = last.delta.entries
+    assert isinstance(entry, DenseValues)
+    assert {c.client for c in last.delta.contributors} == set(live.devices.values())
+
+    config = RunConfig.of(SETTINGS | {"out": str(folder / "again")}, "here")
+    again = simulate(config, cohorts_from=live.run, homes=list(map(live.home, NAMES)))
+    assert RunResult.read(again).final_digest == result.final_digest
