@@ -4,6 +4,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.sections import AdapterSettings, ModelSettings
 
 TOLERANCE = 1e-4
+MOST_PARAMETERS = 20_000_000
 
 SMALL: dict[str, Any] = {
     # width and depth, as models of different ages call them
@@ -146,10 +148,21 @@ def _tiny(cls: Any, vocabulary: int, own: dict[str, Any]) -> Any:
     return cls(**chosen | own)
 
 
+class NotBuiltError(Exception):
+    """The reason why transformers has no tiny model of a class."""
+
+
 def build(architecture: Architecture, vocabulary: int) -> Any:
     """A model of a class with random weights, large enough that every part of it shows."""
+    config = tiny_config(architecture, vocabulary)
+    cls = getattr(transformers, architecture.name)
+    size = 0
+    with suppress(Exception), torch.device("meta"):
+        size = sum(parameter.numel() for parameter in cls(copy.deepcopy(config)).parameters())
+    if size > MOST_PARAMETERS:
+        raise NotBuiltError(f"has {size:,} parameters though its settings are small")
     torch.manual_seed(0)
-    network = getattr(transformers, architecture.name)(tiny_config(architecture, vocabulary))
+    network = cls(config)
     with torch.no_grad():
         for module in network.modules():
             weight = getattr(module, "weight", None)
@@ -168,18 +181,26 @@ class Cells:
     Args:
         architecture: class of the model.
         folder: empty folder for it.
+
+    Raises:
+        NotBuiltError: if transformers itself cannot compute a tiny model of the class.
     """
 
     def __init__(self, architecture: Architecture, folder: Path) -> None:
         self.folder = folder
-        family = architecture.family
-        network = build(architecture, save_tokenizer(folder, family))
-        network.save_pretrained(folder)
+        try:
+            network = build(architecture, save_tokenizer(folder, architecture.family))
+            with torch.no_grad():
+                _run(network, (6, 7, 8))  # a configuration that does not fit together fails here
+            network.save_pretrained(folder)
+        except NotBuiltError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip() or 'without a word'}"
+            raise NotBuiltError(reason.splitlines()[0]) from error
         if architecture.family == "encoder":
             (folder / "modules.json").write_text("[]")
         self.plain = network.requires_grad_(False)
-        with torch.no_grad():
-            _run(network, (6, 7, 8))  # a configuration that does not fit together fails here
         self._base: BaseModel | None = None
 
     def all(self) -> dict[str, str]:

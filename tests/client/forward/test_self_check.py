@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from architectures import CELLS, NOT_BUILT, Architecture, Cells, architectures
+from architectures import CELLS, NOT_BUILT, Architecture, Cells, NotBuiltError, architectures
 
 TWELVE = {
     "DebertaV2ForMaskedLM": "its blocks return two values",
@@ -31,7 +31,11 @@ TRIED = [tried for tried in architectures() if str(tried) not in NOT_BUILT]
     ids=str,
 )
 def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_path: Path) -> None:
-    cells = Cells(tried, tmp_path).all()
+    try:
+        cells = Cells(tried, tmp_path).all()
+    except NotBuiltError as error:
+        assert tried.name not in TWELVE
+        pytest.skip(f"no tiny model: {error}")
     assert cells.keys() == CELLS.keys()
     ended = ("right", "refused")
     assert not {n: o for n, o in cells.items() if o.partition(":")[0] not in ended}
