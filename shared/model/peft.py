@@ -25,6 +25,9 @@ from shared.model.loading import BaseModel
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
 _NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
+_STATE_SPACES = "falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
+_NAMES_IN_STATE_SPACES = "out_proj", "conv1d"
+"""Model types, and layers of theirs that PEFT adapts in none of them."""
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -92,8 +95,14 @@ def _task_type(base: BaseModel) -> str | None:
 
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
-    """Raise a ModelError if PEFT takes adapted layers for weights of experts, by their names."""
+    """Raise a ModelError if PEFT, by their names, refuses layers or takes them for experts."""
     config = base.network.config.get_text_config()
+    refused = [n for n in names if n.rpartition(".")[2] in _NAMES_IN_STATE_SPACES]
+    if refused and base.network.config.model_type in _STATE_SPACES:
+        raise ModelError(
+            f"{base.folder}: PEFT adapts no {refused[0]} of a state-space model; export the whole "
+            "model, or adapt other layers"
+        )
     has_experts = any(hasattr(config, name) for name in _COUNTS_OF_EXPERTS)
     if has_experts and (taken := [n for n in names if n.rpartition(".")[2] in _NAMES_OF_EXPERTS]):
         raise ModelError(

@@ -47,7 +47,7 @@ def _classes_with_a_head() -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of transformers' causal classes, and of its masked ones.
 
     A text model with an encoder for pictures writes text as a causal LM does. A model with an
-    encoder and a decoder is neither.
+    encoder and a decoder for text is neither.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -55,7 +55,7 @@ def _classes_with_a_head() -> tuple[frozenset[str], frozenset[str]]:
     pictures = _names(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
     masked = _names(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     both_halves = _names(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
-    return frozenset(causal | pictures) - both_halves, frozenset(masked) - both_halves
+    return frozenset(causal | (pictures - both_halves)), frozenset(masked - both_halves)
 
 
 def _names(mapping: Any) -> set[str]:
