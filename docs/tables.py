@@ -21,7 +21,7 @@ from shared.features import (
     FURTHER_EXCLUSIONS,
     TUNING_EXCLUSIONS,
     Exclusion,
-    is_supported,
+    find_supported,
 )
 from shared.fleet_settings import DeviceGroup
 from shared.rehearsal_settings import Fault
@@ -125,7 +125,7 @@ def _table(columns: str) -> str:
     for name, rows in DIMENSIONS.items():
         for row in rows if name != columns else ():
             cells = [
-                "yes" if is_supported({columns: value, name: row}) else "no" for value in values
+                "yes" if find_supported({columns: value, name: row}) else "no" for value in values
             ]
             lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
     return "\n".join(lines)

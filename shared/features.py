@@ -367,8 +367,22 @@ def kind_of(task: "Task") -> str:
 @cache
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
+    return tuple(map(_combination, _supported()))
+
+
+def find_supported(values: Combination) -> Combination | None:
+    """Return the first combination that exists and has these values; None if there is none."""
+    table = _supported()
+    one_each = Exclusion({name: (value,) for name, value in values.items()}, "")
+    found = np.flatnonzero(_are_excluded(table, list(DIMENSIONS), one_each))
+    return _combination(table[found[0]]) if len(found) else None
+
+
+@cache
+def _supported() -> NDArray[np.int8]:
+    """Return the combinations that exist: in each row the index of a value of every dimension."""
     known: list[str] = []
-    table = np.zeros((1, 0), np.int8)  # indices of values, a column for every known dimension
+    table = np.zeros((1, 0), np.int8)
     for name, values in DIMENSIONS.items():
         known.append(name)
         added = np.tile(np.arange(len(values), dtype=np.int8), len(table))
@@ -376,8 +390,12 @@ def supported_combinations() -> tuple[Combination, ...]:
         for exclusion in (*EXCLUSIONS, *FURTHER_EXCLUSIONS):
             if name in exclusion.values and exclusion.values.keys() <= set(known):
                 table = table[~_are_excluded(table, known, exclusion)]
-    names = [np.array(values, object)[table[:, i]] for i, values in enumerate(DIMENSIONS.values())]
-    return tuple(dict(zip(known, row, strict=True)) for row in zip(*names, strict=True))
+    return table
+
+
+def _combination(indices: NDArray[np.int8]) -> Combination:
+    named = zip(DIMENSIONS.items(), indices.tolist(), strict=True)
+    return {name: values[index] for (name, values), index in named}
 
 
 def _are_excluded(
@@ -390,8 +408,3 @@ def _are_excluded(
     ]
     excluded: NDArray[np.bool_] = np.logical_and.reduce(columns)
     return excluded
-
-
-def is_supported(combination: Combination) -> bool:
-    """Return whether some combination that exists has these values."""
-    return any(combination.items() <= other.items() for other in supported_combinations())

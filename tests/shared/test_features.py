@@ -23,10 +23,9 @@ from shared.features import (
     TUNING_EXCLUSIONS,
     Combination,
     check_features,
-    is_supported,
+    find_supported,
     kind_of,
     refusals,
-    supported_combinations,
 )
 from shared.tasks.catalog import load_task
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
@@ -102,8 +101,9 @@ def usual(combination: Combination) -> dict[str, str]:
 
 @pytest.mark.parametrize("pair", list(pairs()), ids=lambda pair: "-".join(pair.values()))
 def test_every_pair_of_values_is_accepted_or_refused_by_name(pair: dict[str, str]) -> None:
-    if is_supported(pair):
-        check(next(whole for whole in supported_combinations() if pair.items() <= whole.items()))
+    if (whole := find_supported(pair)) is not None:
+        assert pair.items() <= whole.items()
+        check(whole)
         return
     with pytest.raises(ConfigError) as refused:
         check(usual(pair))
@@ -165,7 +165,7 @@ def test_every_value_is_supported_somewhere_but_tasks_of_tune() -> None:
         value
         for name, values in DIMENSIONS.items()
         for value in values
-        if not is_supported({name: value})
+        if find_supported({name: value}) is None
     ]
     assert unsupported == ["open choice"]
 
