@@ -21,11 +21,11 @@ from shared.features import (
     FURTHER_EXCLUSIONS,
     TUNING_EXCLUSIONS,
     Exclusion,
-    find_supported,
 )
 from shared.fleet_settings import DeviceGroup
 from shared.rehearsal_settings import Fault
 from shared.settings import Section, Setting, describe
+from shared.supported_features import find_supported
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -23,10 +23,10 @@ from shared.features import (
     TUNING_EXCLUSIONS,
     Combination,
     check_features,
-    find_supported,
     kind_of,
     refusals,
 )
+from shared.supported_features import find_supported
 from shared.tasks.catalog import load_task
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 

@@ -1,0 +1,55 @@
+"""The combinations of features that exist, which documentation and tests go through."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, Combination, Exclusion
+
+
+@cache
+def supported_combinations() -> tuple[Combination, ...]:
+    """Return all combinations that exist, each with a value in every dimension."""
+    return tuple(map(_combination, _supported()))
+
+
+def find_supported(values: Combination) -> Combination | None:
+    """Return the first combination that exists and has these values; None if there is none."""
+    table = _supported()
+    one_each = Exclusion({name: (value,) for name, value in values.items()}, "")
+    found = np.flatnonzero(_are_excluded(table, list(DIMENSIONS), one_each))
+    return _combination(table[found[0]]) if len(found) else None
+
+
+@cache
+def _supported() -> NDArray[np.int8]:
+    """Return the combinations that exist: in each row the index of a value of every dimension."""
+    known: list[str] = []
+    table = np.zeros((1, 0), np.int8)
+    for name, values in DIMENSIONS.items():
+        known.append(name)
+        added = np.tile(np.arange(len(values), dtype=np.int8), len(table))
+        table = np.column_stack([np.repeat(table, len(values), axis=0), added])
+        for exclusion in (*EXCLUSIONS, *FURTHER_EXCLUSIONS):
+            if name in exclusion.values and exclusion.values.keys() <= set(known):
+                table = table[~_are_excluded(table, known, exclusion)]
+    return table
+
+
+def _combination(indices: NDArray[np.int8]) -> Combination:
+    named = zip(DIMENSIONS.items(), indices.tolist(), strict=True)
+    return {name: values[index] for (name, values), index in named}
+
+
+def _are_excluded(
+    table: NDArray[np.int8], known: Sequence[str], exclusion: Exclusion
+) -> NDArray[np.bool_]:
+    """Return which rows of indices of values an exclusion is about."""
+    columns = [
+        np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in values])
+        for name, values in exclusion.values.items()
+    ]
+    excluded: NDArray[np.bool_] = np.logical_and.reduce(columns)
+    return excluded
