@@ -3,13 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Three processes for two cores, since live runs wait a third of their time for Flower's next look,
-# and four cost a quarter more; each with whole files, so that a file's fixtures are made once. Files
+# and four cost a quarter more than two; each with whole files, so that a file's fixtures are made once. Files
 # in the order of tests/conftest.py: whole runs first, so that no process waits at the end.
 AT_A_TIME := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
-# Threads of libraries that wait for each other cost more than they gain, beside other processes
-export OMP_NUM_THREADS ?= 1
-export OPENBLAS_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1
@@ -58,6 +55,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/samara demo
+
+# Libraries' threads that wait for each other cost more than they gain beside other processes
+test test-all: export OMP_NUM_THREADS ?= 1
+test test-all: export OPENBLAS_NUM_THREADS ?= 1
 
 test: install
 	$(BIN)/python -m pytest -m 'not exhaustive' $(AT_A_TIME)

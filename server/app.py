@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -292,7 +292,6 @@ def _result(
     }
 
 
-@cache
 def _versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:

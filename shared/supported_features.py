@@ -1,12 +1,12 @@
 """The combinations of features that exist, which documentation and tests go through."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, Combination, Exclusion
+from shared.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, Combination
 
 
 @cache
@@ -18,8 +18,8 @@ def supported_combinations() -> tuple[Combination, ...]:
 def find_supported(values: Combination) -> Combination | None:
     """Return the first combination that exists and has these values; None if there is none."""
     table = _supported()
-    one_each = Exclusion({name: (value,) for name, value in values.items()}, "")
-    found = np.flatnonzero(_are_excluded(table, list(DIMENSIONS), one_each))
+    one_each = {name: (value,) for name, value in values.items()}
+    found = np.flatnonzero(_have(table, list(DIMENSIONS), one_each))
     return _combination(table[found[0]]) if len(found) else None
 
 
@@ -34,7 +34,7 @@ def _supported() -> NDArray[np.int8]:
         table = np.column_stack([np.repeat(table, len(values), axis=0), added])
         for exclusion in (*EXCLUSIONS, *FURTHER_EXCLUSIONS):
             if name in exclusion.values and exclusion.values.keys() <= set(known):
-                table = table[~_are_excluded(table, known, exclusion)]
+                table = table[~_have(table, known, exclusion.values)]
     return table
 
 
@@ -43,13 +43,13 @@ def _combination(indices: NDArray[np.int8]) -> Combination:
     return {name: values[index] for (name, values), index in named}
 
 
-def _are_excluded(
-    table: NDArray[np.int8], known: Sequence[str], exclusion: Exclusion
+def _have(
+    table: NDArray[np.int8], known: Sequence[str], values: Mapping[str, tuple[str, ...]]
 ) -> NDArray[np.bool_]:
-    """Return which rows of indices of values an exclusion is about."""
+    """Return for each row of indices whether it has one of some values in every dimension."""
     columns = [
-        np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in values])
-        for name, values in exclusion.values.items()
+        np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in some])
+        for name, some in values.items()
     ]
-    excluded: NDArray[np.bool_] = np.logical_and.reduce(columns)
-    return excluded
+    found: NDArray[np.bool_] = np.logical_and.reduce(columns)
+    return found

@@ -236,7 +236,7 @@ def _become(request: Request, streams: list[int]) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
-    if level := os.environ.get("FLWR_LOG_LEVEL"):
+    if level := os.environ.get("FLWR_LOG_LEVEL"):  # Flower reads it while it is imported
         importlib.import_module("flwr.supercore.logger").update_console_handler(level)
     paths = list(filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep)))
     folders = {"-P": "", "-m": request.folder, "-c": request.folder}
@@ -257,7 +257,7 @@ def _run(words: list[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
-        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = words
         module, _, function = scripts()[Path(words[0]).name].partition(":")

@@ -26,7 +26,7 @@ from client.forward.proven_body import (
 )
 from client.forward.rows import Rows
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
-from client.forward.supervised import find_position_wise_modules, run_at_positions
+from client.forward.supervised import run_at_positions
 from client.forward.trunk_cache import Ids, TrunkCache
 from client.forward.turns import forward_pass
 from shared.model.layer_selection import is_linear
@@ -57,7 +57,8 @@ class PerturbedBody(ProvenBody):
         packs: bool = False,
     ) -> None:
         self._base, self._blocks = base, base.blocks
-        self._first_block, self._cache, self._outputs_of_block = first_block, cache, 0
+        self._first_block, self._cache = first_block, cache
+        self._outputs_of_block = 0
         with forward_pass(), torch.inference_mode():
             self._way = self._known_way(packs)
 
@@ -268,20 +269,6 @@ class PerturbedBody(ProvenBody):
         whole = hidden.new_zeros(shape)
         whole[rows.own_indices(supervised, perturbations)] = read
         return whole
-
-    def _find_position_wise(self) -> list[nn.Module]:
-        """Return the parts of the last block that need only supervised positions, found once."""
-        block, verdicts = self._blocks[-1], self._base.verdicts
-        key = "position-wise", tuple(map(type, block.modules()))
-        if key not in verdicts:
-
-            def run() -> Tensor:
-                with self._skipping_blocks(0, len(self._blocks) - 1):
-                    return self._hidden_states(self._probe())
-
-            found = find_position_wise_modules(block, is_linear, run)
-            verdicts[key] = [name for name, part in block.named_modules() if part in found]
-        return [block.get_submodule(name) for name in verdicts[key]]
 
     def _find_full_input_parts(self) -> list[nn.Module] | None:
         """Find the parts of the last block, with linear layers, that need all positions.

@@ -1,6 +1,6 @@
 """The way to compute a model's body, found by trying each against transformers' own pass."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from enum import Enum
@@ -20,8 +20,9 @@ from client.forward.self_check import (
     reason_from,
     refusal,
 )
-from client.forward.supervised import replace_forward
+from client.forward.supervised import find_position_wise_modules, replace_forward
 from client.forward.trunk_cache import Ids, MemoryCache, TrunkCache
+from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LoRAFALinear
 
@@ -43,7 +44,7 @@ class _FirstBlockDoneError(Exception):
     """The end of a pass of which nothing but the first block's output is needed."""
 
 
-class ProvenBody:
+class ProvenBody(ABC):
     """A body of blocks that is computed in the first of several ways that is exact."""
 
     ways, remedy = tuple(Way), ""
@@ -175,6 +176,20 @@ class ProvenBody:
         read: Sequence[Sequence[int]] | None,
     ) -> Tensor:
         """Run the pass that is checked."""
+
+    def _find_position_wise(self) -> list[nn.Module]:
+        """Return the parts of the last block that need only supervised positions, found once."""
+
+        def run() -> Tensor:
+            with self._skipping_blocks(0, len(self._blocks) - 1):
+                return self._hidden_states(self._probe())
+
+        block, verdicts = self._blocks[-1], self._base.verdicts
+        key = "position-wise", tuple(map(type, block.modules()))
+        if key not in verdicts:
+            found = find_position_wise_modules(block, is_linear, run)
+            verdicts[key] = [name for name, part in block.named_modules() if part in found]
+        return [block.get_submodule(name) for name in verdicts[key]]
 
     def _detect_block_output(self) -> None:
         """Detect whether blocks return a tensor, or a tuple of how many parts beginning with it."""

@@ -27,7 +27,7 @@ _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "mo
 _NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
 _STATE_SPACES = "falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
 _NAMES_IN_STATE_SPACES = "out_proj", "conv1d"
-"""Model types, and layers of theirs that PEFT adapts in none of them."""
+"""Model types with state spaces, and the layers in them that PEFT refuses to adapt."""
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -86,16 +86,16 @@ def write_peft_adapter(
 
 
 def _task_type(base: BaseModel) -> str | None:
-    """Return the class of PEFT for a model; None for the one that passes on its inputs alone.
+    """Return PEFT's task type of a model, whose wrapper passes on `inputs_embeds`.
 
-    The others also pass `inputs_embeds`, which not every model takes.
+    It is None for a model that does not take them.
     """
     takes_embeddings = "inputs_embeds" in inspect.signature(base.network.forward).parameters
     return _TASK_TYPES[base.family] if takes_embeddings else None
 
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
-    """Raise a ModelError if PEFT, by their names, refuses layers or takes them for experts."""
+    """Raise a ModelError if PEFT would refuse the layers, or take them for weights of experts."""
     config = base.network.config.get_text_config()
     refused = [n for n in names if n.rpartition(".")[2] in _NAMES_IN_STATE_SPACES]
     if refused and base.network.config.model_type in _STATE_SPACES:
@@ -130,7 +130,7 @@ def write_peft_prefix(
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",
-        "task_type": _task_type(base),
+        "task_type": _TASK_TYPES[base.family],
         "base_model_name_or_path": name,
         "num_virtual_tokens": length,
         "token_dim": heads * head_features,

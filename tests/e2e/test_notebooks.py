@@ -11,7 +11,11 @@ from helpers import ROOT
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 SECONDS = 600
 """Longest time of a cell; without other work on the machine the longest takes half a minute."""
-FORKING = "import subprocess; from forked import ForkingPopen; subprocess.Popen = ForkingPopen"
+FORKING = """
+import subprocess
+from forked import ForkingPopen
+subprocess.Popen = ForkingPopen
+"""
 """A first cell with which the notebook's processes begin as those of other tests."""
 
 

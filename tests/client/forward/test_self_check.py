@@ -1,9 +1,13 @@
 """Every architecture of transformers gives the plain model's scores, or is refused by name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from architectures import CELLS, NOT_BUILT, Architecture, Cells, NotBuiltError, architectures
+
+from client.forward.body import PerturbedBody
+from shared.model.loading import load_base_model
 
 TWELVE = {
     "DebertaV2ForMaskedLM": "its blocks return two values",
@@ -39,3 +43,31 @@ def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_pa
     assert cells.keys() == CELLS.keys()
     ended = ("right", "refused")
     assert not {n: o for n, o in cells.items() if o.partition(":")[0] not in ended}
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("CLIPTextModel", "right"),  # takes no inputs_embeds
+        ("Mamba2ForCausalLM", "refused: PEFT adapts no layers.2.mixer.out_proj"),
+        ("MossTranscribeDiarizeForConditionalGeneration", "right"),  # a causal LM for speech
+    ],
+)
+def test_an_export_is_read_by_peft_or_refused(name: str, ends: str, tmp_path: Path) -> None:
+    (one,) = [each for each in architectures() if each.name == name]
+    assert Cells(one, tmp_path).outcome("PEFT").startswith(ends)
+
+
+def test_a_model_is_checked_once_a_process(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(model_folder("causal"))
+    PerturbedBody(load_base_model(folder), 0)
+
+    def checked(*_: object) -> None:
+        raise AssertionError("it is checked again")
+
+    monkeypatch.setattr(PerturbedBody, "_find_way", checked)
+    PerturbedBody(load_base_model(folder), 0)
+    with pytest.raises(AssertionError, match="checked again"):
+        PerturbedBody(load_base_model(folder, dtype="bfloat16"), 1)
