@@ -39,7 +39,7 @@ LIBRARIES = (
     *("numba", "safetensors.torch", "pydantic", "typer", "rich", "grpc", "httpx", "uvicorn"),
     *("cryptography.hazmat.primitives.asymmetric.ec", "scipy.special", "psutil"),
 )
-_PACKAGES = {"samara", "server", "client", "shared", "devices", "simulations"}
+_PACKAGES = {"samara", "server", "client", "shared", "devices", "simulations", "ipykernel_launcher"}
 _READ_WHILE_IMPORTING = (
     *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
@@ -208,9 +208,12 @@ def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
                 os._exit(0)
             while os.getppid() == between:  # until it is a child of the process that asked
                 os.sched_yield()
+            request = Request(*json.loads(data))
+            if request.new_session:
+                os.setsid()
             channel.sendall(os.getpid().to_bytes(4, "little"))
             channel.close()
-            return Request(*json.loads(data)), list(streams)
+            return request, list(streams)
         os.waitpid(middle, 0)
         for stream in streams:
             os.close(stream)
@@ -303,8 +306,6 @@ def main() -> None:
     _write_command_line(["zygote"])
     while True:
         request, streams = _next_request(channel)
-        if request.new_session:
-            os.setsid()
         here, channel = socket.socketpair()
         if os.fork():
             break

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from helpers import ROOT
 
+from benchmarks.faults.ports import free_address
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.flower_compat import (
@@ -63,14 +63,6 @@ ONE_SMALL_STEP: dict[str, Any] = {
 """Settings of rounds that take next to no time, with which nothing is measured."""
 _SECONDS = 120.0
 _POLL = 0.2
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @contextmanager
@@ -131,7 +123,7 @@ class SuperLink:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self._folder, self.certificate = folder, make_certificate(folder)
         pem = str(self.certificate)
         with (folder / "log").open("ab") as log:

@@ -11,7 +11,6 @@ stands and has trained; its digest must be the server's.
 import argparse
 import json
 import logging
-import os
 import re
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from flwr.app import UserConfig
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from devices.live.settings import resolve_device_settings
@@ -71,7 +71,7 @@ def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
         AssertionError: if it does not stand where the server stands.
     """
     settings = SETTINGS | {"rounds": rounds + LIVE_ROUNDS, "ledger.snapshot-every": snapshot_every}
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     with LiveRun(folder, settings, ["there", "away"], address) as live:
         config = RunConfig.of(settings | {"out": str(live.run)}, "absence")
         begun = time.monotonic()

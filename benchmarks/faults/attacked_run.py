@@ -1,12 +1,12 @@
 """A live run with honest devices and hostile ones, of which nothing may be folded."""
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device
 from shared.ledger.reading import read_ledger
@@ -57,7 +57,7 @@ def attack(
         AssertionError: if anything of a hostile device was folded, or a server process ended.
     """
     names = [f"device-{number}" for number in range(HONEST + hostile)]
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
     settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
     del settings["out"]

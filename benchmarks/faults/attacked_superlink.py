@@ -22,6 +22,7 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from benchmarks.faults.ports import free_port
 from benchmarks.faults.signed_requests import connect, is_refused, signed_headers
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.live.superlink_process import SuperLinkProcess
@@ -103,9 +104,7 @@ def running_superlink(folder: Path) -> Iterator[RunningSuperLink]:
     tls = make_certificates(folder / CERTIFICATES_FOLDER, [])
     keys = ClientKeys(folder / KEYS_FOLDER)
     keys.create("client")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     process = SuperLinkProcess(
         folder / "flower", "127.0.0.1", port, tls, MAX_BYTES, folder / KEYS_FOLDER
     )

@@ -15,7 +15,6 @@ server's.
 """
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from benchmarks.driven_browser import Tab, driven, find_chromium
 from benchmarks.driven_firefox import driven_firefox, find_firefox
 from benchmarks.faults.cut_link import cut_link
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address, free_port
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, samara
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.settings import Scalar
@@ -87,9 +87,9 @@ class Disturbed:
     ) -> None:
         self.live, self.browsers, self._stack, self._model = live, browsers, stack, model
         self._firefox = firefox
-        host, port = live.address.rsplit(":", 1)
-        self._door, self._web = (f"{host}:{int(port) + more}" for more in (1, 2))
-        self.link = stack.enter_context(cut_link(host, int(port) + 2))
+        self._door, web = free_address(), free_port()
+        self._web = f"127.0.0.1:{web}"
+        self.link = stack.enter_context(cut_link("127.0.0.1", web))
         self._open: dict[str, ExitStack] = {}
         self.tabs: dict[str, Tab] = {}
 
@@ -183,7 +183,7 @@ def started(
     write_messages(folder, [*boards, *phones, *browsers])
     own = {**SETTINGS, "cohort.available": sum(counts), **settings}
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     shape = ("--batch", "16", "--seq", "32", "--model", model, "--task", TASK)
     samara(folder, "phone", "export", "--runtime", "onnx", *shape, "--out", "page.onnx")
     if phones:

@@ -11,7 +11,6 @@ that of an undisturbed run with the same cohorts.
 
 import argparse
 import logging
-import os
 import tempfile
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.faults.runs_under_failures import again
 from shared.settings import Scalar
 
@@ -55,7 +55,7 @@ def kill_clients(kills: int, clients: int, seed: int, folder: Path) -> str:
     names = [f"client-{number}" for number in range(clients)]
     killed: Counter[str] = Counter()
     settings, options = settings_of(clients), ("--set", "threads=1")
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     with LiveRun(folder, settings, names, address) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == clients, "the server")

@@ -12,7 +12,6 @@ of the honest devices. Nothing of it may be folded, and rounds must go on.
 
 import argparse
 import logging
-import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +21,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device
 from benchmarks.faults.toy_phone import ToyPhone
@@ -125,7 +125,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
         AssertionError: if the run does not go on.
     """
     names = [f"device-{number}" for number in range(HONEST)]
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     clients, last_sound = HONEST + 1, max(1, rounds // 4)
     more = {"cohort.fraction": 1.0, "cohort.available": clients, "data.clients": clients}
     settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}

@@ -20,7 +20,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ import numpy as np
 from benchmarks.accuracy.growing_data import accuracies, draw
 from benchmarks.accuracy.rows import Rows
 from benchmarks.faults.live_run import ROOT, LiveRun
+from benchmarks.faults.ports import free_address
 from client.personal.personalizations import Personalization, read_personalizations
 from client.personal.runtime_learner import runtime_personalizer
 from client.protocol.client_model import ClientModel
@@ -142,7 +142,7 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
         "personal.when": "every 5 rounds",
         **dict(scene.settings),
     }
-    address = f"127.0.0.1:{_free_port()}"
+    address = free_address()
     with LiveRun(folder, settings, NAMES, address) as live:
         live.start_server()
         authority = live.run / "certificates" / "ca.pem"
@@ -319,13 +319,6 @@ def _describe(asker: Asking) -> dict[str, Any]:
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ rotation.
 
 import argparse
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import UserConfig
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.faults.runs_under_failures import again
 from benchmarks.faults.server_kill import check as check_toy_run
 from benchmarks.faults.server_kill import settings_of as toy_settings
@@ -61,7 +61,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
     settings: dict[str, Scalar] = {"rounds": MOST_ROUNDS, "steps": 1, "queries": 4, "batch": 16}
     settings |= {"personal.rounds": 0, "evaluate.every": 0, "cohort.available": 2}
     settings |= {"cohort.timeout": 60.0, "cohort.patience": 100, "ledger.snapshot-every": 0}
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     with LiveRun(folder, settings, [BOARD, OTHER], address) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == 2, "the server")
@@ -115,8 +115,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
         AssertionError: if the earlier key is of use, or the phone is not the same afterwards.
     """
     names = ["device-0", "device-1"]
-    port = 20_000 + os.getpid() % 20_000
-    address, door = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    address, door = free_address(), free_address()
     settings = toy_settings(folder / "run", MOST_ROUNDS, 30.0) | {"cohort.fraction": 1.0}
     settings |= {"cohort.available": 3, "data.clients": 3}
     del settings["out"]

@@ -29,6 +29,7 @@ import numpy as np
 import psutil
 from flwr.app import Message, UserConfig
 
+from benchmarks.faults.ports import free_port
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
@@ -141,7 +142,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
         AssertionError: if an acknowledged round is lost or another, or the run does not go on.
     """
     rng = np.random.default_rng(seed)
-    run, port = folder / "run", 20_000 + os.getpid() % 20_000
+    run, port = folder / "run", free_port()
     settings = settings_of(run, 2 * kills + 3, 20.0)
     for number in range(CLIENTS):
         ClientKeys(run / KEYS_FOLDER).create(f"device-{number}")

@@ -32,6 +32,7 @@ import psutil
 import typer
 
 from benchmarks.faults.live_run import ROOT, LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.speed.live import round_seconds
 from client.protocol.session_store import decode_session
 from client.training.model_runtime import load_run
@@ -168,8 +169,7 @@ def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:
 def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any]:
     """Serve all rounds; returns the figures."""
     address = live.address
-    host, port = address.rsplit(":", 1)
-    door, figures = f"{host}:{int(port) + 1}", dict[str, Any]()
+    door, figures = free_address(), dict[str, Any]()
     live.start_server()
     live.wait(lambda: live.said().count("may join") >= len(live.names), "the server")
     start_gateway(live, address, door)
@@ -275,7 +275,7 @@ def main(
     folder: Annotated[Path | None, typer.Option(help="Folder that stays.")] = None,
 ) -> None:
     """Print as JSON who ended where."""
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     names = [*BOARDS, *PHONES, GATEWAY]
     settings = SETTINGS | {"rounds": rounds, "cohort.available": len(names) - 1, "seed": seed}
     settings |= {"personal.rounds": private_rounds, "adapter.layers": layers}

@@ -21,7 +21,6 @@ process and of file, what it had early and late (`benchmarks.scale.growth`).
 
 import json
 import logging
-import os
 import re
 import subprocess
 import time
@@ -36,6 +35,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address, free_port
 from benchmarks.scale.growth import files_table, processes_table
 from benchmarks.scale.light_clients import Plan, started
 from benchmarks.scale.load import admit, register
@@ -92,16 +92,16 @@ class Soak:
         folder: of everything; short, as sockets lie in it.
         rounds: most rounds.
         supernodes: number of the real clients that are attached by a SuperNode.
-        port: first of three ports.
     """
 
-    def __init__(self, folder: Path, rounds: int, supernodes: int, port: int) -> None:
-        self.folder, self._supernodes, self._port = folder, supernodes, port
+    def __init__(self, folder: Path, rounds: int, supernodes: int) -> None:
+        self.folder, self._supernodes = folder, supernodes
+        self._door, self._dashboard_port = free_address(), free_port()
         self._keys = folder / "run" / KEYS_FOLDER
         register(self._keys, LIGHTS)
         ClientKeys(self._keys).create(GATEWAY, gateway=True)
         settings = SETTINGS | {"rounds": rounds}
-        self.live = LiveRun(folder, settings, REAL, f"127.0.0.1:{port}")
+        self.live = LiveRun(folder, settings, REAL, free_address())
         admit(self._keys, folder / "phones")
         self._data = list(write_messages(folder, 0).values())
         self._lights: dict[int, subprocess.Popen[bytes]] = {}
@@ -130,10 +130,10 @@ class Soak:
             process.kill()
 
     def _start_server(self) -> None:
-        self.live.start_server("--dashboard", "--dashboard-port", str(self._port + 2))
+        self.live.start_server("--dashboard", "--dashboard-port", str(self._dashboard_port))
 
     def _start_gateway(self) -> None:
-        door, phones = f"127.0.0.1:{self._port + 1}", str(self.folder / "phones")
+        door, phones = self._door, str(self.folder / "phones")
         start_gateway(self.live, None, door, "--phones", phones)
 
     def _start_lights(self, first: int) -> None:
@@ -145,7 +145,7 @@ class Soak:
             first=first,
             count=LIGHTS // 2,
             clients=0,
-            gateway=f"127.0.0.1:{self._port + 1}",
+            gateway=self._door,
             certificate=str(self.live.home(GATEWAY) / "certificates" / "ca.pem"),
             layout=runtime.layout.to_json(),
             model_id=runtime.model_id.hex(),
@@ -166,7 +166,7 @@ class Soak:
         if REAL.index(name) < self._supernodes:
             self.live.start_client(name, None, *options)
         else:
-            start_by_stream(self.live, name, [f"127.0.0.1:{self._port + 1}"], None, *options)
+            start_by_stream(self.live, name, [self._door], None, *options)
 
     def restart(self, what: str) -> None:
         """End a process, start it again unless the server does, and wait for the next rounds."""
@@ -227,7 +227,7 @@ class Soak:
         token = (self.live.run / TOKEN_FILE).read_text().strip()
         try:
             httpx.get(
-                f"http://127.0.0.1:{self._port + 2}/metrics",
+                f"http://127.0.0.1:{self._dashboard_port}/metrics",
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=60,
             ).raise_for_status()
@@ -299,13 +299,12 @@ def main(
     rounds: Annotated[int, typer.Option(min=10)] = 5000,
     minutes: Annotated[float, typer.Option(help="Most minutes of it.")] = 60.0,
     supernodes: Annotated[int, typer.Option(min=0, max=len(REAL))] = 0,
-    port: Annotated[int, typer.Option(help="First of three ports.")] = 0,
 ) -> None:
     """Serve for a long time, and say what grows."""
     logging.getLogger().setLevel(logging.ERROR)
     console = Console()
     folder.mkdir(parents=True, exist_ok=True)
-    run = Soak(folder.resolve(), rounds, supernodes, port or 20_000 + os.getpid() % 20_000)
+    run = Soak(folder.resolve(), rounds, supernodes)
     with run.live:
         try:
             run.start()

@@ -1,11 +1,10 @@
 """A client that was away when its run ended hears of it from the next `samara server up`."""
 
-import os
-
 import pytest
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("a")  # short: sockets lie in it
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
 
     def status() -> str:
         home = str(folder / "garden")

@@ -1,7 +1,6 @@
 """The container image: what it is built from, and a server with two clients by compose.yaml."""
 
 import shutil
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from uuid import uuid4
 import pytest
 from helpers import ROOT
 from live import attempts
+
+from benchmarks.faults.ports import free_port
 
 SETTINGS = {
     "rounds": 2,
@@ -74,9 +75,7 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compose
         pytest.skip(f"{' '.join(ENGINES[engine])} is missing")
     if fails(engine, "image", "inspect", "samara"):
         pytest.skip(f"no image: {engine} build -f Containerfile -t samara .")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("PORT", str(free_port()))
     monkeypatch.setenv("COMPOSE_IGNORE_ORPHANS", "1")
     (tmp_path / "small.yaml").write_text(SMALL)
     composed = Compose(engine, f"samara-{uuid4().hex[:8]}", tmp_path / "small.yaml")

@@ -11,6 +11,8 @@ import pytest
 from documented import FENCED, ROOT, blocks, command_lines, samara_words
 from live import QUIET, attempts
 
+from benchmarks.faults.ports import free_port
+
 pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "guides" / "phone.md"
@@ -47,7 +49,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("d")  # short: sockets lie in it
-    server = 20_000 + (os.getpid() + 13) % 20_000
+    server, gateway = free_port(), free_port()
     (folder / "bin").mkdir()
     shim = folder / "bin" / "samara"
     shim.write_text(SAMARA.format(server=server, gateway=server + 1, python=sys.executable))
@@ -55,7 +57,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     text = PAGE.read_text(encoding="utf-8")
     block = next(block for block in blocks(text) if "samara phone up" in block)
     script = block
-    for written, port in ((":8000", server), (":9100", server + 1)):
+    for written, port in ((":8000", server), (":9100", gateway)):
         assert written in script
         script = script.replace(written, f":{port}")
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "HOME": str(folder)}

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from live import QUIET, attempts, terminate
 from web_phones import PAGE, StreamEndedError, WebSocketStub, make_page, open_stream
 
+from benchmarks.faults.ports import free_address
 from devices.live.gateway_endpoint import GatewayEndpoint
 from devices.live.gateway_stream import answer_tasks, attach
 from devices.live.keys import create_key
@@ -28,13 +28,6 @@ from shared.signing import SigningKey
 pytestmark = pytest.mark.slow
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @contextmanager
 def gateway(place: Path, listen: str, web: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The process, once phones can attach; its SuperNode finds no server."""
@@ -44,7 +37,7 @@ def gateway(place: Path, listen: str, web: str) -> Iterator["subprocess.Popen[by
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "samara", "gateway", "up", "--listen", listen),
-                *("--superlink", f"127.0.0.1:{free_port()}", "--key", str(place / "node.key")),
+                *("--superlink", free_address(), "--key", str(place / "node.key")),
                 *("--phones", str(place / "phones"), "--home", str(place / "home")),
                 *("--web", web, "--page", str(place / "page"), "--program", str(place / "m.onnx")),
             ],
@@ -102,7 +95,7 @@ def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path
     (tmp_path / "phones" / "two.pem").write_bytes(of_browser.public)
     make_page(tmp_path / "page")
     make_program(tmp_path / "m.onnx")
-    listen, web = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    listen, web = (free_address() for _ in range(2))
     said = tmp_path / "gateway.said"
     door = GatewayEndpoint(listen, tmp_path / "home" / "certificates" / "ca.pem")
     nobody: Any = None  # a phone that is asked nothing answers nothing

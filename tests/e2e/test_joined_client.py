@@ -1,7 +1,6 @@
 """A device joins a live server by the line of its invitation, and takes part with what it got."""
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
 from server.live.run_supervisor import FLOWER_FOLDER
 from server.live.server_port import read_port
@@ -29,7 +29,7 @@ def test_a_client_that_joined_by_one_line_takes_part(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("o")  # short: sockets lie in it
-    address = f"127.0.0.1:{20_000 + (os.getpid() + 7) % 20_000}"
+    address = free_address()
     key, signed = folder / "operator.key", folder / "field.signed"
     samara(folder, "server", "keys", "operator", str(key))
     settings = [word for k, v in SETTINGS.items() for word in ("--set", f"{k}={json.dumps(v)}")]

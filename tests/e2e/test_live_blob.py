@@ -1,6 +1,5 @@
 """A live client fetches the basis of its run once, whatever is killed meanwhile."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from bases import basis_for
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from client.protocol.resident_trainer import BLOBS_FOLDER
 from shared.blob_store import BlobStore, blob_hash
 from shared.frames.blob import PART_BYTES
@@ -34,7 +34,7 @@ def test_a_client_fetches_a_basis_once_and_goes_on_after_kills(
     size, blob = file.stat().st_size, blob_hash(file)
     assert size > 3 * PART_BYTES
     settings = SETTINGS | {"adapter.basis": str(file)}
-    with LiveRun(place, settings, [CLIENT], f"127.0.0.1:{20_000 + os.getpid() % 20_000}") as live:
+    with LiveRun(place, settings, [CLIENT], free_address()) as live:
         store = BlobStore(live.home(CLIENT) / BLOBS_FOLDER)
 
         def log() -> str:

@@ -1,9 +1,10 @@
 """The round of the common intercept in live processes, and its repetition as a simulation."""
 
 import pytest
-from live import ONE_SMALL_STEP, free_port
+from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from server.store import LEDGER_FOLDER
 from shared.config import RunConfig
 from shared.ledger.reading import read_ledger
@@ -29,7 +30,7 @@ def test_live_clients_estimate_a_common_intercept(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("i")  # short: sockets lie in it
-    with LiveRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+    with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
         for seed, name in enumerate(NAMES):

@@ -10,6 +10,7 @@ from known_noise import AT_START, add_known_noise
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import ROOT, LiveRun, Place
+from benchmarks.faults.ports import free_address
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
 from devices.live.settings import ClientSettings, resolve_device_settings
@@ -41,7 +42,7 @@ def masked_run(folder: Path, settings: Settings, clients: dict[str, list[str]]) 
     (folder / "first" / "sitecustomize.py").write_text(AT_START)
     paths = map(str, (folder / "first", ROOT, ROOT / "tests"))
     place = Place(environment={"PYTHONPATH": os.pathsep.join(paths)})
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     with LiveRun(folder, settings, [*clients], address) as live:
         live.start_server()
         live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")

@@ -1,7 +1,6 @@
 """A handful of what the scripts in benchmarks/ do to live runs at length."""
 
 import os
-import socket
 import sqlite3
 import stat
 from pathlib import Path
@@ -14,6 +13,7 @@ from benchmarks.faults.absence import catch_up
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.hostile_clients import HostileDevice
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
+from benchmarks.faults.ports import free_port
 from benchmarks.faults.server_kill import kill_in_process, kill_live
 from server.live.superlink_process import SuperLinkProcess
 from server.store import METRICS_FILE
@@ -48,9 +48,7 @@ def test_malformed_messages_of_flowers_end_nothing_and_store_nothing(short: Path
 
 def test_only_the_server_itself_starts_runs_and_fetches_tasks(tmp_path: Path) -> None:
     tls = make_certificates(tmp_path / "certificates", [])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "keys").mkdir()
     folder = tmp_path / "flower"
     superlink = SuperLinkProcess(folder, "127.0.0.1", port, tls, 2**20, tmp_path / "keys")
@@ -89,9 +87,7 @@ def test_only_the_server_itself_starts_runs_and_fetches_tasks(tmp_path: Path) ->
 
 
 def test_a_database_that_was_being_made_stands_in_the_way_once_only(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = tmp_path / "flower"
     folder.mkdir()
     with sqlite3.connect(folder / "superlink.db") as database:

@@ -1,11 +1,10 @@
 """A board and three phones mask their reports: every one a process, by gateway and TLS."""
 
-import os
-
 import pytest
 from phones import BOARD, PHONES, make_phones
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import (
     GATEWAY,
     MODEL,
@@ -51,11 +50,11 @@ def test_masked_reports_of_phones_are_summed_also_without_one_that_is_killed(
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("m")  # short: sockets lie in it
-    data, port = write_messages(folder, 0), 20_000 + os.getpid() % 20_000
+    data = write_messages(folder, 0)
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
-    with LiveRun(folder, SETTINGS, [BOARD, GATEWAY], f"127.0.0.1:{port}") as live:
+    with LiveRun(folder, SETTINGS, [BOARD, GATEWAY], free_address()) as live:
         make_phones(live, data)
-        door, releases = f"127.0.0.1:{port + 1}", live.run / RELEASES_FILE
+        door, releases = free_address(), live.run / RELEASES_FILE
         live.start_server()
         live.wait(lambda: live.said().count("may join") >= 1 + len(PHONES), "the server")
         start_gateway(live, live.address, door)

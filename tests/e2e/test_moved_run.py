@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from live import free_port
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import MODEL, TASK, samara, write_messages
 from shared.result import read_result
 
@@ -49,7 +49,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
 ) -> None:
     folder = tmp_path_factory.mktemp("w")
     data = dict(zip(NAMES, write_messages(folder, 0).values(), strict=False))
-    with LiveRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+    with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
         start_clients(live, data)
@@ -63,7 +63,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
     elsewhere = folder / "elsewhere"
     said = samara(folder, "server", "restore", str(folder / "run.backup"), "--out", str(elsewhere))
     assert f"goes on after round {backed_up}" in said
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     with LiveRun(folder, SETTINGS, NAMES, address, run=elsewhere) as moved:
         moved.start_server()
         start_clients(moved, data)

@@ -6,17 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkingPopen
 from helpers import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 SECONDS = 600
 """Longest time of a cell; without other work on the machine the longest takes half a minute."""
-FORKING = """
-import subprocess
-from forked import ForkingPopen
-subprocess.Popen = ForkingPopen
-"""
-"""A first cell with which the notebook's processes begin as those of other tests."""
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
@@ -33,17 +28,21 @@ def test_a_notebook_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
     import nbformat
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+    monkeypatch.setattr("jupyter_client.launcher.Popen", ForkingPopen)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     notebook = nbformat.read(file, as_version=4)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(FORKING))
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(
-        notebook,
-        timeout=SECONDS,
-        startup_timeout=SECONDS,
-        kernel_name="python3",
-        resources=resources,
-    ).execute()
+    try:
+        nbclient.NotebookClient(
+            notebook,
+            timeout=SECONDS,
+            startup_timeout=SECONDS,
+            kernel_name="python3",
+            resources=resources,
+        ).execute()
+    finally:
+        for log in sorted(tmp_path.glob("*.txt")):
+            print(f"--- {log.name}\n{log.read_text()[-3000:]}")
     shown = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]
     assert len(shown) > 2

@@ -1,12 +1,12 @@
 """The default adapter, a board and three phones in one run: real processes over TLS on loopback."""
 
 import json
-import os
 
 import pytest
 from phones import BOARD, PHONES, make_phones
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import (
     GATEWAY,
     MODEL,
@@ -32,7 +32,7 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("p")
-    data, port = write_messages(folder, 0), 20_000 + os.getpid() % 20_000
+    data = write_messages(folder, 0)
     settings = {
         "rounds": ROUNDS,
         "personal.rounds": PRIVATE_ROUNDS,
@@ -41,9 +41,9 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
         "cohort.timeout": 600.0,
     }
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
-    with LiveRun(folder, settings, [BOARD, GATEWAY], f"127.0.0.1:{port}") as live:
+    with LiveRun(folder, settings, [BOARD, GATEWAY], free_address()) as live:
         make_phones(live, data)
-        door = f"127.0.0.1:{port + 1}"
+        door = free_address()
         live.start_server()
         live.wait(lambda: live.said().count("may join") >= 1 + len(PHONES), "the server")
         start_gateway(live, live.address, door)

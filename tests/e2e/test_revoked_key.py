@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from live import free_port
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from devices.live.keys import create_key
 from server.live.status import read_status
 from shared.errors import RejectedError
@@ -27,7 +27,7 @@ def test_a_revoked_client_says_why_and_stops(tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("k")
     settings = {"rounds": 100_000, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 0}
     live_settings = {"evaluate.every": 0, "cohort.available": 1, "cohort.minimum": 1}
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     why = describe_rejection(RejectionCode.REVOKED)
     with LiveRun(folder, settings | live_settings, [KEPT, GONE], address) as live:
         live.start_server()

@@ -1,7 +1,6 @@
 """Clients with a signed scenario over TLS: the same run as without one, and no other."""
 
 import json
-import os
 import shutil
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
 from client.protocol.scenario_folder import ScenarioFolder
 from server.live.keys import KEYS_FOLDER
@@ -58,7 +58,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("o")  # short: sockets lie in it
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    address = free_address()
     for place in ("plain", "signed", "foreign"):
         (folder / place).mkdir()
     with LiveRun(folder / "plain", SETTINGS, NAMES, address) as live:

@@ -1,13 +1,13 @@
 """A board by the stream, a board by a SuperNode and a phone in one run; the gateway is killed."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import (
     GATEWAY,
     MODEL,
@@ -45,7 +45,7 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("w")
-    data, port = list(write_messages(folder, 0).values()), 20_000 + os.getpid() % 20_000
+    data = list(write_messages(folder, 0).values())
     settings = {
         "rounds": ROUNDS,
         "steps": 1,
@@ -59,9 +59,9 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
         "cohort.timeout": 600.0,
     }
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
-    with LiveRun(folder, settings, [STREAM, SUPERNODE], f"127.0.0.1:{port}") as live:
+    with LiveRun(folder, settings, [STREAM, SUPERNODE], free_address()) as live:
         make_phone(live, data[2])
-        door = f"127.0.0.1:{port + 1}"
+        door = free_address()
         live.start_server()
         live.wait(lambda: live.said().count("may join") >= 3, "the server")
         start_gateway(live, None, door)

@@ -5,11 +5,11 @@ import threading
 
 import httpx
 import pytest
-from live import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address, free_port
 from benchmarks.faults.toy_clients import Device
 from server.commands import app as server_commands
 from server.watch.dashboard import TOKEN_FILE
@@ -32,7 +32,7 @@ SETTINGS = {
 
 def test_a_live_run_is_seen_while_it_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("w")
-    with LiveRun(folder, SETTINGS, NAMES, f"127.0.0.1:{free_port()}") as live:
+    with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
         dashboard_port = free_port()
         live.start_server("--json", "--dashboard", "--dashboard-port", str(dashboard_port))
         live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")

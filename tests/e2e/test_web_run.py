@@ -1,7 +1,6 @@
 """A board and a browser's client in Python: by a link, HTTP and WebSocket to one digest."""
 
 import hashlib
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from web_phones import StreamEndedError, WebSocketStub, make_page, open_stream
 
 from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, TASK, samara, write_messages
 from devices.live.gateway_stream import answer_tasks
 from devices.live.keys import create_key, read_client_index
@@ -75,7 +75,7 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("b")
-    data, port = write_messages(folder, 0), 20_000 + (os.getpid() + 29) % 20_000
+    data = write_messages(folder, 0)
     settings = {
         "rounds": ROUNDS,
         "steps": 1,
@@ -90,14 +90,14 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
     samara(folder, "phone", "export", *kind, *shapes, "--out", "model.onnx")
     rows = ("--data", str(data[DATA]), "--program", "model.onnx", "--out", "rows.jsonl")
     samara(folder, "phone", "rows", *kind, *rows)
-    page, origin = make_page(folder / "page"), f"http://127.0.0.1:{port + 1}"
-    with LiveRun(folder, settings, [BOARD, GATEWAY], f"127.0.0.1:{port}") as live:
+    page, origin = make_page(folder / "page"), f"http://{free_address()}"
+    with LiveRun(folder, settings, [BOARD, GATEWAY], free_address()) as live:
         live.start_server()
         live.wait(lambda: "may join" in live.said(), "the server")
         of_server = ("--superlink", live.address, "--certs", str(live.run / "certificates/ca.pem"))
         own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
         web = ("--web", origin.removeprefix("http://"), "--page", str(page))
-        more = ("--program", str(folder / "model.onnx"), "--listen", f"127.0.0.1:{port + 2}")
+        more = ("--program", str(folder / "model.onnx"), "--listen", free_address())
         live.start(GATEWAY, ["gateway", "up", *of_server, *own, *web, *more])
         live.wait(lambda: f"browsers open {origin}" in live.said(GATEWAY), "the gateway")
         invited = ("--run", str(live.run), "--address", live.address, "--page", origin)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from invitations import authority_of, new_run, no_flower, serve
-from live import free_port
 
+from benchmarks.faults.ports import free_address
 from devices.live.admission_check import ask_admission
 from devices.live.keys import create_key
 from devices.live.settings import ClientSettings
@@ -63,6 +63,6 @@ def test_a_server_says_whom_it_turns_away(
 def test_who_does_not_answer_turns_nobody_away(
     run: Path, settings_at: Callable[[str], ClientSettings], tmp_path: Path
 ) -> None:
-    assert ask_admission(settings_at(f"127.0.0.1:{free_port()}")) is None
+    assert ask_admission(settings_at(free_address())) is None
     with serve(no_flower, new_run(tmp_path / "other")) as address:
         assert ask_admission(settings_at(address)) is None  # of another authority

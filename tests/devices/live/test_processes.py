@@ -19,8 +19,9 @@ import httpx
 import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from helpers import ROOT
-from live import attempts, free_port
+from live import attempts
 
+from benchmarks.faults.ports import free_address
 from client.protocol.resident_trainer import _read_server_config
 from devices.live import executor
 from devices.live.bundle_check import COMPARED_PACKAGES, describe_difference
@@ -272,7 +273,7 @@ def test_a_task_of_a_supernode_that_has_ended_is_given_up_when_the_client_ends(
 
     def ask() -> None:
         try:
-            with executor._task_connection(f"127.0.0.1:{free_port()}", "token", stop) as task:
+            with executor._task_connection(free_address(), "token", stop) as task:
                 task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPError as error:
             errors.append(error)
