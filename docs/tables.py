@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from supported_features import find_supported
+
 from client.tuning.settings import TuneSettings
 from server.watch.metrics import metrics_table
 from shared.choices import AUTO, OPEN
@@ -25,7 +27,6 @@ from shared.features import (
 from shared.fleet_settings import DeviceGroup
 from shared.rehearsal_settings import Fault
 from shared.settings import Section, Setting, describe
-from shared.supported_features import find_supported
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -20,7 +20,8 @@ CLUSTERING_TRACK = 2**32 - 2
 INTERCEPT_TRACK = 2**32 - 3
 """The track of the round of intercepts, whose scalars are those of the clients' private ones.
 
-It starts from a state of the global track, whose ledger gets its result.
+It starts from a state of the global track, whose ledger gets its result. A flag goes with it that
+clients of earlier versions refuse: they would take ordinary steps.
 """
 
 
@@ -110,6 +111,7 @@ class TrainInstruction:
     _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<H")
     _FORWARD: ClassVar[int] = 1
     _JOINTLY_CLIPPED: ClassVar[int] = 2
+    _INTERCEPTS: ClassVar[int] = 4
     _CLIP: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
@@ -134,6 +136,7 @@ class TrainInstruction:
             fields += self._POOL.pack(self.pool_root, self.pool_size)
         flags = self._FORWARD * (self.differences == "forward")
         flags |= self._JOINTLY_CLIPPED * (self.joint_clip > 0)
+        flags |= self._INTERCEPTS * (self.track == INTERCEPT_TRACK)
         if self.curvature_every or flags:
             fields += self._CURVATURE.pack(self.curvature_every)
         if flags:
@@ -158,8 +161,8 @@ class TrainInstruction:
         every = reader.fields(cls._CURVATURE) if measured else (0,)
         has_flags = reader.left > 0
         flags = reader.take(1)[0] if has_flags else 0
-        if has_flags and not 0 < flags <= cls._FORWARD | cls._JOINTLY_CLIPPED:
-            raise FrameError("the train instruction asks for differences of an unknown kind")
+        if has_flags and not 0 < flags <= cls._FORWARD | cls._JOINTLY_CLIPPED | cls._INTERCEPTS:
+            raise FrameError("the train instruction asks for scalars of an unknown kind")
         differences: Differences = "forward" if flags & cls._FORWARD else "central"
         is_clipped = bool(flags & cls._JOINTLY_CLIPPED)
         (clip,) = reader.fields(cls._CLIP) if is_clipped else (0.0,)
@@ -177,6 +180,7 @@ class TrainInstruction:
             and (measured and not has_flags) <= instruction.curvature_every
             and (instruction.joint_clip > 0) == is_clipped
             and instruction.joint_clip < np.inf
+            and (instruction.track == INTERCEPT_TRACK) == bool(flags & cls._INTERCEPTS)
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from supported_features import find_supported
 from typer.testing import CliRunner
 
 from client.tuning.methods import SPACES
@@ -26,7 +27,6 @@ from shared.features import (
     kind_of,
     refusals,
 )
-from shared.supported_features import find_supported
 from shared.tasks.catalog import load_task
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 

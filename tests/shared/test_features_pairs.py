@@ -12,10 +12,10 @@ import pytest
 from bases import basis_for
 from federations import Settings, config_of
 from starts import start_for
+from supported_features import supported_combinations
 
 from shared.features import DIMENSIONS, Combination
 from shared.result import RunResult
-from shared.supported_features import supported_combinations
 from simulations.simulate import simulate
 
 

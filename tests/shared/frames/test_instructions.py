@@ -1,13 +1,16 @@
 """Seeds, pools and clips that an instruction implies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import instruction_with, report_to
 
 from shared.directions import pool_seeds
 from shared.errors import FrameError
-from shared.frames.instructions import SeedPolicy, TrainInstruction
+from shared.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
 from shared.frames.report import Report
+from shared.wire import Kind, pack, unpack
 
 ASKED = instruction_with()
 POOL = instruction_with(seed_policy=SeedPolicy.POOL)
@@ -50,6 +53,24 @@ def test_a_pool_of_no_or_too_many_seeds_is_refused(size: int) -> None:
     frame = instruction_with(seed_policy=SeedPolicy.POOL, pool_size=size).encode()
     with pytest.raises(FrameError, match="out of its range"):
         TrainInstruction.decode(frame)
+
+
+def test_an_intercept_is_asked_for_by_a_flag_that_earlier_versions_refuse() -> None:
+    asked = instruction_with(track=INTERCEPT_TRACK, seed_policy=SeedPolicy.SHARED)
+    frame = asked.encode()
+    plain = replace(asked, track=0).encode()
+    assert TrainInstruction.decode(frame) == asked
+    assert frame[-1] == 4
+    assert len(frame) == len(plain) + 3
+
+
+@pytest.mark.parametrize(("track", "flags"), [(0, 4), (INTERCEPT_TRACK, 0), (INTERCEPT_TRACK, 1)])
+def test_an_intercept_is_asked_for_by_track_and_flag_together(track: int, flags: int) -> None:
+    fields = bytes(unpack(instruction_with(track=track).encode(), Kind.TRAIN))
+    plain = fields[: len(unpack(instruction_with(track=0).encode(), Kind.TRAIN))]
+    more = bytes([0, 0, flags]) if flags else b""
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(pack(Kind.TRAIN, plain + more))
 
 
 @pytest.mark.parametrize("count", [0, 2**20 + 1])

@@ -6,6 +6,8 @@ import { check, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
 export const SEED_POLICY = { shared: 0, independent: 1, pool: 2 } as const;
 export const SPLIT = { train: 0, validation: 1, test: 2 } as const;
+/** The track of the round of intercepts, which starts from a state of the global one. */
+export const INTERCEPT_TRACK = 2 ** 32 - 3;
 
 /** An instruction to train for a round; `TrainInstruction` in Python says what the fields are. */
 export interface TrainInstruction {
@@ -42,6 +44,7 @@ export interface EvaluateInstruction {
 
 const FORWARD = 1;
 const JOINTLY_CLIPPED = 2;
+const INTERCEPTS = 4;
 
 /** Returns a train instruction as a frame. */
 export function encodeTrain(one: TrainInstruction): Bytes {
@@ -57,7 +60,9 @@ export function encodeTrain(one: TrainInstruction): Bytes {
     .bytes(one.startDigest);
   if (one.seedPolicy === SEED_POLICY.pool) writer.u64(one.poolRoot).u32(one.poolSize);
   const flags =
-    (one.differences === "forward" ? FORWARD : 0) | (one.jointClip ? JOINTLY_CLIPPED : 0);
+    (one.differences === "forward" ? FORWARD : 0) |
+    (one.jointClip ? JOINTLY_CLIPPED : 0) |
+    (one.track === INTERCEPT_TRACK ? INTERCEPTS : 0);
   if (one.curvatureEvery || flags) writer.u16(one.curvatureEvery);
   if (flags) writer.u8(flags);
   if (one.jointClip) writer.f64(one.jointClip);
@@ -92,8 +97,8 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
   const hasFlags = reader.left > 0;
   const flags = hasFlags ? reader.u8() : 0;
   check(
-    !hasFlags || (flags > 0 && flags <= (FORWARD | JOINTLY_CLIPPED)),
-    "the train instruction asks for differences of an unknown kind",
+    !hasFlags || (flags > 0 && flags <= (FORWARD | JOINTLY_CLIPPED | INTERCEPTS)),
+    "the train instruction asks for scalars of an unknown kind",
   );
   const isClipped = (flags & JOINTLY_CLIPPED) > 0;
   const jointClip = isClipped ? reader.f64() : 0;
@@ -108,7 +113,8 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
       poolSize >= (isPooled ? 1 : 0) &&
       poolSize <= MAX_SCALARS &&
       curvatureEvery >= (measures && !hasFlags ? 1 : 0) &&
-      jointClip > 0 === isClipped,
+      jointClip > 0 === isClipped &&
+      (fields.track === INTERCEPT_TRACK) === (flags & INTERCEPTS) > 0,
     "the train instruction holds a number out of its range",
   );
   const differences = flags & FORWARD ? "forward" : "central";

@@ -11,8 +11,6 @@ import { mean } from "./softmax.ts";
 
 /** The track of clustering rounds, in whose batches the labels take turns. */
 export const CLUSTERING_TRACK = 2 ** 32 - 2;
-/** The track of the round of intercepts, which starts from a state of the global one. */
-export const INTERCEPT_TRACK = 2 ** 32 - 3;
 const REACH = 30;
 
 /** What a client trains with: its examples, and the weights that its state is added to. */

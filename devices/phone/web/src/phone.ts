@@ -24,6 +24,7 @@ import {
 import {
   decodeEvaluate,
   decodeTrain,
+  INTERCEPT_TRACK,
   SPLIT,
   type EvaluateInstruction,
   type TrainInstruction,
@@ -32,7 +33,6 @@ import { begin, catchUp, commonState, type Session } from "./ledger.ts";
 import {
   added,
   CLUSTERING_TRACK,
-  INTERCEPT_TRACK,
   smallestBatch,
   takeSteps,
   type Training,

@@ -9,11 +9,11 @@ import { areEqual, fromHex, toUtf8, type Bytes } from "./bytes.ts";
 import { ScenarioError } from "./errors.ts";
 import {
   encodeTrain,
+  INTERCEPT_TRACK,
   SEED_POLICY,
   type EvaluateInstruction,
   type TrainInstruction,
 } from "./instructions.ts";
-import { INTERCEPT_TRACK } from "./local-steps.ts";
 import { roundRoot } from "./philox.ts";
 import { GLOBAL_TRACK } from "./round-delta.ts";
 import {
