@@ -52,7 +52,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     server, gateway = free_port(), free_port()
     (folder / "bin").mkdir()
     shim = folder / "bin" / "samara"
-    shim.write_text(SAMARA.format(server=server, gateway=server + 1, python=sys.executable))
+    shim.write_text(SAMARA.format(server=server, gateway=gateway, python=sys.executable))
     shim.chmod(0o755)
     text = PAGE.read_text(encoding="utf-8")
     block = next(block for block in blocks(text) if "samara phone up" in block)

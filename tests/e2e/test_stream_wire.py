@@ -32,7 +32,8 @@ ROUNDS = 8
 def make_phone(live: LiveRun, data: Path) -> None:
     """Make program, rows and key of the phone, by the commands that an operator gives."""
     folder, model = live.folder, ("--model", MODEL, "--task", TASK)
-    samara(folder, "phone", "export", *SHAPE, *model, "--out", f"{PHONE}.pte")
+    made = ("--delegate", "portable", "--out", f"{PHONE}.pte")
+    samara(folder, "phone", "export", *SHAPE, *model, *made)
     rows = ("--data", str(data), "--program", f"{PHONE}.pte", "--out", f"{PHONE}.jsonl")
     samara(folder, "phone", "rows", *model, *rows)
     public = folder / f"{PHONE}.pem"
