@@ -140,7 +140,7 @@ def made(
     }
     done: dict[tuple[str, str], Path] = {}
 
-    def make(delegate: Any = "portable", quantization: Any = "none") -> tuple[dict[str, Any], Path]:
+    def make(delegate: Any = "xnnpack", quantization: Any = "none") -> tuple[dict[str, Any], Path]:
         key = delegate, quantization
         if key not in done:
             out = folder / f"{delegate}-{quantization}.pte"
@@ -154,7 +154,7 @@ def made(
 def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientData, PhoneTrainer]]:
     """A model runtime with a client's data, and a phone with the same model and examples."""
 
-    def make(delegate: str = "portable", quantization: str = "none") -> Any:
+    def make(delegate: str = "xnnpack", quantization: str = "none") -> Any:
         settings, file = made(delegate, quantization)
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         runtime, source = load_run(RunConfig.of(settings | more, "test"))
@@ -203,7 +203,7 @@ def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: 
 
 
 @pytest.mark.parametrize(
-    "delegate", ["portable", pytest.param("xnnpack", marks=pytest.mark.exhaustive)]
+    "delegate", ["xnnpack", pytest.param("portable", marks=pytest.mark.exhaustive)]
 )
 def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
     made: Any, delegate: str, tmp_path: Path
@@ -224,7 +224,9 @@ def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
     np.testing.assert_allclose(own.losses, expected.losses, atol=1e-3)
 
 
-@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+@pytest.mark.parametrize(
+    "delegate", ["xnnpack", pytest.param("portable", marks=pytest.mark.exhaustive)]
+)
 def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str) -> None:
     _, file = made(delegate)
     program = PhoneProgram(file)
@@ -380,9 +382,14 @@ def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "delegate", ["portable", pytest.param("xnnpack", marks=pytest.mark.exhaustive)]
+)
+def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(
+    made: Any, delegate: Any, tmp_path: Path
+) -> None:
     settings, _ = made()
-    file = exported(settings, tmp_path / "stateful.pte", "xnnpack", form="algorithm-1")
+    file = exported(settings, tmp_path / "stateful.pte", delegate, form="algorithm-1")
     with pytest.raises(DeviceError, match="joins no run"):
         PhoneProgram(file)
     runtime, source = load_run(RunConfig.of(settings, "test"))

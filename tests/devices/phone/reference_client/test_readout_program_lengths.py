@@ -92,7 +92,7 @@ def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
         ("causal", "torch", "one token"),
         ("encoder", "torch", "one token"),
         ("causal", "torch", "several tokens"),
-        ("causal", "portable", "one token"),
+        pytest.param("causal", "portable", "one token", marks=pytest.mark.exhaustive),
         pytest.param("encoder", "xnnpack", "one token", marks=pytest.mark.exhaustive),
         pytest.param("causal", "xnnpack", "several tokens", marks=pytest.mark.exhaustive),
     ],
