@@ -21,6 +21,7 @@ from server.transport.clock import SystemClock
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import Scalar
+from simulations.finished import hold_inputs
 from simulations.pass_clock import PassClock, PassesInReplies
 from simulations.ray_cluster import (
     check_nodes,
@@ -87,6 +88,7 @@ def simulate_with_flower(
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         check_room(nodes, resources)
         check_nodes(nodes, needed_paths(config, folder))
+        hold_inputs(folder, config)
     except SamaraError:
         ray.shutdown()
         with suppress(OSError):  # a run that goes on is in it

@@ -99,13 +99,13 @@ def simulate(
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
     log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
-    hold_inputs(loaded.folder, config)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 
         return simulate_with_flower(
             config, loaded.of_client.threads, loaded.folder, known_of(loaded.shares)
         )
+    hold_inputs(loaded.folder, config)
     share_heap()
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()

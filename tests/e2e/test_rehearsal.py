@@ -49,7 +49,7 @@ def test_two_clients_of_different_devices_reach_one_digest_though_a_link_is_cut(
     scenario: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     out = tmp_path_factory.mktemp("r") / "o"
-    arguments = ["rehearse", str(scenario), "--dilation", "3", "--out", str(out)]
+    arguments = ["rehearse", str(scenario), "--dilation", "10", "--out", str(out)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output + str(done.exception)
     report = json.loads((out / "rehearsal.json").read_text())
