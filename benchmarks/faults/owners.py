@@ -146,7 +146,7 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
     with LiveRun(folder, settings, NAMES, address) as live:
         live.start_server()
         authority = live.run / "certificates" / "ca.pem"
-        live.wait(authority.exists, "the certificate of the server")
+        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
         for name in NAMES:
             live.start_client(name, None, *_options(scene, folder / f"data-{name}"))
         askers = {name: Asking(live.home(name)) for name in NAMES}

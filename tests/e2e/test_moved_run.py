@@ -66,6 +66,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
     address = free_address()
     with LiveRun(folder, SETTINGS, NAMES, address, run=elsewhere) as moved:
         moved.start_server()
+        moved.wait(lambda: moved.said().count("may join") == 2 * len(NAMES), "the server")
         start_clients(moved, data)
         wait_for_end(moved)
         assert moved.check() == ROUNDS
