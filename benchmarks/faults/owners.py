@@ -145,7 +145,6 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
     address = free_address()
     with LiveRun(folder, settings, NAMES, address) as live:
         live.start_server()
-        authority = live.run / "certificates" / "ca.pem"
         live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
         for name in NAMES:
             live.start_client(name, None, *_options(scene, folder / f"data-{name}"))
@@ -310,7 +309,7 @@ def _describe(asker: Asking) -> dict[str, Any]:
     return {
         "answers": len(seconds),
         "by different models": len({about for _, about in asker.answers}),
-        "errors": len(asker.failures),
+        "errors": asker.failures,
         "median ms": round(1000 * float(np.median(seconds))),
         "95 % ms": round(1000 * float(np.quantile(seconds, 0.95))),
     }

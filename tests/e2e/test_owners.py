@@ -34,7 +34,7 @@ def test_three_owners_in_a_run_that_is_disturbed(
     assert all(count >= 3 for count in repeated.values())
     for answers in figures["answers"].values():
         assert answers["answers"] > 3
-        assert answers["errors"] == 0
+        assert answers["errors"] == []
     assert figures["answers"][GROWING]["by different models"] > 3
     examples = figures["examples"]
     assert examples[-1] > examples[0]
