@@ -36,7 +36,6 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
             return process is not None and process.poll() is not None
 
         live.start_server()
-        live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
         live.wait(lambda: "may join" in live.said(), "the server")
         for name in live.names:
             live.start_client(name, None, "--set", "threads=1")

@@ -36,7 +36,6 @@ def test_a_client_that_joined_by_one_line_takes_part(
     samara(folder, "server", "keys", "sign", "--key", str(key), "--out", str(signed), *settings)
     with LiveRun(folder, SETTINGS, [], address) as live:
         live.start_server()
-        live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
         live.wait(lambda: "listening on" in live.said(), "the server")
         assert address == f"127.0.0.1:{read_port(live.run / FLOWER_FOLDER)}"
         asked = ["invite", "kitchen", "--run", str(live.run), "--address", address]

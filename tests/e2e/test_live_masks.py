@@ -45,7 +45,6 @@ def masked_run(folder: Path, settings: Settings, clients: dict[str, list[str]]) 
     address = free_address()
     with LiveRun(folder, settings, [*clients], address) as live:
         live.start_server()
-        live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
         live.wait(lambda: "may join" in live.said(), "the server")
         for name, options in clients.items():
             live.start_client(name, place, *options)

@@ -30,7 +30,6 @@ def assignments(settings: dict[str, Any]) -> list[str]:
 
 def start(live: LiveRun, *options: str) -> None:
     live.start_server()
-    live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
     live.wait(lambda: "may join" in live.said(), "the server")
     for name in NAMES:
         live.start_client(name, None, "--set", "threads=1", *options)

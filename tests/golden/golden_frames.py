@@ -13,6 +13,7 @@ from shared.frames.bucket_keys import BucketKeyList
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
+    INTERCEPT_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     Split,
@@ -179,3 +180,9 @@ def frames_of_buckets() -> dict[str, Any]:
     """The kind that came with buckets."""
     listed = frames_of_secure_aggregation()["key_list"]
     return {"bucket_key_list": BucketKeyList(listed, tuple(bytes([n] * 32) for n in range(4)))}
+
+
+def frames_of_intercepts() -> dict[str, Any]:
+    """The instruction of a round of intercepts, alone and clipped jointly."""
+    train = replace(frames()["train"], track=INTERCEPT_TRACK, seed_policy=SeedPolicy.SHARED)
+    return {"train_intercept": train, "train_intercept_clipped": replace(train, joint_clip=1.5)}

@@ -8,6 +8,7 @@ from golden.golden_frames import (
     frames,
     frames_of_adaptive_clip,
     frames_of_buckets,
+    frames_of_intercepts,
     frames_of_local_privacy,
     frames_of_privacy,
     frames_of_secure_aggregation,
@@ -59,13 +60,13 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
 def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
     cases |= golden("frames-3.json") | golden("frames-4.json") | golden("frames-5.json")
-    cases |= golden("frames-6.json") | golden("frames-7.json")
+    cases |= golden("frames-6.json") | golden("frames-7.json") | golden("frames-8.json")
     return cases
 
 
 ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
 ALL_FRAMES |= frames_of_adaptive_clip() | frames_of_secure_aggregation()
-ALL_FRAMES |= frames_of_buckets()
+ALL_FRAMES |= frames_of_buckets() | frames_of_intercepts()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)

@@ -98,7 +98,7 @@ def test_seeds_and_orders_of_the_golden_file(run_core: RunCore) -> None:
 def test_frames_of_the_golden_files_are_read_and_written_again(
     run_core: RunCore,
 ) -> None:
-    files = ("frames.json", *(f"frames-{number}.json" for number in range(2, 8)))
+    files = ("frames.json", *(f"frames-{number}.json" for number in range(2, 9)))
     frames = [case for name in files for case in golden(name).values()]
     results = run_core([["frame", case["frame"]] for case in frames])
     assert {bytes.fromhex(case["frame"])[3] for case in frames} == set(Kind)
