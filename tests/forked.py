@@ -7,12 +7,14 @@ its own, so that its subprocesses begin in the same way. The project's own modul
 beforehand.
 
 Commands that read their environment before `main`, or that have interpreter options, are started
-as usual, and so are programs of `-c`, except for those that begin with `LOADED`.
+as usual, and so are programs of `-c`, except for those that begin with `LOADED`. What a shell
+starts is forked where the shell is given the words of `command_server` in place of Python.
 """
 
 import atexit
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -23,7 +25,8 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -50,6 +53,8 @@ _SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 16384
 """Bytes of the command line that a fork has room for."""
+_COMMAND, _LONGEST_COMMAND = "forked_command.py", 2**17
+"""The program that shells start, and the most bytes of the process that it asks for."""
 
 
 LOADED = "# begins with the libraries loaded\n"
@@ -192,6 +197,60 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
         super()._execute_child(*arguments)
 
 
+@contextmanager
+def command_server(folder: Path) -> Iterator[list[str]]:
+    """Fork processes for shells; yield the words that stand for Python in their commands.
+
+    Args:
+        folder: folder of the socket; its path must be short.
+    """
+    address = str(folder / "commands.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        threading.Thread(target=_serve_commands, args=(listener,), daemon=True).start()
+        try:
+            yield [sys.executable, "-IS", str(Path(__file__).with_name(_COMMAND)), address]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _serve_commands(listener: socket.socket) -> None:
+    with suppress(OSError):  # it is shut down
+        while True:
+            channel, _ = listener.accept()
+            threading.Thread(target=_run_command, args=(channel,), daemon=True).start()
+
+
+def _run_command(channel: socket.socket) -> None:
+    """Start the process that a command asks for, pass signals on to it, and report its end."""
+    data, streams, _, _ = socket.recv_fds(channel, _LONGEST_COMMAND, 3)
+    words, folder, environment = json.loads(data)
+    stdin, stdout, stderr = streams
+    process = ForkingPopen(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+    )
+    for stream in streams:
+        os.close(stream)
+
+    def report() -> None:
+        status = process.wait()
+        with suppress(OSError):  # the command was killed
+            channel.send(str(status).encode())
+
+    threading.Thread(target=report, daemon=True).start()
+    with channel:
+        with suppress(ConnectionResetError):
+            while number := channel.recv(1):
+                process.send_signal(number[0])
+        process.kill()
+
+
 def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
     """Fork a process for every request; return in those processes alone."""
     while True:
@@ -291,6 +350,19 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
         os._exit(status & 0xFF)
 
 
+def _find_kernels_by_content() -> None:
+    """Have numba compile a file once for all its copies: each run has one in its app's folder."""
+    from numba.core.caching import CacheImpl, InTreeCacheLocator
+
+    class ByContent(InTreeCacheLocator):  # type: ignore[misc]
+        def __init__(self, function: Any, file: str) -> None:
+            super().__init__(function, file)
+            content = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            self._cache_path = str(Path(__file__).with_name("__pycache__") / content)
+
+    CacheImpl._locator_classes.insert(0, ByContent)
+
+
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -300,6 +372,8 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    with suppress(ImportError):
+        _find_kernels_by_content()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """The commands of the guide to phones, pasted into a shell as they are written, with few rounds."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from documented import FENCED, ROOT, blocks, command_lines, samara_words
+from forked import LOADED, command_server
 from live import QUIET, attempts
 
 from benchmarks.faults.ports import free_port
@@ -52,8 +54,6 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     server, gateway = free_port(), free_port()
     (folder / "bin").mkdir()
     shim = folder / "bin" / "samara"
-    shim.write_text(SAMARA.format(server=server, gateway=gateway, python=sys.executable))
-    shim.chmod(0o755)
     text = PAGE.read_text(encoding="utf-8")
     block = next(block for block in blocks(text) if "samara phone up" in block)
     script = block
@@ -62,7 +62,9 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
         script = script.replace(written, f":{port}")
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment['PATH']}"
-    with (folder / "said").open("wb") as said:
+    with (folder / "said").open("wb") as said, command_server(folder) as python:
+        shim.write_text(SAMARA.format(server=server, gateway=gateway, python=shlex.join(python)))
+        shim.chmod(0o755)
         shell = subprocess.Popen(
             ["bash", "-e", "-c", script],
             cwd=folder,
@@ -71,10 +73,10 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        status = shell.wait(SECONDS)
-    finally:
-        _end(shell)
+        try:
+            status = shell.wait(SECONDS)
+        finally:
+            _end(shell)
     text = (folder / "said").read_text(errors="replace")
     assert status == 0, text[-3000:]
     assert "Traceback" not in text, text
@@ -89,5 +91,5 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     assert not list(Path(folder).rglob("*.new"))
     page = (ROOT / "docs/reference/phones.md").read_text(encoding="utf-8")
     (arithmetic,) = [match[3] for match in FENCED.finditer(page) if match[2] == "python"]
-    command = [sys.executable, "-c", arithmetic]
+    command = [sys.executable, "-c", LOADED + arithmetic]
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=SECONDS)

@@ -5,7 +5,6 @@ binding represents them as torch tensors, so torch is imported; nothing here com
 the bindings for Kotlin, Swift and C++ do not need it.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from devices.phone.manifest import Manifest
 from shared.directions import Distribution
 from shared.errors import DeviceError
 from shared.layout import Layout
-from shared.machine import silence_libraries
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 
@@ -234,10 +232,10 @@ def load_module(file: Path) -> Any:
         DeviceError: if ExecuTorch is missing or refuses the file.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            silence_libraries()
-            from executorch.extension.pybindings.portable_lib import _load_for_executorch
+        import torch  # noqa: F401 - the extension needs its libraries
+
+        # `portable_lib` has it too, and imports ExecuTorch's exporter for the class of a warning.
+        from executorch.extension.pybindings._C import _load_for_executorch
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error
     try:
