@@ -205,7 +205,7 @@ def test_killing_the_trainer_in_private_rounds_leaves_whole_ones(
     config = config_of(
         server_config.flat(),
         personal__when="every 2 rounds",
-        personal__rounds=40,  # seconds, of which a look at the files every fifth of one meets some
+        personal__rounds=100,  # seconds, of which a look at the files every fifth of one meets some
         personal__learning_rate=0.01,
     )
     undisturbed = resident(settings, 7, short / "u")
@@ -229,7 +229,7 @@ def test_killing_the_trainer_in_private_rounds_leaves_whole_ones(
         serve(disturbed, Unhurried([mine.socket], disturbed, killed_meanwhile))
     assert rounds
     *_, last = verify_ledger(under(mine.folder) / "personal.ledger", layout)
-    assert last.round == 80
+    assert last.round == 200
     assert rounds_of(under(mine.folder)) == rounds_of(under(short / "u"))
 
 
