@@ -7,14 +7,13 @@ its own, so that its subprocesses begin in the same way. The project's own modul
 beforehand.
 
 Commands that read their environment before `main`, or that have interpreter options, are started
-as usual, and so are programs of `-c`, except for those that begin with `LOADED`. What a shell
-starts is forked where the shell is given the words of `command_server` in place of Python.
+as usual, and so are programs of `-c`, except for those that begin with `LOADED`. A shell
+forks its commands where it is given the words of `command_server` in place of Python.
 """
 
 import atexit
 import ctypes
 import gc
-import hashlib
 import importlib
 import json
 import os
@@ -53,8 +52,8 @@ _SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 16384
 """Bytes of the command line that a fork has room for."""
-_COMMAND, _LONGEST_COMMAND = "forked_command.py", 2**17
-"""The program that shells start, and the most bytes of the process that it asks for."""
+_LONGEST_COMMAND = 2**17
+"""Most bytes of a command with its environment."""
 
 
 LOADED = "# begins with the libraries loaded\n"
@@ -210,7 +209,12 @@ def command_server(folder: Path) -> Iterator[list[str]]:
         listener.listen()
         threading.Thread(target=_serve_commands, args=(listener,), daemon=True).start()
         try:
-            yield [sys.executable, "-IS", str(Path(__file__).with_name(_COMMAND)), address]
+            yield [
+                sys.executable,
+                "-IS",
+                str(Path(__file__).with_name("forked_command.py")),
+                address,
+            ]
         finally:
             listener.shutdown(socket.SHUT_RDWR)
 
@@ -350,19 +354,6 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
         os._exit(status & 0xFF)
 
 
-def _find_kernels_by_content() -> None:
-    """Have numba compile a file once for all its copies: each run has one in its app's folder."""
-    from numba.core.caching import CacheImpl, InTreeCacheLocator
-
-    class ByContent(InTreeCacheLocator):  # type: ignore[misc]
-        def __init__(self, function: Any, file: str) -> None:
-            super().__init__(function, file)
-            content = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-            self._cache_path = str(Path(__file__).with_name("__pycache__") / content)
-
-    CacheImpl._locator_classes.insert(0, ByContent)
-
-
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -372,8 +363,6 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
-    with suppress(ImportError):
-        _find_kernels_by_content()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

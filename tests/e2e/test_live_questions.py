@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from forked import usual_popen
 from live import QUIET, SuperLink, attempts, start_client, terminate
 
 from benchmarks.serving import serving, write_client
@@ -47,7 +46,7 @@ def home(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_without_a_running_client_the_commands_load_the_model_themselves(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, request: pytest.FixtureRequest
 ) -> None:
     told = ask(home, "-", "--json", text="the film was good\n\na rude day\n")
     assert told.returncode == 0, told.stderr
@@ -57,7 +56,7 @@ def test_without_a_running_client_the_commands_load_the_model_themselves(
     assert "no run yet" in told.stderr
     assert not (home / "trainer.sock").exists()
     path = home.parent / "http.sock"
-    monkeypatch.setattr(subprocess, "Popen", usual_popen)  # a fork would have the libraries
+    request.getfixturevalue("cold_start")  # a fork would have the libraries
     with serving(home, "--socket", str(path)) as (process, _):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         libraries = {Path(mapped.path).name for mapped in psutil.Process(process.pid).memory_maps()}

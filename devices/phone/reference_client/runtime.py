@@ -234,7 +234,7 @@ def load_module(file: Path) -> Any:
     try:
         import torch  # noqa: F401 - the extension needs its libraries
 
-        # `portable_lib` has it too, and imports ExecuTorch's exporter for the class of a warning.
+        # not from `portable_lib`, which imports the exporter for the class of a warning
         from executorch.extension.pybindings._C import _load_for_executorch
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error
