@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 
 def shipped_scenarios() -> dict[str, Path]:

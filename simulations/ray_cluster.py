@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from shared.blob_store import BlobStore, parse_reference
-from shared.blobs import blob_settings
-from shared.config import RunConfig
-from shared.errors import SamaraError
+from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.blobs import blob_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 Node = Mapping[str, Any]

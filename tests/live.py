@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.serialization import (
 from helpers import ROOT
 
 from benchmarks.faults.ports import free_address
-from shared.certificates import TlsFiles
-from shared.config import RunConfig
-from shared.flower_compat import (
+from samara.shared.certificates import TlsFiles
+from samara.shared.config import RunConfig
+from samara.shared.flower_compat import (
     ControlHttpClient,
     Fab,
     ListRunsRequest,

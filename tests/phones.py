@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import MODEL, TASK, samara
-from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone import export
-from devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
-from devices.phone.lowering import Methods
-from devices.phone.manifest import Delegate, Form, PhoneQuantization
-from devices.phone.reference_client import runtime
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_calls import ReadoutCalls
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.runs import identity_bytes, run_id_of
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone import export
+from samara.devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
+from samara.devices.phone.lowering import Methods
+from samara.devices.phone.manifest import Delegate, Form, PhoneQuantization
+from samara.devices.phone.reference_client import runtime
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.runs import identity_bytes, run_id_of
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 Made = Callable[..., tuple[Settings, Path]]

@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shared.machine import cores
-from shared.tasks.messages import messages, writers
+from samara.shared.machine import cores
+from samara.shared.tasks.messages import messages, writers
 
 TASK = """name = "two-messages"
 text = "{text} {text}"

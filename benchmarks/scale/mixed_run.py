@@ -34,19 +34,19 @@ import typer
 from benchmarks.faults.live_run import ROOT, LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.speed.live import round_seconds
-from client.protocol.session_store import decode_session
-from client.training.model_runtime import load_run
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion
-from shared.model.model_folder import find_embedded_model
-from shared.settings import Scalar
-from shared.tasks.embedded import MESSAGES_PER_WRITER
-from shared.tasks.messages import messages, writers
+from samara.client.protocol.session_store import decode_session
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion
+from samara.shared.model.model_folder import find_embedded_model
+from samara.shared.settings import Scalar
+from samara.shared.tasks.embedded import MESSAGES_PER_WRITER
+from samara.shared.tasks.messages import messages, writers
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 2,
@@ -68,7 +68,7 @@ OPEN = "phones attach at port"
 """The gateway's log line when phones can attach."""
 MODEL = str(find_embedded_model())
 """The path of the embedded model: its name would stand for generated messages."""
-TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
+TASK = str(files("samara.shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
 

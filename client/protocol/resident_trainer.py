@@ -12,34 +12,41 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from client.personal.personalizations import has_unfinished
-from client.protocol.answer_limits import warn_of_few_examples
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.blob_receiver import receive_part
-from client.protocol.device_settings import with_device_settings
-from client.protocol.generations import Generations
-from client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
-from client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from client.protocol.pass_counts import PassCounts
-from client.protocol.privacy_budget import ChargeLog
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.scenario_folder import ScenarioFolder
-from client.protocol.session_store import SessionFolder
-from client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
-from client.training.client_data import ClientData
-from client.training.growing_data import GrowingData
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.blob_store import BlobStore
-from shared.blobs import file_settings, published_blobs, with_local_blobs
-from shared.config import RunConfig
-from shared.errors import CodeError, ConfigError, DataError, ModelError, SamaraError, ScenarioError
-from shared.runs import identity_bytes, run_id_of
-from shared.settings import describe, flattened
-from shared.signed_scenario import SignedScenario
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
+from samara.client.personal.personalizations import has_unfinished
+from samara.client.protocol.answer_limits import warn_of_few_examples
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.blob_receiver import receive_part
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.generations import Generations
+from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
+from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
+from samara.client.protocol.pass_counts import PassCounts
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
+from samara.client.training.client_data import ClientData
+from samara.client.training.growing_data import GrowingData
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import file_settings, published_blobs, with_local_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import (
+    CodeError,
+    ConfigError,
+    DataError,
+    ModelError,
+    SamaraError,
+    ScenarioError,
+)
+from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.settings import describe, flattened
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.client")
 

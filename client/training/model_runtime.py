@@ -16,23 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.peak_memory import keep_freed_memory
-from client.forward.readout import ReadoutForward, make_base_engine, make_readout
-from client.forward.representation_store import RepresentationStore, make_representation_store
-from client.forward.resident import ResidentForward
-from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import TrunkCache, make_trunk_cache
-from client.forward.turns import forward_pass
-from client.streaming.loading import LoadedModel, load_model
-from client.training.client_data import (
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.peak_memory import keep_freed_memory
+from samara.client.forward.readout import ReadoutForward, make_base_engine, make_readout
+from samara.client.forward.representation_store import (
+    RepresentationStore,
+    make_representation_store,
+)
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from samara.client.forward.turns import forward_pass
+from samara.client.streaming.loading import LoadedModel, load_model
+from samara.client.training.client_data import (
     ClientDataSource,
     ExampleReader,
     ExampleTokenizer,
     example_reader,
 )
-from client.training.execution import (
+from samara.client.training.execution import (
     Execution,
     StepBenchmark,
     choose_first_pass,
@@ -40,22 +43,22 @@ from client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from shared.config import NO_STREAMED_GRADIENTS, RunConfig
-from shared.errors import ConfigError
-from shared.features import check_features, kind_of
-from shared.machine import cores
-from shared.model.cache_key import model_inputs, scorer_inputs
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.replay_torch import backend_for
-from shared.model.scorers import Prompt, scorer_for
-from shared.model.weight_map import WeightMap
-from shared.replay import Backend
-from shared.runs import run_folder, run_id_of
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import Task
-from shared.tasks.objectives import decodes_answers
-from shared.tasks.rows import Example
+from samara.shared.config import NO_STREAMED_GRADIENTS, RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.features import check_features, kind_of
+from samara.shared.machine import cores
+from samara.shared.model.cache_key import model_inputs, scorer_inputs
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.replay_torch import backend_for
+from samara.shared.model.scorers import Prompt, scorer_for
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.replay import Backend
+from samara.shared.runs import run_folder, run_id_of
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.objectives import decodes_answers
+from samara.shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
 

@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import DeviceError
+from samara.shared.errors import DeviceError
 
 COMPARED_PACKAGES = ("client", "shared")
 """Packages that run on a client or define frames and results."""
-_CLIENT_APP = "client.app:app"
+_CLIENT_APP = "samara.client.app:app"
 _MAX_FILE_BYTES = 10 * 2**20
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import tomli_w
 
-from shared import DISTRIBUTION
-from shared.choices import OPEN
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.settings import nest
+from samara.shared import DISTRIBUTION
+from samara.shared.choices import OPEN
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.settings import nest
 
 PACKAGES = ("server", "client", "shared")
 _SUFFIXES = (".py", ".toml", ".json", ".md")
@@ -22,7 +22,7 @@ def build_bundle() -> bytes:
     Raises:
         SamaraError: if a package is not installed, or Flower refuses the bundle.
     """
-    from shared.flower_compat import build_fab_from_files
+    from samara.shared.flower_compat import build_fab_from_files
 
     files: dict[str, bytes | Path] = {"pyproject.toml": _pyproject_text().encode()}
     for package in PACKAGES:
@@ -43,7 +43,7 @@ def _pyproject_text() -> str:
     """Return what Flower reads of an app: its name, its components and its settings' defaults."""
     app = {
         "publisher": "samara",
-        "components": {"serverapp": "server.app:app", "clientapp": "client.app:app"},
+        "components": {"serverapp": "samara.server.app:app", "clientapp": "samara.client.app:app"},
         "config": nest(RunConfig().flat() | OPEN),
     }
     project = {

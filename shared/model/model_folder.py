@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from shared import DISTRIBUTION
-from shared.errors import ModelError
-from shared.model.damaged_files import check_content, damaged, read_json, stored_types
-from shared.model.sentence_modules import hashed_module_files, module_files
-from shared.sections import EMBEDDED_MODEL
+from samara.shared import DISTRIBUTION
+from samara.shared.errors import ModelError
+from samara.shared.model.damaged_files import check_content, damaged, read_json, stored_types
+from samara.shared.model.sentence_modules import hashed_module_files, module_files
+from samara.shared.sections import EMBEDDED_MODEL
 
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -49,7 +49,7 @@ def find_model_folder(path: str) -> Path:
     """Return the folder of a base model whose configuration can be used.
 
     Args:
-        path: as in `shared.model.loading.load_base_model`.
+        path: as in `samara.shared.model.loading.load_base_model`.
 
     Raises:
         ModelError: if the folder is missing or incomplete, or the model is quantized already, is an
@@ -200,7 +200,7 @@ def model_id_of(path: str) -> bytes:
     """Return the model id of a base model, which is not loaded.
 
     Args:
-        path: as in `shared.model.loading.load_base_model`.
+        path: as in `samara.shared.model.loading.load_base_model`.
 
     Raises:
         ModelError: if the folder is missing or incomplete.

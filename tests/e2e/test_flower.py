@@ -13,20 +13,20 @@ from forked import LOADED
 from helpers import ROOT, files_of
 from starts import start_for
 
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
 RUN = """
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[1])
-import shared
-assert pathlib.Path(shared.__file__).is_relative_to(sys.argv[1]), shared.__file__
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.simulate import simulate
+import samara.shared
+assert pathlib.Path(samara.shared.__file__).is_relative_to(sys.argv[1]), samara.shared.__file__
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 settings = json.loads(sys.argv[2])
 print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))
 """

@@ -22,11 +22,11 @@ from helpers import ROOT
 from live import attempts
 
 from benchmarks.faults.ports import free_address
-from client.protocol.resident_trainer import _read_server_config
-from devices.live import executor
-from devices.live.bundle_check import COMPARED_PACKAGES, describe_difference
-from devices.live.keys import create_key, read_client_index
-from devices.live.processes import (
+from samara.client.protocol.resident_trainer import _read_server_config
+from samara.devices.live import executor
+from samara.devices.live.bundle_check import COMPARED_PACKAGES, describe_difference
+from samara.devices.live.keys import create_key, read_client_index
+from samara.devices.live.processes import (
     SupervisedProcess,
     check_not_revoked,
     describe_exit,
@@ -35,15 +35,15 @@ from devices.live.processes import (
     restart_delay,
     status_of_rejection,
 )
-from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.config import RunConfig
-from shared.errors import CodeError, DeviceError, FrameError, RejectedError
-from shared.flower_compat import Fab, SendTaskHeartbeatRequest
-from shared.rejection import RejectionCode, describe_rejection, rejection_in
-from shared.wire import FRAME_VERSION, Kind, kind_of, pack
+from samara.shared.client_index import MAX_CLIENT, client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.errors import CodeError, DeviceError, FrameError, RejectedError
+from samara.shared.flower_compat import Fab, SendTaskHeartbeatRequest
+from samara.shared.rejection import RejectionCode, describe_rejection, rejection_in
+from samara.shared.wire import FRAME_VERSION, Kind, kind_of, pack
 
 SECONDS = 20.0
-APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
+APP = b'[tool.flwr.app.components]\nclientapp = "samara.client.app:app"\n'
 
 
 def installed() -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def test_the_server_half_of_a_bundle_is_not_compared() -> None:
         ({"client/app.py": b"import os"}, "client/app.py differs"),
         ({"client/new.py": b""}, "client/new.py is not installed"),
         ({"shared/model/extra.py": b""}, "shared/model/extra.py is not installed"),
-        ({"pyproject.toml": APP.replace(b"client.app:app", b"evil:app")}, "'evil:app'"),
+        ({"pyproject.toml": APP.replace(b"samara.client.app:app", b"evil:app")}, "'evil:app'"),
         ({"pyproject.toml": b"[tool]\nflwr = 3"}, "its ClientApp is None"),
         ({"pyproject.toml": b"\xff"}, "cannot be read"),
     ],
@@ -290,7 +290,7 @@ def test_a_task_of_a_supernode_that_has_ended_is_given_up_when_the_client_ends(
 def test_a_process_that_does_not_listen_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("devices.live.processes._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("samara.devices.live.processes._GRACE_SECONDS", 0.1)
     ready = tmp_path / "ready"
     deaf = (
         "import signal; signal.signal(15, signal.SIG_IGN);"
@@ -322,7 +322,7 @@ def test_a_child_does_not_outlive_its_parent() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux ends a child with its parent")
     child = (
-        "import os, sys, signal; from devices.live.processes import exit_with_parent;"
+        "import os, sys, signal; from samara.devices.live.processes import exit_with_parent;"
         "exit_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
     )
     parent = (

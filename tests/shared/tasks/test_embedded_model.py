@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from helpers import ROOT
 
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.model.loading import load_base_model
-from shared.replay import zero_state
-from shared.sections import EMBEDDED_MODEL
-from shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.model.loading import load_base_model
+from samara.shared.replay import zero_state
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
 
 
 def test_it_is_small_and_knows_every_word() -> None:
@@ -44,7 +44,7 @@ def test_it_is_found_beside_a_copy_of_the_code_without_weights(tmp_path: Path) -
     weights = shutil.ignore_patterns("*.safetensors", "__pycache__")
     shutil.copytree(ROOT / "shared", tmp_path / "shared", ignore=weights)
     code = (
-        "import shared.model.loading as loading; print(loading.__file__)\n"
+        "import samara.shared.model.loading as loading; print(loading.__file__)\n"
         "print(loading.load_base_model('embedded').folder)"
     )
     found = subprocess.run(
