@@ -59,11 +59,10 @@ app.add_typer(device.app, name="device")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         from samara.shared import DISTRIBUTION
+        from samara.shared.installed_code import samara_version
 
-        print(f"{DISTRIBUTION} {version(DISTRIBUTION)}")
+        print(f"{DISTRIBUTION} {samara_version()}")
         raise typer.Exit
 
 

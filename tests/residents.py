@@ -50,7 +50,7 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        command = [sys.executable, "-P", "-m", "samara.devices.live.trainer_process"]
+        command = [sys.executable, "-m", "samara.devices.live.trainer_process"]
         running.append(
             subprocess.Popen(
                 [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}

@@ -46,6 +46,7 @@ from samara.shared import DISTRIBUTION
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.events import append_event, read_events
 from samara.shared.files import write_durably
+from samara.shared.installed_code import samara_version
 from samara.shared.machine import cores, peak_memory_bytes
 from samara.shared.model.loading import check_torch_device
 from samara.shared.runs import RUNS_FOLDER, check_results_folder, folder_name
@@ -340,7 +341,7 @@ def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
             torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory_bytes()
         ),
         "versions": {
-            DISTRIBUTION: version(DISTRIBUTION),
+            DISTRIBUTION: samara_version(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": version("transformers"),

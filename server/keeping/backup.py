@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,13 @@ from samara.server.store import (
     read_layout,
 )
 from samara.server.watch.dashboard import TOKEN_FILE
-from samara.shared import DISTRIBUTION
 from samara.shared.archive import ArchivedFile, is_safe_path
 from samara.shared.blob_store import BlobStore, parse_reference
 from samara.shared.errors import ArchiveError, BlobError, SamaraError
 from samara.shared.event_parts import count_parts, is_part
 from samara.shared.events import read_events, read_whole_lines
 from samara.shared.files import UNFINISHED, write_durably
+from samara.shared.installed_code import samara_version
 from samara.shared.ledger.copying import copy_ledger
 from samara.shared.ledger.reading import LOCK_FILE
 from samara.shared.result import RESULT_FILE
@@ -131,7 +130,7 @@ def _write(run: Path, target: Path, moved: bool) -> Backup:
     try:
         rounds, left_out = _stage(run, staged)
         missing = _add_blobs(staged)
-        taken = {"samara backup": FORMAT, "time": _now(), "samara": version(DISTRIBUTION)}
+        taken = {"samara backup": FORMAT, "time": _now(), "samara": samara_version()}
         manifest = json.dumps(taken | {"rounds": rounds, "moved": moved, "run": run.name})
         paths = {path.relative_to(staged).as_posix(): path for path in _files_in(staged)}
         files = [ArchivedFile(MANIFEST_FILE, manifest.encode())]

@@ -59,7 +59,7 @@ def test_files_and_processes_are_known_by_their_kinds() -> None:
     assert kind_of(Path("ledger/00000012.seg")) == "ledger/*.seg"
     assert program(["python", "-m", "samara", "server", "up", "--run", "x"]) == "server up"
     assert (
-        program(["python", "-P", "-m", "samara.devices.live.supernode"])
+        program(["python", "-m", "samara.devices.live.supernode"])
         == "samara.devices.live.supernode"
     )
     assert program(["python", "/bin/flwr-serverapp", "--x"]) == "flwr-serverapp"
