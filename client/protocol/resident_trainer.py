@@ -1,10 +1,9 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, what it has answered, its settings and layout, and the record of how the run is
-executed; ``blobs``, the files that its runs need and that servers sent; ``scenarios``, those that
-the operator has signed; the counts of the scalars that it has sent and of passes through the model;
-and the log of its answers. Each file is written so that a crash leaves the old content or the new.
+the personal ledger, its answers, settings, layout and execution; ``blobs``, the files that its runs
+need and that servers sent; ``scenarios``, signed by the operator; the counts of scalars sent and of
+passes through the model; and the log of answers. A crash leaves each file's old content or the new.
 """
 
 import json
@@ -201,8 +200,7 @@ class ResidentTrainer:
         """
         server_config = _read_server_config(settings)
         self._find_scenario(server_config)
-        accepted = published_blobs(server_config).values()
-        return receive_part(part, accepted, self.client, self._blobs)
+        return receive_part(part, published_blobs(server_config).values(), self.client, self._blobs)
 
     def client_under(
         self, server_config: RunConfig, scenario: SignedScenario | None = None
@@ -319,8 +317,7 @@ class ResidentTrainer:
                     run = self._runs.read(run_id)
                     runtime = self.runtime_of(run)
                     self._earlier[run_id] = self._client_with(runtime, run_id, run.config)
-                client = self._earlier[run_id]
-                if client is None:
+                if (client := self._earlier[run_id]) is None:
                     continue
                 self._divide_for(client)
                 if client.take_private_rounds():
@@ -338,12 +335,11 @@ class ResidentTrainer:
 
     def _find_waiting_runs(self) -> list[bytes]:
         """Return the ids of the runs, but the latest, whose private rounds wait, in their order."""
-        folders = [
-            folder
+        ids = [
+            bytes.fromhex(folder.name)
             for folder in reversed(run_folders(self.folder))
             if any(map(has_unfinished, folder.glob("clients/*")))
         ]
-        ids = [bytes.fromhex(folder.name) for folder in folders]
         return [run_id for run_id in ids if run_id != self._current[0]]
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
@@ -367,8 +363,8 @@ class ResidentTrainer:
         if scenario is None:
             return None
         record = self._scenario_folder.record_refusal
-        layout_hash, model_id = runtime.layout.hash, runtime.model_id
-        return SignedRuns([scenario], layout_hash, model_id, self._answered, record)
+        layout_hash = runtime.layout.hash
+        return SignedRuns([scenario], layout_hash, runtime.model_id, self._answered, record)
 
 
 def _read_server_config(settings: str) -> RunConfig:

@@ -118,27 +118,23 @@ class ModelRuntime:
         self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
-        self._deciding = threading.Lock()
-        if predecessor is None:
-            self.tokenize = ExampleTokenizer(self._scorer)
-        else:
-            self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
-            if self._trunk_inputs == predecessor._trunk_inputs:
-                self._trunk_cache = predecessor._trunk_cache
-                if self._first_pass_inputs == predecessor._first_pass_inputs:
-                    self._representations = predecessor._representations
+        self._deciding = predecessor._deciding if predecessor else threading.Lock()
+        self.tokenize = predecessor.tokenize if predecessor else ExampleTokenizer(self._scorer)
+        if predecessor is not None and self._trunk_inputs == predecessor._trunk_inputs:
+            self._trunk_cache = predecessor._trunk_cache
+            if self._first_pass_inputs == predecessor._first_pass_inputs:
+                self._representations = predecessor._representations
         self.backend: Backend = (
             predecessor.backend
             if predecessor is not None and predecessor.config is config
             else backend_for(self.torch_device, config.threads)
         )
+        room = config.trunk_cache
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         if settings.inner_layers and self._trunk_cache is None:
-            self._trunk_cache = make_trunk_cache(base, self.first_block, config.trunk_cache, folder)
+            self._trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
         if not settings.inner_layers and self._representations is None:
-            self._representations = make_representation_store(
-                base, self._scorer, config.trunk_cache, folder
-            )
+            self._representations = make_representation_store(base, self._scorer, room, folder)
         self.forward = self._make_forward(base, adapter)
 
     def _make_forward(self, base: BaseModel, adapter: Adapter) -> ResidentForward | ReadoutForward:

@@ -311,7 +311,7 @@ def save_profile(profile: SourcedProfile, path: Path) -> None:
 
 
 def _shipped_files(*folder: str) -> dict[str, Traversable]:
-    directory = resources.files("devices").joinpath(*folder)
+    directory = resources.files("samara.devices").joinpath(*folder)
     return {
         entry.name.removesuffix(".toml"): entry
         for entry in directory.iterdir()

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig
+from samara.shared.errors import ModelError
 from samara.shared.frames.instructions import Split
+from samara.shared.model import model_folder
 from samara.shared.model.loading import load_base_model
 from samara.shared.replay import zero_state
 from samara.shared.sections import EMBEDDED_MODEL
@@ -38,7 +41,5 @@ def test_code_without_the_weights_names_their_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(model_folder, "_EMBEDDED_FOLDER", tmp_path)
-    with pytest.raises(
-        ModelError, match=f"{tmp_path}: has no embedded model; install Samara again"
-    ):
+    with pytest.raises(ModelError, match=f"{tmp_path}: has no embedded model; install Samara"):
         load_base_model("embedded")
