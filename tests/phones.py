@@ -164,17 +164,17 @@ PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
 """Names of the data that each phone has; all have the same program."""
 
 
-def make_phones(live: LiveRun, data: dict[str, Path]) -> None:
+def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHONES) -> None:
     """Make program, rows and keys of the phones, by the commands that an operator gives."""
     folder = live.folder
     (folder / "phones").mkdir()
     model = ("--model", MODEL, "--task", TASK)
     shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
-    samara(folder, "phone", "export", *model, *shapes, "--out", f"{PHONES[0]}.pte")
-    for name in PHONES:
+    samara(folder, "phone", "export", *model, *shapes, "--out", f"{names[0]}.pte")
+    for name in names:
         for suffix in (".pte", ".json"):
-            if name != PHONES[0]:
-                shutil.copy(folder / f"{PHONES[0]}{suffix}", folder / f"{name}{suffix}")
+            if name != names[0]:
+                shutil.copy(folder / f"{names[0]}{suffix}", folder / f"{name}{suffix}")
         rows = ("--data", str(data[name]), "--program", f"{name}.pte", "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", *model, *rows)
         public = folder / "phones" / f"{name}.pem"

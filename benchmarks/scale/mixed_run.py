@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 import typer
 
-from benchmarks.faults.live_run import ROOT, LiveRun
+from benchmarks.faults.live_run import ROOT, LiveRun, Place
 from benchmarks.faults.ports import free_address
 from benchmarks.speed.live import round_seconds
 from samara.client.protocol.session_store import decode_session
@@ -125,20 +125,21 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path, layers: st
         samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
 
 
-def start_gateway(live: LiveRun, address: str, door: str) -> None:
+def start_gateway(live: LiveRun, address: str, door: str, place: Place | None = None) -> None:
     """Start `samara gateway up`, or start it again."""
     of_server = ("--superlink", address, "--certs", str(live.run / "certificates" / "ca.pem"))
     of_phones = ("--listen", door, "--phones", str(live.folder / "phones"))
     own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
-    live.start(GATEWAY, ["gateway", "up", *of_server, *of_phones, *own])
+    live.start(GATEWAY, ["gateway", "up", *of_server, *of_phones, *own], place)
 
 
-def start_phone(live: LiveRun, name: str, door: str) -> None:
+def start_phone(live: LiveRun, name: str, door: str, place: Place | None = None) -> None:
     """Start `samara phone up`."""
     authority = live.home(GATEWAY) / "certificates" / "ca.pem"
     of_gateway = ("--gateway", door, "--certs", str(authority))
     own = ("--program", f"{name}.pte", "--rows", f"{name}.jsonl", "--key", f"{name}.key")
-    live.start(name, ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))])
+    command = ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))]
+    live.start(name, command, place)
 
 
 def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:
