@@ -48,9 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, in which pip says what it does (without CUDA: CONTRIBUTING.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@# setuptools warns of every editable installation that folders may shadow packages; ours are they
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install \
-		--constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: install
@@ -101,7 +99,7 @@ format: install
 protocol: install
 	$(BIN)/python -m pip install --quiet 'grpcio-tools==1.72.2'
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-		shared/proto/trainer.proto
+		samara/shared/proto/trainer.proto
 
 tables: install
 	$(BIN)/python docs/tables.py

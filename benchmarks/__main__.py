@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from samara.command import run
-from shared.command_group import command_group
+from samara.shared.command_group import command_group
 
 app = command_group("Measure this machine.")
 
@@ -31,7 +31,7 @@ def replay(
     from rich.console import Console
 
     from benchmarks.speed.replay import measured, table
-    from shared.files import write_durably
+    from samara.shared.files import write_durably
 
     rows = measured(adapters or ["minilm-top2", "tinyllama"], seeds, threads, repetitions)
     Console().print(table(rows))

@@ -13,7 +13,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from simulations.rehearsal.processes import kill_family
+from samara.simulations.rehearsal.processes import kill_family
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from devices.live.processes import child_environment
-from devices.live.settings import ClientSettings
+from samara.devices.live.processes import child_environment
+from samara.devices.live.settings import ClientSettings
 
 
 def write_client(folder: Path, device_settings: dict[str, Any]) -> ClientSettings:

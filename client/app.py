@@ -13,12 +13,12 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.protocol.client_handler import make_refusal
-from shared.errors import FrameError, SamaraError
-from shared.flower_compat import ErrorCode
-from shared.frames.refusal import Refusal, describe_refusal, describe_servers_refusal
-from shared.ledger.catch_up import CatchUp
-from shared.wire import (
+from samara.client.protocol.client_handler import make_refusal
+from samara.shared.errors import FrameError, SamaraError
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.frames.refusal import Refusal, describe_refusal, describe_servers_refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import (
     BLOB_ACTION,
     COST,
     MASKING_ACTION,
@@ -125,7 +125,7 @@ def _handle(
     """
     socket = context.node_config.get(TRAINER) or os.environ.get(TRAINER_VARIABLE)
     if socket:
-        from client.protocol.remote_trainer import RemoteTrainer
+        from samara.client.protocol.remote_trainer import RemoteTrainer
 
         try:
             with RemoteTrainer(str(socket), context.run_config) as client:
@@ -134,7 +134,7 @@ def _handle(
         except SamaraError as error:
             log.warning("%s: %s", message.metadata.message_type, error)
             return error_reply(error, message)
-    from client.protocol.simulated_client import client_index_of, simulated_client
+    from samara.client.protocol.simulated_client import client_index_of, simulated_client
 
     frame = b""
     try:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from click.core import ParameterSource
 
-from devices.jetson.commands import wheelhouse
-from devices.run_command import run
-from shared.command_group import command_group
+from samara.devices.jetson.commands import wheelhouse
+from samara.devices.run_command import run
+from samara.shared.command_group import command_group
 
 if TYPE_CHECKING:
-    from devices.hardware.estimate import StepEstimate
-    from devices.hardware.offload_estimate import FirstOrderMethod
+    from samara.devices.hardware.estimate import StepEstimate
+    from samara.devices.hardware.offload_estimate import FirstOrderMethod
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
@@ -75,7 +75,7 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from devices.hardware.profile import shipped_devices, shipped_links
+    from samara.devices.hardware.profile import shipped_devices, shipped_links
 
     devices = Table(title="Devices")
     for column in ("name", "description", "GB/s", "usable GiB", "power modes", "fit"):
@@ -177,12 +177,12 @@ def estimate(
     from dataclasses import replace
     from json import dumps
 
-    from devices.estimate_tables import print_first_order, print_step
-    from devices.hardware.estimate import estimate_readout, estimate_step
-    from devices.hardware.model_shape import model_shape
-    from devices.hardware.profile import load_device
-    from devices.hardware.roofline import Workload
-    from shared.errors import ConfigError
+    from samara.devices.estimate_tables import print_first_order, print_step
+    from samara.devices.hardware.estimate import estimate_readout, estimate_step
+    from samara.devices.hardware.model_shape import model_shape
+    from samara.devices.hardware.profile import load_device
+    from samara.devices.hardware.roofline import Workload
+    from samara.shared.errors import ConfigError
 
     if scenario is not None:
         _estimate_scenario(context, scenario, target)
@@ -200,7 +200,10 @@ def estimate(
     profile = profile.with_power_mode(power) if power else profile
     shape = model_shape(model)
     if method is not Method.PRGE:
-        from devices.hardware.offload_estimate import FirstOrderWorkload, estimate_first_order
+        from samara.devices.hardware.offload_estimate import (
+            FirstOrderWorkload,
+            estimate_first_order,
+        )
 
         if readout or stream is not Stream.OFF or quantization.value not in ("fp16", "fp32"):
             raise ConfigError(
@@ -253,13 +256,13 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     """Print the estimate of a step as a scenario has it, and the time until a target."""
     from json import dumps
 
-    from devices.estimate_tables import print_step
-    from devices.hardware.profile import load_device
-    from devices.hardware.run_data import count_data
-    from devices.hardware.target import estimate_target, parse_points, step_of
-    from shared.config import load_scenario
-    from shared.errors import ConfigError
-    from shared.scenarios import scenario_file
+    from samara.devices.estimate_tables import print_step
+    from samara.devices.hardware.profile import load_device
+    from samara.devices.hardware.run_data import count_data
+    from samara.devices.hardware.target import estimate_target, parse_points, step_of
+    from samara.shared.config import load_scenario
+    from samara.shared.errors import ConfigError
+    from samara.shared.scenarios import scenario_file
 
     given = context.params
     typed = ParameterSource.COMMANDLINE
@@ -310,8 +313,8 @@ def calibrate(
     """
     import re
 
-    from devices.hardware.calibrate import calibrate_cpu
-    from devices.hardware.profile import save_profile
+    from samara.devices.hardware.calibrate import calibrate_cpu
+    from samara.devices.hardware.profile import save_profile
 
     if not out.parent.is_dir():
         raise typer.BadParameter(f"--out {out}: the folder does not exist; create it first")

@@ -6,8 +6,8 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.table import Table
 
-from devices.hardware.estimate import StepEstimate
-from devices.hardware.offload_estimate import FirstOrderEstimate
+from samara.devices.hardware.estimate import StepEstimate
+from samara.devices.hardware.offload_estimate import FirstOrderEstimate
 
 _STAGES = {
     "forward": "on the device",

@@ -23,9 +23,9 @@ def run(
 
     Example: samara device run --as orin-nano-8gb --dilation 20 -- python train.py
     """
-    from devices.hardware.hold import machine_rate, plan_hold, run_held, status_of
-    from devices.hardware.profile import load_device, load_link
-    from shared.machine import cores
+    from samara.devices.hardware.hold import machine_rate, plan_hold, run_held, status_of
+    from samara.devices.hardware.profile import load_device, load_link
+    from samara.shared.machine import cores
 
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile

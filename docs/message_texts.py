@@ -50,7 +50,9 @@ def modules() -> dict[str, Module]:
     found = {}
     for path in sources():
         file = path.relative_to(ROOT)
-        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        parts = file.with_suffix("").parts
+        parts = parts if parts[0] == "samara" else ("samara", *parts)
+        name = ".".join(parts).removesuffix(".__init__")
         found[name] = Module(file.as_posix(), ast.parse(path.read_text(encoding="utf-8")))
     return found
 

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from supported_features import find_supported
 
-from client.tuning.settings import TuneSettings
-from server.watch.metrics import metrics_table
-from shared.choices import AUTO, OPEN
-from shared.config import RunConfig
-from shared.data_settings import FOLLOWS_SEED
-from shared.features import (
+from samara.client.tuning.settings import TuneSettings
+from samara.server.watch.metrics import metrics_table
+from samara.shared.choices import AUTO, OPEN
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import FOLLOWS_SEED
+from samara.shared.features import (
     DIMENSIONS,
     EXCLUSIONS,
     FURTHER_EXCLUSIONS,
     TUNING_EXCLUSIONS,
     Exclusion,
 )
-from shared.fleet_settings import DeviceGroup
-from shared.rehearsal_settings import Fault
-from shared.settings import Section, Setting, describe
+from samara.shared.fleet_settings import DeviceGroup
+from samara.shared.rehearsal_settings import Fault
+from samara.shared.settings import Section, Setting, describe
 
 ROOT = Path(__file__).resolve().parents[1]
 

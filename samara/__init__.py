@@ -11,19 +11,21 @@ needs is imported when the name is first used.
 Everything that can go wrong is a `SamaraError`, with the words that the command prints.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SamaraError
+from samara.shared.errors import SamaraError
+from samara.shared.old_names import OldNameFinder
 
 if TYPE_CHECKING:
     from samara import register
     from samara.estimates import DeviceEstimate, device_estimate
     from samara.models import Model
+    from samara.shared.config import RunConfig
+    from samara.shared.tasks.catalog import load_task
     from samara.simulation import Comparison, Run, Runs, simulate
     from samara.tuning import TuningRun, tune
-    from shared.config import RunConfig
-    from shared.tasks.catalog import load_task
 
 __all__ = [
     "Comparison",
@@ -46,15 +48,17 @@ _MODULES = {
     "DeviceEstimate": "samara.estimates",
     "Model": "samara.models",
     "Run": "samara.simulation",
-    "RunConfig": "shared.config",
+    "RunConfig": "samara.shared.config",
     "Runs": "samara.simulation",
     "TuningRun": "samara.tuning",
     "device_estimate": "samara.estimates",
-    "load_task": "shared.tasks.catalog",
+    "load_task": "samara.shared.tasks.catalog",
     "simulate": "samara.simulation",
     "tune": "samara.tuning",
 }
 """The module of each name that is imported when it is first used."""
+
+sys.meta_path.append(OldNameFinder)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-import devices.commands
-import devices.live.commands
-import devices.phone.commands
-import server.commands
-import simulations.adapter_commands
-import simulations.commands
-import simulations.new_command
-import simulations.privacy_commands
-import simulations.rehearse_command
-import simulations.tune_command
-from shared.errors import SamaraError
-from shared.proxies import exempt_this_machine
+from samara.devices import commands as device
+from samara.devices.live import commands as client
+from samara.devices.phone import commands as phone
+from samara.server import commands as server
+from samara.shared.errors import SamaraError
+from samara.shared.proxies import exempt_this_machine
+from samara.simulations import (
+    adapter_commands,
+    commands,
+    new_command,
+    privacy_commands,
+    rehearse_command,
+    tune_command,
+)
 
 _RIGHTS = "give a path that you may use, or change its rights"
 _ROOM = "free space there, or give a path on another disk"
@@ -39,29 +41,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(simulations.commands.demo)
-app.command()(simulations.new_command.new)
-app.command()(simulations.commands.simulate)
-app.command()(simulations.rehearse_command.rehearse)
-app.command()(simulations.commands.compare)
-app.command()(simulations.tune_command.tune)
-app.command()(simulations.commands.tasks)
-app.add_typer(simulations.adapter_commands.app, name="adapter")
-app.add_typer(simulations.privacy_commands.app, name="privacy")
-app.add_typer(server.commands.app, name="server")
-app.add_typer(devices.live.commands.app, name="client")
-app.add_typer(devices.phone.commands.gateway, name="gateway")
-app.add_typer(devices.phone.commands.app, name="phone")
-app.add_typer(devices.commands.app, name="device")
+app.command()(commands.demo)
+app.command()(new_command.new)
+app.command()(commands.simulate)
+app.command()(rehearse_command.rehearse)
+app.command()(commands.compare)
+app.command()(tune_command.tune)
+app.command()(commands.tasks)
+app.add_typer(adapter_commands.app, name="adapter")
+app.add_typer(privacy_commands.app, name="privacy")
+app.add_typer(server.app, name="server")
+app.add_typer(client.app, name="client")
+app.add_typer(phone.gateway, name="gateway")
+app.add_typer(phone.app, name="phone")
+app.add_typer(device.app, name="device")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from samara.shared import DISTRIBUTION
+        from samara.shared.installed_code import samara_version
 
-        from shared import DISTRIBUTION
-
-        print(f"{DISTRIBUTION} {version(DISTRIBUTION)}")
+        print(f"{DISTRIBUTION} {samara_version()}")
         raise typer.Exit
 
 

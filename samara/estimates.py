@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from devices.hardware.estimate import StepEstimate
-from devices.hardware.profile import load_device
-from devices.hardware.run_data import count_data
-from devices.hardware.target import TargetEstimate, estimate_target, parse_points, step_of
+from samara.devices.hardware.estimate import StepEstimate
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.run_data import count_data
+from samara.devices.hardware.target import TargetEstimate, estimate_target, parse_points, step_of
 from samara.overrides import Scenario, config_of
 
 

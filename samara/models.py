@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.model_folder import write_new_folder
-from shared.errors import ModelError
-from shared.layout import ADAPTER_GROUP
-from shared.model.loading import load_base_model
-from simulations.adapter import FinishedRun
-from simulations.quick_look import LoadedModel, Text
+from samara.client.personal.model_folder import write_new_folder
+from samara.shared.errors import ModelError
+from samara.shared.layout import ADAPTER_GROUP
+from samara.shared.model.loading import load_base_model
+from samara.simulations.adapter import FinishedRun
+from samara.simulations.quick_look import LoadedModel, Text
 
 
 class Model:

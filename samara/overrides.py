@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.scenarios import read_scenario, scenario_file
-from shared.settings import flattened
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.scenarios import read_scenario, scenario_file
+from samara.shared.settings import flattened
 
 Scenario = RunConfig | Mapping[str, Any] | str | os.PathLike[str]
 """Settings of a run: a shipped scenario's name, a scenario file, a mapping, or a `RunConfig`."""

@@ -21,13 +21,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimator, EstimatorFunction, GradientEstimate, LossRequest
-from client.personal.softmax_fit import Examples, Personalization, SoftmaxFit
-from server.rounds.rule import Contribution, RuleFunction
-from shared.extensions import register
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
-from shared.tasks.objectives import Objective
-from shared.tasks.rows import Example
+from samara.client.estimators.prge import (
+    Estimator,
+    EstimatorFunction,
+    GradientEstimate,
+    LossRequest,
+)
+from samara.client.personal.softmax_fit import Examples, Personalization, SoftmaxFit
+from samara.server.rounds.rule import Contribution, RuleFunction
+from samara.shared.extensions import register
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.objectives import Objective
+from samara.shared.tasks.rows import Example
 
 __all__ = [
     "ChoiceTask",

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import Scenario, config_of
-from shared.config import RunConfig
-from shared.files import write_requested
-from shared.result import RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.embedded import check_data_is_given
-from simulations.comparison.columns import client_columns
-from simulations.comparison.comparison import Comparison as _Comparison
-from simulations.comparison.comparison import compare_runs
-from simulations.comparison.measure import named_figures
-from simulations.comparison.seeds import describe_seeds
-from simulations.progress import watched
-from simulations.repetitions import SeedInterval, repeat, seed_intervals
+from samara.shared.config import RunConfig
+from samara.shared.files import write_requested
+from samara.shared.result import RunResult
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.embedded import check_data_is_given
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.comparison.comparison import Comparison as _Comparison
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.comparison.measure import named_figures
+from samara.simulations.comparison.seeds import describe_seeds
+from samara.simulations.progress import watched
+from samara.simulations.repetitions import SeedInterval, repeat, seed_intervals
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +35,7 @@ class Comparison(_Comparison):
     """A comparison of finished runs, client by client; printing it shows the tables."""
 
     def __str__(self) -> str:
-        from simulations.comparison.tables import render_comparison
+        from samara.simulations.comparison.tables import render_comparison
 
         parts = [each for part in render_comparison(self) for each in (part, "")]
         return text_of(lambda console: console.print(*parts, sep="\n"))
@@ -65,7 +65,7 @@ class Comparison(_Comparison):
         Raises:
             SamaraError: if it cannot be written, or the extra `report` is not installed.
         """
-        from simulations.report.html import page_of
+        from samara.simulations.report.html import page_of
 
         write_requested(Path(file), page_of(self).encode())
         return Path(file)
@@ -97,7 +97,7 @@ class Run:
         return f"samara.Run({str(self.folder)!r})"
 
     def __str__(self) -> str:
-        from simulations.report.terminal import print_result
+        from samara.simulations.report.terminal import print_result
 
         return text_of(lambda console: print_result(self.folder, self.result, console))
 
@@ -177,8 +177,8 @@ class Run:
 
     @cached_property
     def _loaded(self) -> Any:
-        from simulations.adapter import FinishedRun
-        from simulations.quick_look import LoadedModel
+        from samara.simulations.adapter import FinishedRun
+        from samara.simulations.quick_look import LoadedModel
 
         run = FinishedRun.at(self.folder)
         return run, LoadedModel(run)
@@ -215,7 +215,7 @@ class Runs(Sequence[Run]):
         return f"samara.Runs({list(self._runs)!r})"
 
     def __str__(self) -> str:
-        from simulations.report.terminal import seeds_table
+        from samara.simulations.report.terminal import seeds_table
 
         table = seeds_table(self.intervals())
         table.caption = describe_seeds([run.result.config for run in self])
@@ -294,8 +294,8 @@ def _simulate(config: RunConfig, progress: bool | None) -> Path:
     hide_widget_warning()
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_message:
-        from simulations.passage_writer import write_missing_passages
-        from simulations.simulate import simulate as run
+        from samara.simulations.passage_writer import write_missing_passages
+        from samara.simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)  # which importing it has set
         folder = run(config, on_message)

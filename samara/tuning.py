@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.tuning.settings import TuneSettings
+from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import settings_of
-from shared.tasks.catalog import load_task
-from shared.tasks.embedded import check_data_is_given
-from simulations.progress import watched_tuning
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.embedded import check_data_is_given
+from samara.simulations.progress import watched_tuning
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +32,7 @@ class TuningRun:
         return f"samara.TuningRun({str(self.folder)!r})"
 
     def __str__(self) -> str:
-        from simulations.report.terminal import print_tuning
+        from samara.simulations.report.terminal import print_tuning
 
         return text_of(lambda console: print_tuning(self.folder, self.result, console))
 
@@ -43,7 +43,7 @@ class TuningRun:
         Raises:
             ConfigError: if the run has not ended, or the file is damaged.
         """
-        from client.tuning.run import read_result
+        from samara.client.tuning.run import read_result
 
         return read_result(self.folder)
 
@@ -80,7 +80,7 @@ def tune(
     hide_widget_warning()
     watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_step:
-        from client.tuning.run import tune as run
+        from samara.client.tuning.run import tune as run
 
         return TuningRun(run(wanted, on_step))
 

@@ -1,1 +1,6 @@
 """The server side: strategy, aggregation, sampling, store. Imports no torch."""
+
+if __name__ != "samara.server":
+    from samara.shared.old_names import make_way
+
+    make_way(__name__, __path__)

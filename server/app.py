@@ -16,42 +16,42 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.live.keys import ClientKeys, keys_of_environment
-from server.live.server_log import write_server_log
-from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
-from server.rounds.clustered_strategy import ClusteredStrategy
-from server.rounds.clusters import cluster_folder
-from server.rounds.event_log import count_scalars
-from server.rounds.missing_gain import describe_missing_gain
-from server.rounds.readout_strategy import ReadoutStrategy
-from server.rounds.recorded_cohorts import RecordedCohorts
-from server.rounds.strategy import ScalarStrategy
-from server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
-from server.transport.blob_sender import BlobSender
-from server.transport.clock import Clock
-from server.transport.deadline_grid import DeadlineGrid, prepare_grid
-from server.transport.quorum import Quorum, RunIdentity
-from server.transport.roster import Roster
-from shared import DISTRIBUTION
-from shared.basis import read_basis
-from shared.blob_store import BlobStore
-from shared.choices import automatic_values
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.features import check_features
-from shared.files import write_durably
-from shared.frames.instructions import GLOBAL_TRACK, Split
-from shared.layout import Layout
-from shared.ledger.reading import read_header
-from shared.ledger.records import LedgerHeader
-from shared.machine import peak_memory_bytes
-from shared.result import RESULT_FILE, SCHEMA_VERSION, RunResult
-from shared.run_id import cluster_id
-from shared.run_settings import check_settings, record_settings
-from shared.runs import run_folder, run_id_of
-from shared.scalar_ratio import summarize_scalar_ratios
-from shared.start import START_FILE, Start, read_start
-from shared.wire import PERSONAL_ACTION
+from samara.server.live.keys import ClientKeys, keys_of_environment
+from samara.server.live.server_log import write_server_log
+from samara.server.live.superlink import LIVE_VARIABLE, RUN_ERROR
+from samara.server.rounds.clustered_strategy import ClusteredStrategy
+from samara.server.rounds.clusters import cluster_folder
+from samara.server.rounds.event_log import count_scalars
+from samara.server.rounds.missing_gain import describe_missing_gain
+from samara.server.rounds.readout_strategy import ReadoutStrategy
+from samara.server.rounds.recorded_cohorts import RecordedCohorts
+from samara.server.rounds.strategy import ScalarStrategy
+from samara.server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
+from samara.server.transport.blob_sender import BlobSender
+from samara.server.transport.clock import Clock
+from samara.server.transport.deadline_grid import DeadlineGrid, prepare_grid
+from samara.server.transport.quorum import Quorum, RunIdentity
+from samara.server.transport.roster import Roster
+from samara.shared import DISTRIBUTION
+from samara.shared.basis import read_basis
+from samara.shared.blob_store import BlobStore
+from samara.shared.choices import automatic_values
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.features import check_features
+from samara.shared.files import write_durably
+from samara.shared.frames.instructions import GLOBAL_TRACK, Split
+from samara.shared.layout import Layout
+from samara.shared.ledger.reading import read_header
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.machine import peak_memory_bytes
+from samara.shared.result import RESULT_FILE, SCHEMA_VERSION, RunResult
+from samara.shared.run_id import cluster_id
+from samara.shared.run_settings import check_settings, record_settings
+from samara.shared.runs import run_folder, run_id_of
+from samara.shared.scalar_ratio import summarize_scalar_ratios
+from samara.shared.start import START_FILE, Start, read_start
+from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from server import keeping_commands, key_commands
-from server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
-from shared.command_group import command_group
+from samara.server import keeping_commands, key_commands
+from samara.server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
+from samara.shared.command_group import command_group
 
 app = command_group("Serve runs, show and verify them.")
 app.add_typer(key_commands.app, name="keys")
@@ -68,18 +68,18 @@ def up(
 
     from rich.console import Console
 
-    from server.live.certificates import check_certificates
-    from server.live.keys import KEYS_FOLDER, ClientKeys
-    from server.live.live_config import read_live_config, write_scenario
-    from server.live.run_display import RunDisplay
-    from server.live.run_lock import check_not_moved
-    from server.live.run_supervisor import FLOWER_FOLDER, serve_run
-    from server.live.superlink import max_reply_bytes
-    from server.live.superlink_process import SuperLinkProcess
-    from server.watch.dashboard import Dashboard
-    from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
-    from shared.files import make_private_folder
-    from shared.run_settings import check_settings
+    from samara.server.live.certificates import check_certificates
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.live_config import read_live_config, write_scenario
+    from samara.server.live.run_display import RunDisplay
+    from samara.server.live.run_lock import check_not_moved
+    from samara.server.live.run_supervisor import FLOWER_FOLDER, serve_run
+    from samara.server.live.superlink import max_reply_bytes
+    from samara.server.live.superlink_process import SuperLinkProcess
+    from samara.server.watch.dashboard import Dashboard
+    from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
+    from samara.shared.files import make_private_folder
+    from samara.shared.run_settings import check_settings
 
     run = run.resolve()
     check_not_moved(run)
@@ -128,8 +128,8 @@ def status(
     """
     from rich.console import Console
 
-    from server.live.status import read_status
-    from server.live.status_table import make_status_table
+    from samara.server.live.status import read_status
+    from samara.server.live.status_table import make_status_table
 
     run_status = read_status(run := _the_run(run, run_too))
     console = Console()
@@ -142,7 +142,7 @@ def status(
         if line:
             console.print(line, markup=False, soft_wrap=True)
     if tensorboard:
-        from server.round_curves import write_curves
+        from samara.server.round_curves import write_curves
 
         if write_curves(run, tensorboard):
             console.print(f"tensorboard --logdir {tensorboard}")
@@ -158,7 +158,7 @@ def watch(run: Run = None, run_too: RunToo = None) -> None:
     """
     from rich.console import Console
 
-    from server.watch.terminal import watch
+    from samara.server.watch.terminal import watch
 
     with suppress(KeyboardInterrupt):
         watch(_the_run(run, run_too), Console())
@@ -173,9 +173,9 @@ def inspect(run: Run = None, run_too: RunToo = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.rounds.releases import describe_spent
-    from server.store import ledger_of, read_layout
-    from shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
+    from samara.server.rounds.releases import describe_spent
+    from samara.server.store import ledger_of, read_layout
+    from samara.shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
 
     run = _the_run(run, run_too)
     layout, ledger = read_layout(run), ledger_of(run)
@@ -213,11 +213,11 @@ def verify(run: Run = None, run_too: RunToo = None) -> None:
     """
     from rich.console import Console
 
-    from server.store import cluster_folders, read_layout, replay_run
-    from shared.errors import LedgerError
-    from shared.ledger.verification import verify_ledger
-    from shared.replay import digest
-    from shared.result import RESULT_FILE, read_result
+    from samara.server.store import cluster_folders, read_layout, replay_run
+    from samara.shared.errors import LedgerError
+    from samara.shared.ledger.verification import verify_ledger
+    from samara.shared.replay import digest
+    from samara.shared.result import RESULT_FILE, read_result
 
     run = _the_run(run, run_too)
     if clusters := cluster_folders(run):
@@ -261,7 +261,7 @@ def _the_run(argument: Path | None, option: Path | None) -> Path:
     Raises:
         ConfigError: if it was given in none, or in both.
     """
-    from shared.errors import ConfigError
+    from samara.shared.errors import ConfigError
 
     given = [folder for folder in (argument, option) if folder is not None]
     if len(given) != 1:

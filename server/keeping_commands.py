@@ -17,7 +17,7 @@ def backup(
 
     Example: samara server backup runs/field backups/
     """
-    from server.keeping.backup import back_up
+    from samara.server.keeping.backup import back_up
 
     taken = back_up(run, target, moves)
     rounds = ", ".join(
@@ -47,8 +47,8 @@ def restore(
 
     Example: samara server restore field-round-120.backup --out runs/field
     """
-    from server.keeping.restoring import restore as restore_run
-    from server.live.live_config import SCENARIO_FILE
+    from samara.server.keeping.restoring import restore as restore_run
+    from samara.server.live.live_config import SCENARIO_FILE
 
     restored = restore_run(file, out, reached)
     print(f"{out}: goes on after round {restored.round}, as of {restored.taken}")
@@ -65,8 +65,8 @@ def doctor(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 
     Example: samara server doctor runs/field
     """
-    from server.keeping.doctor import examine
-    from shared.check_result import Outcome
+    from samara.server.keeping.doctor import examine
+    from samara.shared.check_result import Outcome
 
     outcomes = []
     for check in examine(run):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shared.command_group import command_group
+from samara.shared.command_group import command_group
 
 app = command_group("The keys of the clients that may join a run.")
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
@@ -24,7 +24,7 @@ def create(
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
     file = ClientKeys(run / KEYS_FOLDER).create(name, gateway)
     print(
@@ -40,7 +40,7 @@ def add(
 
     Example: samara server keys add one phones/one.pem --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
     print(f"{name}: may join as client {ClientKeys(run / KEYS_FOLDER).add(name, public).client}")
 
@@ -51,7 +51,7 @@ def revoke(name: Name, run: RunOption) -> None:
 
     Example: samara server keys revoke kitchen-orin --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
     print(f"{name}: revoked on {ClientKeys(run / KEYS_FOLDER).revoke(name).revoked}")
 
@@ -69,7 +69,7 @@ def rotate(
 
     Example: samara server keys rotate kitchen-orin --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
     keys = ClientKeys(run / KEYS_FOLDER)
     if public:
@@ -86,7 +86,7 @@ def renew(run: RunOption) -> None:
 
     Example: samara server keys renew --run runs/field
     """
-    from shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
+    from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
 
     file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
     print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
@@ -100,7 +100,7 @@ def operator(
 
     Example: samara server keys operator operator.key
     """
-    from server.live.scenario_signing import create_operator_key
+    from samara.server.live.scenario_signing import create_operator_key
 
     print(f"{file}: key of operator {create_operator_key(file)}; keep it away from the server")
 
@@ -118,8 +118,8 @@ def sign(
 
     Example: samara server keys sign field.toml --key operator.key --out field.signed
     """
-    from server.live.live_config import read_live_config
-    from server.live.scenario_signing import sign_scenario
+    from samara.server.live.live_config import read_live_config
+    from samara.server.live.scenario_signing import sign_scenario
 
     config = read_live_config(scenario, settings or [], "server keys sign")
     signed = sign_scenario(config, key, out)
@@ -135,7 +135,7 @@ def list_keys(run: RunOption) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
     table = Table("name", "client", "fingerprint", "created", "revoked")
     client_keys = ClientKeys(run / KEYS_FOLDER)
@@ -187,18 +187,18 @@ def invite(
     """
     from datetime import UTC, datetime, timedelta
 
-    from server.live.certificates import server_address
-    from server.live.invitations import (
+    from samara.server.live.certificates import server_address
+    from samara.server.live.invitations import (
         board_welcome,
         invite_client,
         phone_welcome,
         revoke_invitation,
     )
-    from server.live.run_supervisor import FLOWER_FOLDER
-    from server.live.server_port import read_port
-    from shared.addresses import parse_address, parse_origin
-    from shared.certificates import CERTIFICATES_FOLDER
-    from shared.errors import ConfigError
+    from samara.server.live.run_supervisor import FLOWER_FOLDER
+    from samara.server.live.server_port import read_port
+    from samara.shared.addresses import parse_address, parse_origin
+    from samara.shared.certificates import CERTIFICATES_FOLDER
+    from samara.shared.errors import ConfigError
 
     if revoke:
         revoke_invitation(run, name)

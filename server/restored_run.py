@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from shared.errors import LedgerError
-from shared.files import write_durably
+from samara.shared.errors import LedgerError
+from samara.shared.files import write_durably
 
 RESTORED_FILE = "restored.json"
 

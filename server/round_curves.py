@@ -4,9 +4,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from server.store import METRICS_FILE
-from shared.errors import SamaraError
-from shared.events import EventFollower
+from samara.server.store import METRICS_FILE
+from samara.shared.errors import SamaraError
+from samara.shared.events import EventFollower
 
 
 def write_curves(run: Path, folder: Path) -> int:

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared.errors import LedgerError, SamaraError
-from shared.events import append_in_parts, read_events
-from shared.files import make_folder, write_durably
-from shared.layout import Layout
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_header
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import VerifiedRound, verify_ledger
-from shared.result import RESULT_FILE
+from samara.shared.errors import LedgerError, SamaraError
+from samara.shared.events import append_in_parts, read_events
+from samara.shared.files import make_folder, write_durably
+from samara.shared.layout import Layout
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_header
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import VerifiedRound, verify_ledger
+from samara.shared.result import RESULT_FILE
 
 log = logging.getLogger("samara.server")
 

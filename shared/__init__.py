@@ -2,3 +2,8 @@
 
 DISTRIBUTION = "samara-fl"
 """The name of Samara on the package index, where ``samara`` is another project."""
+
+if __name__ != "samara.shared":
+    from samara.shared.old_names import make_way
+
+    make_way(__name__, __path__)

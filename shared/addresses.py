@@ -2,7 +2,7 @@
 
 import re
 
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 _ORIGIN = re.compile(r"(https://[a-z0-9.-]+|http://(localhost|127\.0\.0\.1))(:\d{1,5})?/?")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.errors import ArchiveError
-from shared.files import UNFINISHED, sync_folder
+from samara.shared.errors import ArchiveError
+from samara.shared.files import UNFINISHED, sync_folder
 
 PIECE_BYTES = 2**20
 MOST_FILES = 100_000

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from shared.blob_store import BlobStore
-from shared.blobs import resolve_blob
-from shared.errors import ConfigError, ModelError, ReplayError
-from shared.files import read_safetensors_metadata
-from shared.layout import MAX_BASIS_SIZE, BasisReference
-from shared.replay import STATE_BITS
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import resolve_blob
+from samara.shared.errors import ConfigError, ModelError, ReplayError
+from samara.shared.files import read_safetensors_metadata
+from samara.shared.layout import MAX_BASIS_SIZE, BasisReference
+from samara.shared.replay import STATE_BITS
 
 FORMAT = "samara basis 1"
 SCALE_BITS = 16

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import BlobError
-from shared.files import UNFINISHED, cache_folder, make_folder, sync_folder
+from samara.shared.errors import BlobError
+from samara.shared.files import UNFINISHED, cache_folder, make_folder, sync_folder
 
 HASH_BYTES = 32
 MAX_BLOB_BYTES = 256 * 2**20

@@ -1,16 +1,16 @@
 """Blobs that settings name: by a path on this machine, or by a hash that is the same on all.
 
-A setting declares with `blob` that its value names a file (`shared.settings.setting`). A server
-stores these files and puts their hashes in place of the paths; clients look the hashes up in their
-own store, and what is missing there is sent to them (docs/reference/wire.md).
+A setting declares with `blob` that its value names a file (`samara.shared.settings.setting`). A
+server stores these files and puts their hashes in place of the paths; clients look the hashes up in
+their own store, and what is missing there is sent to them (docs/reference/wire.md).
 """
 
 from pathlib import Path
 from typing import TypeVar
 
-from shared.blob_store import BlobStore, parse_reference, to_reference
-from shared.errors import BlobError, ConfigError, MissingBlobError
-from shared.settings import Setting, Settings, describe
+from samara.shared.blob_store import BlobStore, parse_reference, to_reference
+from samara.shared.errors import BlobError, ConfigError, MissingBlobError
+from samara.shared.settings import Setting, Settings, describe
 
 S = TypeVar("S", bound=Settings)
 

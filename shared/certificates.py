@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.errors import SamaraError
-from shared.files import make_folder, write_durably, write_secret
+from samara.shared.errors import SamaraError
+from samara.shared.files import make_folder, write_durably, write_secret
 
 CERTIFICATES_FOLDER = "certificates"
 _AUTHORITY = "Samara run"

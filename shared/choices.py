@@ -8,10 +8,10 @@ settings and the task alone, and a run that sets the same values is the same run
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import TaskError
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import TaskError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 AUTO = "auto"
 READOUT = "readout"

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from shared.errors import FrameError
+from samara.shared.errors import FrameError
 
 MAX_CLIENT = 2**32 - 2
 """The largest client index; index + 1, which seeds are derived from, must fit 32 bits."""

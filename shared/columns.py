@@ -1,10 +1,10 @@
 """The columns of a client's evaluation: which the server asks for, and every client may answer."""
 
-from shared.frames.instructions import Split
-from shared.run_terms import RunTerms
+from samara.shared.frames.instructions import Split
+from samara.shared.run_terms import RunTerms
 
 BASE_RATE, ZERO_SHOT, LABEL_BIAS = "base rate", "zero-shot", "label bias"
-"""The columns of what needs no federation: see `client.personal.columns`."""
+"""The columns of what needs no federation: see `samara.client.personal.columns`."""
 IN_CONTEXT = "icl-personal"
 """The column of the base model with a client's own examples before each prompt."""
 LOCAL, INTERCEPT = "local-only", "intercept"

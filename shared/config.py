@@ -11,19 +11,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from shared.choices import AUTO, with_choices
-from shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
-from shared.directions import Differences
-from shared.extensions import is_extension
-from shared.features import refusals
-from shared.fleet_settings import FleetSettings
-from shared.layout import LABEL_BIAS_GROUP
-from shared.personal_settings import PersonalSettings
-from shared.privacy_settings import PrivacySettings
-from shared.rehearsal_settings import RehearsalSettings
-from shared.run_terms import RunTerms, federated_rounds, reporting_rounds
-from shared.scenarios import read_scenario
-from shared.sections import (
+from samara.shared.choices import AUTO, with_choices
+from samara.shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
+from samara.shared.directions import Differences
+from samara.shared.extensions import is_extension
+from samara.shared.features import refusals
+from samara.shared.fleet_settings import FleetSettings
+from samara.shared.layout import LABEL_BIAS_GROUP
+from samara.shared.personal_settings import PersonalSettings
+from samara.shared.privacy_settings import PrivacySettings
+from samara.shared.rehearsal_settings import RehearsalSettings
+from samara.shared.run_terms import RunTerms, federated_rounds, reporting_rounds
+from samara.shared.scenarios import read_scenario
+from samara.shared.sections import (
     EMBEDDED_MODEL,
     AdapterSettings,
     AggregationSettings,
@@ -35,7 +35,7 @@ from shared.sections import (
     adapter_kind,
     aggregation_kind,
 )
-from shared.settings import (
+from samara.shared.settings import (
     Section,
     Settings,
     Text,
@@ -46,8 +46,8 @@ from shared.settings import (
     parse_assignment,
     setting,
 )
-from shared.tasks.catalog import TaskName
-from shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
+from samara.shared.tasks.catalog import TaskName
+from samara.shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
 
 METHODS = ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout")
 Method = Annotated[str, choice("personalization", METHODS)]
@@ -266,7 +266,7 @@ class RunConfig(Settings):
 
     @property
     def features(self) -> dict[str, str]:
-        """The values in the feature matrix that the settings decide (`shared.features`)."""
+        """The values in the feature matrix that the settings decide (`samara.shared.features`)."""
         code = {"estimator": self.gradients, "objective": self.objective}
         known = {name: "registered" if is_extension(own) else own for name, own in code.items()}
         if self.fleet.devices:
@@ -305,7 +305,7 @@ class RunConfig(Settings):
         flat = flattened(settings)
         start = flat.get("adapter.start")
         if start and isinstance(start, str) and flat.get("adapter.layers", AUTO) == AUTO:
-            from shared.start import read_start  # here, since most runs have none
+            from samara.shared.start import read_start  # here, since most runs have none
 
             if layers := read_start(start).layers:
                 flat["adapter.layers"] = layers

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from shared.settings import Section, Text, choice, setting
+from samara.shared.settings import Section, Text, choice, setting
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.normal_table import NORMAL_TABLE
+from samara.shared.normal_table import NORMAL_TABLE
 
 Distribution = Literal["gaussian", "rademacher"]
 Differences = Literal["central", "forward"]

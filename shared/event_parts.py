@@ -10,8 +10,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from shared.errors import SamaraError
-from shared.files import sync_folder, write_durably
+from samara.shared.errors import SamaraError
+from samara.shared.files import sync_folder, write_durably
 
 PART_BYTES = 4 * 2**20
 """Bytes from which on a file's lines become a part of their own."""

@@ -1,6 +1,6 @@
 """Event files: one JSON object per line, appended so that each event survives a crash.
 
-All readers also read the earlier parts of a file (`shared.event_parts`), before it.
+All readers also read the earlier parts of a file (`samara.shared.event_parts`), before it.
 """
 
 import json
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shared.errors import SamaraError
-from shared.event_parts import close_long_part, count_parts, read_part
-from shared.files import write_durably
+from samara.shared.errors import SamaraError
+from samara.shared.event_parts import close_long_part, count_parts, read_part
+from samara.shared.files import write_durably
 
 
 def append_event(file: Path, event: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, NamedTuple
 
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 Kind = Literal["aggregation", "estimator", "objective", "partition", "personalization", "task"]
 

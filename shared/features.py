@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shared.tasks.kinds import Task
+    from samara.shared.tasks.kinds import Task
 
 Combination = Mapping[str, str]
 """A value by dimension; dimensions that are not known yet are missing."""
@@ -300,8 +300,8 @@ FURTHER_EXCLUSIONS = (
     ),
 )
 """Combinations that do not exist with another split or objective, or with registered code
-(`shared.extensions`); a personalization has the rules of the method ``readout``, and an aggregation
-those of rules that weigh whole reports."""
+(`samara.shared.extensions`); a personalization has the rules of the method ``readout``, and an
+aggregation those of rules that weigh whole reports."""
 
 TUNING_EXCLUSIONS = (
     Exclusion(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared.errors import SamaraError
+from samara.shared.errors import SamaraError
 
 UNFINISHED = ".new"
 """The suffix of files that are being written, or whose writing a crash interrupted."""

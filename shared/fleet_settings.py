@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from shared.settings import Section, Text, setting
+from samara.shared.settings import Section, Text, setting
 
 Hours = Annotated[tuple[float, float], Field(strict=False)]
 """Begin and end in hours of the day; the end may be past midnight."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Message
 
-from shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.polling import LEAST_PAUSE, pause_before_asking
 
 if TYPE_CHECKING:
     from flwr.cli.build import build_fab_from_files as build_fab_from_files

@@ -1,8 +1,8 @@
 """The instruction of the round of intercepts, the one after the last of the method `readout`."""
 
-from shared.directions import round_root
-from shared.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
-from shared.run_terms import RunTerms
+from samara.shared.directions import round_root
+from samara.shared.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
+from samara.shared.run_terms import RunTerms
 
 INTERCEPT_LIMIT = 2.0
 """The largest norm of a client's intercept that counts with differential privacy."""

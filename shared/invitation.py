@@ -13,8 +13,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from shared.errors import DeviceError, InvitationError
-from shared.signing import is_signed_by, normalize_public_key
+from samara.shared.errors import DeviceError, InvitationError
+from samara.shared.signing import is_signed_by, normalize_public_key
 
 JOIN_PATH = "/samara/join"
 """Path of a server, to which a device sends its public key; below it are the invitations."""

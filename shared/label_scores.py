@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.evaluation import EvaluationColumn
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from shared.directions import Distribution
-from shared.errors import LayoutError, SamaraError
-from shared.normal_table import TABLE_SHA256
+from samara.shared.directions import Distribution
+from samara.shared.errors import LayoutError, SamaraError
+from samara.shared.normal_table import TABLE_SHA256
 
 FORMAT_VERSION = 1
 ADAPTER_GROUP = "adapter"
@@ -48,7 +48,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class BasisReference:
-    """The basis that the tensors of an adapter are expressed in, B = U·θ (`shared.basis`).
+    """The basis that the tensors of an adapter are expressed in, B = U·θ (`samara.shared.basis`).
 
     Attributes:
         sha256: SHA-256 (hex) of the basis's file.
@@ -117,7 +117,8 @@ class Layout:
         distribution: distribution of the directions.
         basis: basis of the tensors of the group `ADAPTER_GROUP`; None if there is none.
         damping: origin of the readout's damping; None without a readout.
-        start: SHA-256 (hex) of the file of the adapter's start (`shared.start`); empty without one.
+        start: SHA-256 (hex) of the file of the adapter's start (`samara.shared.start`); empty
+        without one.
     """
 
     tensors: tuple[Tensor, ...]

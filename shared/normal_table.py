@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import SamaraError
+from samara.shared.errors import SamaraError
 
 TABLE_SHA256 = "06c028f826eb57a7feaddfc1b1f141350b9cbfbfafce0ba7368dc97db6711ecd"
 

@@ -1,9 +1,9 @@
 """The settings of private rounds."""
 
-from shared.layout import LABEL_BIAS_GROUP
-from shared.run_terms import MOMENTS
-from shared.sections import LearningRate
-from shared.settings import Section, Text, setting
+from samara.shared.layout import LABEL_BIAS_GROUP
+from samara.shared.run_terms import MOMENTS
+from samara.shared.sections import LearningRate
+from samara.shared.settings import Section, Text, setting
 
 
 class PersonalSettings(Section):

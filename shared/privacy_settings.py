@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
-from shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_mechanism
-from shared.privacy.vector import SENSITIVITY, numbers_of
-from shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
-from shared.secure_aggregation.graph import LEAST_CLIENTS
-from shared.settings import Section, setting
+from samara.shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
+from samara.shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_mechanism
+from samara.shared.privacy.vector import SENSITIVITY, numbers_of
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
+from samara.shared.secure_aggregation.graph import LEAST_CLIENTS
+from samara.shared.settings import Section, setting
 
 _MASKS_NEED_A_MODE = (
     "privacy.secure-aggregation: only the vectors of a privacy.mode add up; set one, such as "
@@ -101,7 +101,7 @@ class PrivacySettings(Section):
 
     @property
     def feature(self) -> str:
-        """The value in the feature matrix (`shared.features`)."""
+        """The value in the feature matrix (`samara.shared.features`)."""
         if self.is_on and self.secure_aggregation:
             return "masked"
         return "measured" if self.is_on and self.evaluation == "exact" else self.mode

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_serializer
 
-from shared.fleet_settings import read_tables
-from shared.settings import Section, setting
+from samara.shared.fleet_settings import read_tables
+from samara.shared.settings import Section, setting
 
 FaultKind = Literal["power-cut", "link-cut", "clock-set", "disk-full", "slow-disk", "out-of-memory"]
 

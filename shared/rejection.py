@@ -1,7 +1,7 @@
 """Rejections: why a server turns a request away, as a code in a header of its answer.
 
-A refusal (`shared.frames.refusal`) is an answer to a message; who is rejected gets no message at
-all. As with refusals no text crosses the network: each side has a sentence of its own.
+A refusal (`samara.shared.frames.refusal`) is an answer to a message; who is rejected gets no
+message at all. As with refusals no text crosses the network: each side has a sentence of its own.
 """
 
 from enum import IntEnum

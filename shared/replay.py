@@ -5,8 +5,8 @@ The state is int64 with unit 2⁻⁵¹; a direction has unit 2⁻¹¹; a coeffic
 only a `Shrink` keeps its place among the others. A private track may also add `DenseValues`.
 docs/reference/replay.md is the contract in prose.
 
-The arithmetic is done by a `Backend`: `shared.replay_numpy` is the readable specification,
-`shared.replay_numba` the fast one. Those of torch are handed in by whoever holds a model.
+The arithmetic is done by a `Backend`: `samara.shared.replay_numpy` is the readable specification,
+`samara.shared.replay_numba` the fast one. Those of torch are handed in by whoever holds a model.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import DIRECTION_BITS, Distribution
-from shared.errors import ReplayError
-from shared.replay_numpy import NumpyBackend
+from samara.shared.directions import DIRECTION_BITS, Distribution
+from samara.shared.errors import ReplayError
+from samara.shared.replay_numpy import NumpyBackend
 
 log = logging.getLogger("samara.replay")
 
@@ -68,7 +68,7 @@ class Backend(Protocol):
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Return what `shared.directions.directions` returns: int16 [n, count]."""
+        """Return what `samara.shared.directions.directions` returns: int16 [n, count]."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def _backend(forced: str, threads: int) -> Backend:
     if forced == "numpy":
         return NumpyBackend()
     try:
-        from shared.replay_numba import NumbaBackend
+        from samara.shared.replay_numba import NumbaBackend
     except (ImportError, RuntimeError) as error:  # RuntimeError: no folder to keep compiled code in
         if forced == "numba":
             raise ReplayError(

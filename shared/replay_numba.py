@@ -12,9 +12,9 @@ import numpy as np
 from numba import config, njit
 from numpy.typing import NDArray
 
-from shared.directions import Distribution, Domain
-from shared.errors import ReplayError
-from shared.normal_table import NORMAL_TABLE
+from samara.shared.directions import Distribution, Domain
+from samara.shared.errors import ReplayError
+from samara.shared.normal_table import NORMAL_TABLE
 
 _NORMALS_PER_BLOCK = 2048
 _SIGNS_PER_BLOCK = 8192
@@ -35,7 +35,7 @@ _inlined = njit(nogil=True, cache=True, inline="always")
 
 
 class NumbaBackend:
-    """A `shared.replay.Backend` that runs on all cores, or on a given number of threads.
+    """A `samara.shared.replay.Backend` that runs on all cores, or on a given number of threads.
 
     Attributes:
         threads: most threads of a call.

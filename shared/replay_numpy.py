@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import Distribution, directions
+from samara.shared.directions import Distribution, directions
 
 _ELEMENTS_AT_ONCE = 2**18
 
 
 class NumpyBackend:
-    """The specification of `shared.replay.Backend`, in plain numpy."""
+    """The specification of `samara.shared.replay.Backend`, in plain numpy."""
 
     name = "numpy"
 

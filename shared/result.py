@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import SamaraError
-from shared.frames.hello import SPLIT_EXAMPLES
-from shared.secure_aggregation.buckets import LEAST_TRIMMED
-from shared.settings import with_current_keys
-from shared.tasks.text_split import SharedTexts
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import SamaraError
+from samara.shared.frames.hello import SPLIT_EXAMPLES
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED
+from samara.shared.settings import with_current_keys
+from samara.shared.tasks.text_split import SharedTexts
 
 SCHEMA_VERSION = 2
 """The version of the schema; it grows when a key goes or changes its meaning, not with new keys."""

@@ -10,11 +10,11 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import pool_seeds, query_seeds
-from shared.errors import FrameError, ReplayError
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.layout import Layout
-from shared.replay import (
+from samara.shared.directions import pool_seeds, query_seeds
+from samara.shared.errors import FrameError, ReplayError
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.layout import Layout
+from samara.shared.replay import (
     MAX_DENSE_VALUE,
     MAX_SHIFT,
     MAX_SHRINK,
@@ -23,12 +23,12 @@ from shared.replay import (
     Entry,
     Shrink,
 )
-from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 
 @dataclass(frozen=True)
 class DerivedSeeds:
-    """Seeds derived from a root by `shared.directions.query_seeds` of these numbers, flattened."""
+    """Seeds that `samara.shared.directions.query_seeds` derives from a root, flattened."""
 
     root: int
     seed_stream: int
@@ -42,7 +42,7 @@ class DerivedSeeds:
 
 @dataclass(frozen=True, eq=False)
 class PoolSeeds:
-    """Seeds given by their indices in a pool: `shared.directions.pool_seeds`.
+    """Seeds given by their indices in a pool: `samara.shared.directions.pool_seeds`.
 
     Attributes:
         root: root seed of the pool.
@@ -283,11 +283,11 @@ class RoundDelta:
 
     @property
     def changes(self) -> list[CoefficientBlock | Shrink | DenseValues]:
-        """The entries without their seeds, as `shared.replay.check_fits` takes them."""
+        """The entries without their seeds, as `samara.shared.replay.check_fits` takes them."""
         return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
 
     def scalar_groups(self) -> list[Entry]:
-        """Return the entries as `shared.replay.replay` takes them."""
+        """Return the entries as `samara.shared.replay.replay` takes them."""
         return [
             (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries

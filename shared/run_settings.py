@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.blobs import file_settings
-from shared.config import RunConfig
-from shared.errors import LedgerError
-from shared.files import write_durably
-from shared.settings import Scalar, describe
+from samara.shared.blobs import file_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import LedgerError
+from samara.shared.files import write_durably
+from samara.shared.settings import Scalar, describe
 
 SETTINGS_FILE = "settings.json"
 

@@ -1,7 +1,7 @@
 """The terms of a run: what it asks of a client, as far as its settings decide it.
 
 A server plans its instructions by them, and a client that has the settings from the operator holds
-the server to them (`client.protocol.signed_runs`). Both read the same flat settings.
+the server to them (`samara.client.protocol.signed_runs`). Both read the same flat settings.
 """
 
 import json
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from shared.directions import Differences, round_root
-from shared.errors import ScenarioError
-from shared.extensions import is_extension
-from shared.frames.instructions import (
+from samara.shared.directions import Differences, round_root
+from samara.shared.errors import ScenarioError
+from samara.shared.extensions import is_extension
+from samara.shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from shared.layout import LABEL_BIAS_GROUP
-from shared.privacy.terms import PrivacyTerms
-from shared.run_id import cluster_id
-from shared.setting_values import read_flag, read_number, read_text, read_whole
+from samara.shared.layout import LABEL_BIAS_GROUP
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.run_id import cluster_id
+from samara.shared.setting_values import read_flag, read_number, read_text, read_whole
 
 MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
 """Pattern of ``personal.when``."""

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.files import check_writable
-from shared.layout import Layout
-from shared.run_id import hash_identity
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.files import check_writable
+from samara.shared.layout import Layout
+from samara.shared.run_id import hash_identity
 
 RUNS_FOLDER = Path("runs")
 """The folder of runs that are not told where to be, in the working directory."""
@@ -24,11 +24,10 @@ def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
     Settings count by value and not by location. The model is known by its id, so that its folder
     may move; threads, caches, the memory budget and block streaming say how a machine executes a
     run, and what of it rounds differently is recorded at the run's first step and kept
-    (`client.training.execution`). The content of a blob, such as a basis, is in the layout's hash.
-    ``data.path`` and ``task`` stay in the identity although they
-    are locations: nothing else in it knows their content, and without them a run would go on
-    with other examples unnoticed. Which settings count is declared with each of them
-    (``identity``).
+    (`samara.client.training.execution`). The content of a blob, such as a basis, is in the layout's
+    hash. ``data.path`` and ``task`` stay in the identity although they are locations: nothing else
+    in it knows their content, and without them a run would go on with other examples unnoticed.
+    Which settings count is declared with each of them (``identity``).
 
     Args:
         config: settings of the run, as the server has them.

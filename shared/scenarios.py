@@ -5,12 +5,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 
 def shipped_scenarios() -> dict[str, Path]:
     """Return the files of the shipped scenarios by name."""
-    folder = Path(str(resources.files("simulations"))) / "scenarios"
+    folder = Path(str(resources.files("samara.simulations"))) / "scenarios"
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 

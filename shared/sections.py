@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Protocol
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from shared.layout import RANDOM_TOKENS
-from shared.settings import Section, Text, choice, setting
+from samara.shared.layout import RANDOM_TOKENS
+from samara.shared.settings import Section, Text, choice, setting
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -22,7 +22,7 @@ def _rate(value: object) -> float | Literal["auto"]:
 
 
 LearningRate = Annotated[float | Literal["auto"], PlainValidator(_rate)]
-"""A number, or ``auto`` for one that is estimated while a run goes on (`shared.step_size`)."""
+"""A number, or ``auto`` for one estimated during the run (`samara.shared.step_size`)."""
 
 
 class ModelSettings(Section):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from sys import float_info
 from typing import Any
 
-from shared.errors import ScenarioError
+from samara.shared.errors import ScenarioError
 
 
 def read_text(settings: Mapping[str, Any], key: str) -> str:

@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from shared.errors import ConfigError
-from shared.extensions import Kind, names, stored_name
+from samara.shared.errors import ConfigError
+from samara.shared.extensions import Kind, names, stored_name
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
@@ -72,7 +72,7 @@ class Setting:
         read_by: methods that the value means something to; empty for all.
         page: page and anchor under docs/ that says more; may be empty.
         former: key under which earlier versions stored it; may be empty.
-        blob: whether the value names a file that clients need (`shared.blobs`).
+        blob: whether the value names a file that clients need (`samara.shared.blobs`).
         words: values of such a setting that are no file.
         before: value that versions without this setting computed with; None if there is none. It
             is left out of the run id, so that runs of those versions keep theirs.

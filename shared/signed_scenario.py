@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from shared.errors import DeviceError, ScenarioError
-from shared.run_id import hash_identity
-from shared.run_terms import RunTerms
-from shared.signing import SigningKey, is_signed_by, normalize_public_key
-from shared.terms_description import describe_terms
+from samara.shared.errors import DeviceError, ScenarioError
+from samara.shared.run_id import hash_identity
+from samara.shared.run_terms import RunTerms
+from samara.shared.signing import SigningKey, is_signed_by, normalize_public_key
+from samara.shared.terms_description import describe_terms
 
 MAX_SCENARIO_BYTES = 2**16
 _FORMAT, _VERSION = "samara scenario", 1

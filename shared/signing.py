@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from shared.errors import DeviceError
+from samara.shared.errors import DeviceError
 
 _PROOF = b"samara phone 1\0"
 _ANSWER = b"samara answer 1\0"

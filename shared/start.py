@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from shared.basis import Basis
-from shared.blob_store import MAX_BLOB_BYTES, BlobStore
-from shared.blobs import resolve_blob
-from shared.errors import ModelError, SamaraError
-from shared.files import read_safetensors_metadata
-from shared.layout import (
+from samara.shared.basis import Basis
+from samara.shared.blob_store import MAX_BLOB_BYTES, BlobStore
+from samara.shared.blobs import resolve_blob
+from samara.shared.errors import ModelError, SamaraError
+from samara.shared.files import read_safetensors_metadata
+from samara.shared.layout import (
     ADAPTER_GROUP,
     LABEL_BIAS_GROUP,
     MAX_ELEMENTS,
@@ -30,7 +30,7 @@ from shared.layout import (
     DampingRecipe,
     Layout,
 )
-from shared.replay import STATE_BITS
+from samara.shared.replay import STATE_BITS
 
 START_FILE = "start.safetensors"
 FORMAT = "samara start 2"

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shared.errors import SamaraError
-from shared.events import EventFollower, append_in_parts, read_events
-from shared.files import write_durably
-from shared.step_size import Observation, StepSize
+from samara.shared.errors import SamaraError
+from samara.shared.events import EventFollower, append_in_parts, read_events
+from samara.shared.files import write_durably
+from samara.shared.step_size import Observation, StepSize
 
 log = logging.getLogger("samara")
 

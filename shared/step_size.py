@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import Differences
+from samara.shared.directions import Differences
 
 WARM_UP = 32
 """The number of directions whose curvature is measured before the first update."""

@@ -1,7 +1,7 @@
 """Sentences about the terms of a run, for the owner of a client's examples."""
 
-from shared.frames.instructions import SeedPolicy
-from shared.run_terms import RunTerms
+from samara.shared.frames.instructions import SeedPolicy
+from samara.shared.run_terms import RunTerms
 
 
 def describe_terms(terms: RunTerms) -> list[str]:

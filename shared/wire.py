@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import FrameError
+from samara.shared.errors import FrameError
 
 FRAME_VERSION = 1
 RECORD = "samara"
@@ -36,7 +36,7 @@ the reply of the phones and boards, by number, that may yet answer or whose answ
 BLOB_ACTION = "blob"
 """The action of query messages that bring a part of a blob."""
 MASKING_ACTION = "masking"
-"""The action of query messages of secure aggregation (`shared.frames.masking`)."""
+"""The action of query messages of secure aggregation (`samara.shared.frames.masking`)."""
 REFUSED_ACTION = "refused"
 """The action of query messages by which a server says why it refuses a client."""
 PERSONAL_ACTION = "personal"

@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.methods import composition
-from client.personal.model_folder import TrainedModel
-from client.personal.private_rounds import personal_ledger
-from server.rounds.clusters import cluster_folder
-from server.store import read_layout, replay_run
-from shared.config import RunConfig
-from shared.errors import LedgerError, ModelError, SamaraError
-from shared.files import write_requested
-from shared.layout import Layout
-from shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
-from shared.ledger.reading import read_header, read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.model.loading import BaseModel
-from shared.model.weight_map import WeightMap, read_weight_map
-from shared.replay import digest, to_float32, zero_state
-from shared.result import RunResult
-from shared.runs import client_folder
+from samara.client.personal.methods import composition
+from samara.client.personal.model_folder import TrainedModel
+from samara.client.personal.private_rounds import personal_ledger
+from samara.server.rounds.clusters import cluster_folder
+from samara.server.store import read_layout, replay_run
+from samara.shared.config import RunConfig
+from samara.shared.errors import LedgerError, ModelError, SamaraError
+from samara.shared.files import write_requested
+from samara.shared.layout import Layout
+from samara.shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
+from samara.shared.ledger.reading import read_header, read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.weight_map import WeightMap, read_weight_map
+from samara.shared.replay import digest, to_float32, zero_state
+from samara.shared.result import RunResult
+from samara.shared.runs import client_folder
 
 State = NDArray[np.int64]
 

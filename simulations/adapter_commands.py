@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command_group import command_group
-from shared.scenarios import scenario_file
+from samara.shared.command_group import command_group
+from samara.shared.scenarios import scenario_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,11 +40,11 @@ def export(
     """
     from rich.console import Console
 
-    from client.tuning.finished_tuning import is_tuning_folder
-    from shared.errors import ConfigError
-    from simulations.adapter import export as write
-    from simulations.adapter import export_ledger
-    from simulations.tuned_export import export_tuned
+    from samara.client.tuning.finished_tuning import is_tuning_folder
+    from samara.shared.errors import ConfigError
+    from samara.simulations.adapter import export as write
+    from samara.simulations.adapter import export_ledger
+    from samara.simulations.tuned_export import export_tuned
 
     console = Console()
     if is_tuning_folder(run):
@@ -85,8 +85,8 @@ def basis(
     """
     from rich.console import Console
 
-    from shared.config import load_scenario
-    from simulations.basis import write_basis
+    from samara.shared.config import load_scenario
+    from samara.simulations.basis import write_basis
 
     # Layers that are left open are those of a run with a basis.
     config = load_scenario(scenario_file(scenario), [*(settings or []), f"adapter.basis={out}"])
@@ -113,9 +113,9 @@ def apply(
     from rich.table import Table
     from rich.text import Text
 
-    from client.tuning.finished_tuning import is_tuning_folder
-    from shared.errors import ConfigError
-    from simulations.quick_look import quick_look, tuned_look
+    from samara.client.tuning.finished_tuning import is_tuning_folder
+    from samara.shared.errors import ConfigError
+    from samara.simulations.quick_look import quick_look, tuned_look
 
     if client is not None and personal is not None:
         raise ConfigError("--client and --personal: give one of them")
@@ -160,8 +160,8 @@ def damping(
     """
     from rich.console import Console
 
-    from shared.config import load_scenario
-    from simulations.damping_file import write_damping
+    from samara.shared.config import load_scenario
+    from samara.simulations.damping_file import write_damping
 
     config = load_scenario(scenario_file(scenario), settings or [])
     rank = write_damping(config, texts, count, out)
@@ -185,7 +185,7 @@ def diff(
     from rich.console import Console
     from rich.table import Table
 
-    from simulations.adapter import diff as differences
+    from samara.simulations.adapter import diff as differences
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("tensor")

@@ -5,22 +5,22 @@ from pathlib import Path
 
 import torch
 
-from client.streaming.loading import load_model
-from client.training.informed_basis import (
+from samara.client.streaming.loading import load_model
+from samara.client.training.informed_basis import (
     LEAST_SHARE,
     PROBE_TEXTS,
     TEXTS,
     measure_basis,
     random_texts,
 )
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
-from shared.errors import DataError, ModelError, SamaraError
-from shared.features import check_features, kind_of
-from shared.files import write_durably
-from shared.machine import cores
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.errors import DataError, ModelError, SamaraError
+from samara.shared.features import check_features, kind_of
+from samara.shared.files import write_durably
+from samara.shared.machine import cores
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
 
 RANDOM_TOKENS = "random-tokens"
 

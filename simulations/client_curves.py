@@ -5,9 +5,9 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-from client.tuning.tuning_curves import CURVES_FOLDER, open_curves
-from server.store import METRICS_FILE
-from shared.events import read_events
+from samara.client.tuning.tuning_curves import CURVES_FOLDER, open_curves
+from samara.server.store import METRICS_FILE
+from samara.shared.events import read_events
 
 
 def write_curves(folder: Path) -> None:

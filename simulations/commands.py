@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from shared.config import RunConfig
+    from samara.shared.config import RunConfig
 
 
 class Engine(StrEnum):
@@ -30,7 +30,7 @@ def demo(
 
     Example: samara demo --out runs/demo
     """
-    from shared.config import RunConfig
+    from samara.shared.config import RunConfig
 
     settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
     _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
@@ -84,9 +84,9 @@ def simulate(
         return
     if scenario is None:
         _explain()
-    from shared.config import load_scenario
-    from shared.errors import ConfigError
-    from shared.scenarios import scenario_file
+    from samara.shared.config import load_scenario
+    from samara.shared.errors import ConfigError
+    from samara.shared.scenarios import scenario_file
 
     if seeds and sweep is not None:
         raise ConfigError("--seeds: a sweep chooses settings by one seed; leave one of them out")
@@ -107,7 +107,7 @@ def simulate(
         _run_seeds(lambda seed: load_scenario(file, [*assignments, f"seed={seed}"]), seeds, engine)
         return
     if fed_avg is not None:
-        from simulations.fed_avg import check_fed_avg
+        from samara.simulations.fed_avg import check_fed_avg
 
         check_fed_avg(config)
     folder = _run(config, engine, cohorts_from, clients or [])
@@ -122,7 +122,7 @@ def tasks() -> None:
     """
     from rich.console import Console
 
-    from simulations.listing import tasks_table
+    from samara.simulations.listing import tasks_table
 
     Console().print(tasks_table())
 
@@ -135,8 +135,8 @@ def _explain() -> NoReturn:
     """
     from rich.console import Console
 
-    from shared.errors import ConfigError
-    from simulations.listing import scenarios_table
+    from samara.shared.errors import ConfigError
+    from samara.simulations.listing import scenarios_table
 
     Console().print(scenarios_table(), "")
     raise ConfigError(
@@ -148,8 +148,8 @@ def _explain() -> NoReturn:
 def _list() -> None:
     from rich.console import Console
 
-    from shared.runs import RUNS_FOLDER
-    from simulations.listing import runs_table, scenarios_table
+    from samara.shared.runs import RUNS_FOLDER
+    from samara.simulations.listing import runs_table, scenarios_table
 
     console = Console()
     console.print(scenarios_table(), "")
@@ -161,16 +161,16 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
     """Search settings for each method, and print what every run reached on validation."""
     from rich.console import Console
 
-    from shared.result import RunResult
-    from simulations.progress import watched
-    from simulations.sweep import Sweep, validation_figures
-    from simulations.sweep import sweep as run_all
+    from samara.shared.result import RunResult
+    from samara.simulations.progress import watched
+    from samara.simulations.sweep import Sweep, validation_figures
+    from samara.simulations.sweep import sweep as run_all
 
     plan, folder = Sweep.read(file), out or Path("runs/sweep")
 
     def run(config: "RunConfig") -> tuple[float, float]:
         with watched(config, brief=True) as on_message:
-            from simulations.simulate import simulate as run_one
+            from samara.simulations.simulate import simulate as run_one
 
             logging.getLogger("flwr").setLevel(logging.WARNING)
             return validation_figures(RunResult.read(run_one(config, on_message)))
@@ -193,21 +193,21 @@ def _run(
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
 ) -> Path:
-    from shared.machine import HUGE_PAGES
-    from shared.result import RunResult
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
-    from simulations.client_curves import write_curves
-    from simulations.progress import stoppable, watched
-    from simulations.report.terminal import print_result
+    from samara.shared.machine import HUGE_PAGES
+    from samara.shared.result import RunResult
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.client_curves import write_curves
+    from samara.simulations.progress import stoppable, watched
+    from samara.simulations.report.terminal import print_result
 
     check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
     os.environ.update(HUGE_PAGES)
     with stoppable(), watched(config) as on_message:
-        from simulations.simulate import simulate as run
+        from samara.simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        from simulations.passage_writer import write_missing_passages
+        from samara.simulations.passage_writer import write_missing_passages
 
         folder = run(config, on_message, engine.value, cohorts_from, homes)
         write_missing_passages(folder)
@@ -219,7 +219,7 @@ def _run(
 def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
     from rich.console import Console
 
-    from simulations.fed_avg import fed_avg_beside, figures_table
+    from samara.simulations.fed_avg import fed_avg_beside, figures_table
 
     console = Console()
     with console.status("FedAvg") as status:
@@ -234,10 +234,10 @@ def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
 def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engine) -> None:
     from rich.console import Console
 
-    from shared.result import RunResult
-    from simulations.comparison.seeds import describe_seeds
-    from simulations.repetitions import parse_seeds, repeat, seed_intervals
-    from simulations.report.terminal import seeds_table
+    from samara.shared.result import RunResult
+    from samara.simulations.comparison.seeds import describe_seeds
+    from samara.simulations.repetitions import parse_seeds, repeat, seed_intervals
+    from samara.simulations.report.terminal import seeds_table
 
     folders = repeat(config_of, parse_seeds(seeds), lambda each: _run(each, engine))
     results = [RunResult.read(folder) for folder in folders]
@@ -263,12 +263,12 @@ def compare(
     """
     from rich.console import Console
 
-    from simulations.comparison.comparison import compare_runs
-    from simulations.comparison.tables import csv_of, render_comparison
+    from samara.simulations.comparison.comparison import compare_runs
+    from samara.simulations.comparison.tables import csv_of, render_comparison
 
     if html is not None:
         # before the comparison, since it may lack a library
-        from simulations.report.html import page_of
+        from samara.simulations.report.html import page_of
     comparison = compare_runs(runs)
     for part in render_comparison(comparison):
         Console().print(part, "")
@@ -283,7 +283,7 @@ def _write(file: Path, text: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from shared.files import write_requested
+    from samara.shared.files import write_requested
 
     write_requested(file, text.encode())
     Console().print(Text(f"written: {file}"), soft_wrap=True)

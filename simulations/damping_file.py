@@ -4,20 +4,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.forward.readout import DAMPING_MICRO_BATCH, make_base_engine, run_base
-from client.personal.readout_file import load_scorer
-from shared.config import RunConfig
-from shared.errors import ConfigError, DataError
-from shared.files import make_folder, write_durably
-from shared.model.damping import (
+from samara.client.forward.readout import DAMPING_MICRO_BATCH, make_base_engine, run_base
+from samara.client.personal.readout_file import load_scorer
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DataError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.damping import (
     RANDOM_SEED,
     RANDOM_TEXTS,
     encode_damping,
     measure_damping,
     random_examples,
 )
-from shared.tasks.kinds import ClassificationTask, Task
-from shared.tasks.rows import Example
+from samara.shared.tasks.kinds import ClassificationTask, Task
+from samara.shared.tasks.rows import Example
 
 
 def write_damping(config: RunConfig, texts: Path | None, count: int, file: Path) -> float:

@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from shared.flower_compat import ErrorCode, Run, TaskIdentity, set_message_id
+from samara.shared.flower_compat import ErrorCode, Run, TaskIdentity, set_message_id
 
 log = logging.getLogger("samara.engine")
 

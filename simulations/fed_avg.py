@@ -18,32 +18,32 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import MemoryCache
-from client.personal.readout_file import load_scorer
-from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.training.client_data import (
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import MemoryCache
+from samara.client.personal.readout_file import load_scorer
+from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
+from samara.client.training.client_data import (
     ClientData,
     ClientDataSource,
     ExampleTokenizer,
     LabelledPrompts,
     example_reader,
 )
-from client.tuning.training_loss import summed_loss
-from shared.config import RunConfig
-from shared.directions import batch_order, round_root
-from shared.errors import ConfigError
-from shared.files import write_durably
-from shared.frames.instructions import Split
-from shared.model.cache_key import cache_key
-from shared.model.model_folder import model_id_of
-from shared.replay_numba import NumbaBackend
-from shared.result import RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import hash_whole_examples
+from samara.client.tuning.training_loss import summed_loss
+from samara.shared.config import RunConfig
+from samara.shared.directions import batch_order, round_root
+from samara.shared.errors import ConfigError
+from samara.shared.files import write_durably
+from samara.shared.frames.instructions import Split
+from samara.shared.model.cache_key import cache_key
+from samara.shared.model.model_folder import model_id_of
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.result import RunResult
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import hash_whole_examples
 
 BYTES, BACKWARD = 4, 2
 SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}

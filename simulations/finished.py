@@ -7,18 +7,18 @@ simulation, which neither goes on nor stands for another one when it has changed
 import json
 from pathlib import Path
 
-from client.training.client_data import example_reader
-from shared.blobs import file_settings
-from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
-from shared.files import make_folder, write_durably
-from shared.model.model_folder import model_id_of
-from shared.result import RESULT_FILE, RunResult
-from shared.run_id import hash_identity
-from shared.run_settings import describe_differences, settings_of_run
-from shared.runs import RUNS_FOLDER, identity_bytes
-from shared.tasks.catalog import load_task
-from shared.tasks.rows import hash_whole_examples
+from samara.client.training.client_data import example_reader
+from samara.shared.blobs import file_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.model_folder import model_id_of
+from samara.shared.result import RESULT_FILE, RunResult
+from samara.shared.run_id import hash_identity
+from samara.shared.run_settings import describe_differences, settings_of_run
+from samara.shared.runs import RUNS_FOLDER, identity_bytes
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.rows import hash_whole_examples
 
 INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""

@@ -14,16 +14,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from client.app import app as client_app
-from client.protocol.simulated_client import simulated_data
-from server.app import serve
-from server.transport.clock import SystemClock
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.settings import Scalar
-from simulations.finished import hold_inputs
-from simulations.pass_clock import PassClock, PassesInReplies
-from simulations.ray_cluster import (
+from samara.client.app import app as client_app
+from samara.client.protocol.simulated_client import simulated_data
+from samara.server.app import serve
+from samara.server.transport.clock import SystemClock
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.settings import Scalar
+from samara.simulations.finished import hold_inputs
+from samara.simulations.pass_clock import PassClock, PassesInReplies
+from samara.simulations.ray_cluster import (
     check_nodes,
     check_room,
     client_resources,

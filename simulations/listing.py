@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from shared.result import RESULT_FILE
-from shared.scenarios import shipped_scenarios
-from shared.tasks.catalog import load_task, shipped_tasks
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.shared.result import RESULT_FILE
+from samara.shared.scenarios import shipped_scenarios
+from samara.shared.tasks.catalog import load_task, shipped_tasks
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 _SHOWN_WORDS = 60
 

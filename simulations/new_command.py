@@ -41,9 +41,9 @@ def new(
     """
     from rich.console import Console
 
-    from simulations.progress import stoppable
-    from simulations.project.answers import Answers
-    from simulations.project.project import check_folder, choose, write_project
+    from samara.simulations.progress import stoppable
+    from samara.simulations.project.answers import Answers
+    from samara.simulations.project.project import check_folder, choose, write_project
 
     options = {
         "data": data,
@@ -71,7 +71,7 @@ def new(
         if answers.asks:
             say(f"the same without questions: {answers.command(str(folder))}")
         say("loading the model and trying it")
-        from simulations.project.check import checked_files
+        from samara.simulations.project.check import checked_files
 
         files, command = checked_files(choices, task_text, folder.absolute(), say)
         write_project(folder, files)

@@ -12,9 +12,9 @@ from typing import Any, cast
 from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid
 
-from client.training.client_data import ClientData
-from server.transport.clock import Clock
-from server.transport.delegating_grid import DelegatingGrid
+from samara.client.training.client_data import ClientData
+from samara.server.transport.clock import Clock
+from samara.server.transport.delegating_grid import DelegatingGrid
 
 _PASSES = "passes"
 

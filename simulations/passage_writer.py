@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
-from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime
-from client.training.text_generation import Sampling, generate
-from shared.columns import GLOBAL, IN_CONTEXT, PERSONALIZED, ZERO_SHOT
-from shared.frames.instructions import Split
-from shared.model.lora_fa import Perturbations
-from shared.tasks.chats import describe_chat
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import Example
-from simulations.adapter import FinishedRun
-from simulations.simulate import load_simulation
-from simulations.writing.passages import PASSAGES_FILE, Passage, write_passages
+from samara.client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.text_generation import Sampling, generate
+from samara.shared.columns import GLOBAL, IN_CONTEXT, PERSONALIZED, ZERO_SHOT
+from samara.shared.frames.instructions import Split
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.tasks.chats import describe_chat
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
+from samara.simulations.adapter import FinishedRun
+from samara.simulations.simulate import load_simulation
+from samara.simulations.writing.passages import PASSAGES_FILE, Passage, write_passages
 
 BEGINNING_WORDS = 16
 """The most words of a plain text that are given as its beginning, which is at most half of it."""

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from client.training.client_data import ClientData
-from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
-from devices.hardware.model_shape import model_shape
-from devices.hardware.roofline import Workload, base_pass_time
-from devices.live.memory_check import default_profile, expected_footprint
-from shared.choices import automatic_values, describe_choices
-from shared.columns import requested_columns
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import SamaraError
-from shared.frames.instructions import Split
-from shared.model.layer_selection import chosen_blocks
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask, GenerationTask
-from shared.tasks.text_split import SharedTexts
-from simulations.report.fleet import span_of
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
+from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.roofline import Workload, base_pass_time
+from samara.devices.live.memory_check import default_profile, expected_footprint
+from samara.shared.choices import automatic_values, describe_choices
+from samara.shared.columns import requested_columns
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import Split
+from samara.shared.model.layer_selection import chosen_blocks
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
+from samara.shared.tasks.text_split import SharedTexts
+from samara.simulations.report.fleet import span_of
 
 log = logging.getLogger("samara.simulation")
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.command_group import command_group
+from samara.shared.command_group import command_group
 
 app = command_group("Plan differential privacy.")
 
@@ -64,9 +64,9 @@ def plan(
 
     from rich.console import Console
 
-    from shared.errors import ConfigError
-    from shared.scenarios import scenario_file
-    from simulations.privacy_plan import (
+    from samara.shared.errors import ConfigError
+    from samara.shared.scenarios import scenario_file
+    from samara.simulations.privacy_plan import (
         PlannedRun,
         describe_plan,
         plan_of_scenario,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from server.rounds.buckets import NOISE_OF_A_MEDIAN
-from server.rounds.sampling import sample_cohort
-from shared.config import load_scenario
-from shared.errors import ConfigError
-from shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism
-from shared.privacy.terms import PrivacyTerms
-from shared.privacy.vector import gradient_noise, numbers_of
-from shared.run_terms import reporting_rounds
-from shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
+from samara.server.rounds.buckets import NOISE_OF_A_MEDIAN
+from samara.server.rounds.sampling import sample_cohort
+from samara.shared.config import load_scenario
+from samara.shared.errors import ConfigError
+from samara.shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.privacy.vector import gradient_noise, numbers_of
+from samara.shared.run_terms import reporting_rounds
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
 
 USUAL_EPSILONS = (8.0, 2.0, 0.5)
 """The ε that are compared where neither ε nor a noise multiplier is given."""

@@ -16,9 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from shared.config import RunConfig
-from shared.wire import PERSONAL_ACTION
-from simulations.notebook_progress import NotebookProgress
+from samara.shared.config import RunConfig
+from samara.shared.wire import PERSONAL_ACTION
+from samara.simulations.notebook_progress import NotebookProgress
 
 _PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 

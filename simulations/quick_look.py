@@ -9,25 +9,25 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from client.forward.body import PerturbedBody
-from client.forward.readout import (
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.readout import (
     ReadoutForward,
     make_base_engine,
     make_readout,
 )
-from client.forward.representation_store import RepresentationStore
-from client.forward.resident import ResidentForward
-from client.training.client_data import ExampleTokenizer
-from client.tuning.finished_tuning import FinishedTuning
-from shared.errors import DataError, ModelError
-from shared.layout import READOUT_GROUP
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, empty_adapter, inject
-from shared.model.scorers import scorer_for
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.rows import Example, read_rows
-from simulations.adapter import FinishedRun
+from samara.client.forward.representation_store import RepresentationStore
+from samara.client.forward.resident import ResidentForward
+from samara.client.training.client_data import ExampleTokenizer
+from samara.client.tuning.finished_tuning import FinishedTuning
+from samara.shared.errors import DataError, ModelError
+from samara.shared.layout import READOUT_GROUP
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, empty_adapter, inject
+from samara.shared.model.scorers import scorer_for
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.rows import Example, read_rows
+from samara.simulations.adapter import FinishedRun
 
 Probabilities = NDArray[np.float64]
 Text = str | Mapping[str, object]

@@ -6,14 +6,14 @@ Ray's own rule says which: the cluster at `RAY_ADDRESS` if that is set, or a new
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from shared.blob_store import BlobStore, parse_reference
-from shared.blobs import blob_settings
-from shared.config import RunConfig
-from shared.errors import SamaraError
+from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.blobs import blob_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.installed_code import samara_version
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 Node = Mapping[str, Any]
@@ -140,12 +140,13 @@ def check_nodes(nodes: Iterable[Node], needed: Sequence[str]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def missing() -> tuple[str, list[str]]:
-        from importlib.metadata import version  # in another process, of another machine
-        from pathlib import Path
+        from pathlib import Path  # in another process, of another machine
 
-        return version("samara-fl"), [path for path in needed if not Path(path).exists()]
+        from samara.shared.installed_code import samara_version
 
-    here = version("samara-fl")
+        return samara_version(), [path for path in needed if not Path(path).exists()]
+
+    here = samara_version()
     for node in nodes:
         if not node["Alive"] or not node["Resources"].get("CPU"):
             continue

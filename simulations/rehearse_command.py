@@ -30,12 +30,12 @@ def rehearse(
     """
     from rich.console import Console
 
-    from shared.config import load_scenario
-    from shared.scenarios import scenario_file
-    from simulations.progress import stoppable
-    from simulations.rehearsal.report import write_report
-    from simulations.rehearsal.run import rehearse as run
-    from simulations.rehearsal.table import report_table
+    from samara.shared.config import load_scenario
+    from samara.shared.scenarios import scenario_file
+    from samara.simulations.progress import stoppable
+    from samara.simulations.rehearsal.report import write_report
+    from samara.simulations.rehearsal.run import rehearse as run
+    from samara.simulations.rehearsal.table import report_table
 
     places = {"model.path": model, "data.path": data}
     given = [f"{key}={place}" for key, place in places.items() if place is not None]

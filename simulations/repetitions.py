@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.result import RunResult
-from simulations.comparison.columns import client_columns
-from simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
-from simulations.comparison.statistics import CONFIDENCE
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.result import RunResult
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
+from samara.simulations.comparison.statistics import CONFIDENCE
 
 
 @dataclass(frozen=True)

@@ -11,34 +11,34 @@ from typing import Literal, NamedTuple
 
 from flwr.app import UserConfig
 
-from client.app import app as client_app
-from client.forward.peak_memory import share_heap
-from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
-from client.protocol.simulated_client import RUNS
-from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime
-from client.training.own_examples import OwnExamples
-from devices.live.settings import ClientSettings
-from server.app import serve
-from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from server.transport.clock import SystemClock
-from shared.blob_store import BlobStore
-from shared.blobs import publish_blobs
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.extensions import check_extensions
-from shared.features import check_features, kind_of
-from shared.frames.instructions import Split
-from shared.machine import cores
-from shared.model.loading import check_torch_device
-from shared.run_settings import check_settings
-from shared.runs import check_results_folder, run_folder, run_id_of
-from shared.tasks.catalog import load_task
-from shared.tasks.data import check_labels
-from simulations.engine import InProcessGrid
-from simulations.finished import find_finished, hold_inputs
-from simulations.pass_clock import PassClock, PassesInProcess
-from simulations.plan import known_of, log_plan
+from samara.client.app import app as client_app
+from samara.client.forward.peak_memory import share_heap
+from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from samara.client.protocol.simulated_client import RUNS
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.own_examples import OwnExamples
+from samara.devices.live.settings import ClientSettings
+from samara.server.app import serve
+from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from samara.server.transport.clock import SystemClock
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import publish_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.extensions import check_extensions
+from samara.shared.features import check_features, kind_of
+from samara.shared.frames.instructions import Split
+from samara.shared.machine import cores
+from samara.shared.model.loading import check_torch_device
+from samara.shared.run_settings import check_settings
+from samara.shared.runs import check_results_folder, run_folder, run_id_of
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import check_labels
+from samara.simulations.engine import InProcessGrid
+from samara.simulations.finished import find_finished, hold_inputs
+from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.plan import known_of, log_plan
 
 log = logging.getLogger("samara.simulation")
 
@@ -92,7 +92,7 @@ def simulate(
         check_settings(Path(config.out), config)
     log.info("loading the model and reading the data")
     if emulated:
-        from simulations.fleet.run import simulate_fleet
+        from samara.simulations.fleet.run import simulate_fleet
 
         return simulate_fleet(config, on_message)
     if homes:
@@ -100,7 +100,7 @@ def simulate(
     loaded = load_simulation(here)
     log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
     if engine == "flower":
-        from simulations.flower_engine import simulate_with_flower
+        from samara.simulations.flower_engine import simulate_with_flower
 
         return simulate_with_flower(
             config, loaded.of_client.threads, loaded.folder, known_of(loaded.shares)

@@ -20,11 +20,11 @@ import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Method, RunConfig, reads
-from shared.errors import ConfigError, SamaraError
-from shared.files import make_folder, write_durably
-from shared.result import RunResult
-from shared.settings import Scalar, explain, nest
+from samara.shared.config import Method, RunConfig, reads
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.result import RunResult
+from samara.shared.settings import Scalar, explain, nest
 
 SHARE = "private-share"
 """The key of a setting that only sweeps have: the share of the budget of rounds that is private."""

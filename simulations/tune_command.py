@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from client.tuning.settings import TuneSettings
+    from samara.client.tuning.settings import TuneSettings
 
 
 def tune(
@@ -53,13 +53,13 @@ def tune(
 
     Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
     """
-    from client.tuning.settings import TuneSettings
-    from shared.errors import ConfigError
-    from shared.settings import parse_assignment
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
-    from simulations.progress import stoppable, watched_tuning
-    from simulations.report.terminal import print_next, print_tuning
+    from samara.client.tuning.settings import TuneSettings
+    from samara.shared.errors import ConfigError
+    from samara.shared.settings import parse_assignment
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.progress import stoppable, watched_tuning
+    from samara.simulations.report.terminal import print_next, print_tuning
 
     options: dict[str, Any] = {
         "method": method,
@@ -90,8 +90,8 @@ def tune(
     wanted = TuneSettings.of(given, "tune")
     check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
     with stoppable(), watched_tuning() as on_step:
-        from client.tuning.run import read_result
-        from client.tuning.run import tune as run
+        from samara.client.tuning.run import read_result
+        from samara.client.tuning.run import tune as run
 
         folder = run(wanted, on_step)
     print_tuning(folder, result := read_result(folder))
@@ -104,12 +104,12 @@ def _tune_grid(
     """Run every combination of a sweep with every seed, and print the table of means."""
     from rich.console import Console
 
-    from shared.errors import ConfigError
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
-    from simulations.progress import stoppable, watched_tuning
-    from simulations.repetitions import parse_seeds
-    from simulations.tuning_grid import (
+    from samara.shared.errors import ConfigError
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.progress import stoppable, watched_tuning
+    from samara.simulations.repetitions import parse_seeds
+    from samara.simulations.tuning_grid import (
         grid_table,
         make_trials,
         read_grid,
@@ -130,9 +130,9 @@ def _tune_grid(
         for settings in trial.runs.values():
             check_data_is_given(load_task(settings.task), settings.data.path)
     with stoppable():
-        from client.tuning.run import read_result
-        from client.tuning.run import tune as run
-        from simulations.tuned_trial import compare_in_tensorboard, tuned_result
+        from samara.client.tuning.run import read_result
+        from samara.client.tuning.run import tune as run
+        from samara.simulations.tuned_trial import compare_in_tensorboard, tuned_result
 
         def run_one(settings: "TuneSettings") -> dict[str, Any]:
             with watched_tuning() as on_step:

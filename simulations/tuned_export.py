@@ -6,20 +6,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.personal.model_card import CARD_FILE, model_card
-from client.personal.model_folder import LeftOut, TrainedModel, name_of_base, write_new_folder
-from client.spaces.head import HeadSpace
-from client.spaces.low_rank import LoRASpace
-from client.spaces.peft_adapter import PeftSpace
-from client.spaces.prefix import PrefixSpace
-from client.spaces.space import FlatSpace
-from client.tuning.classifier import ClassifierScorer, write_classifier
-from client.tuning.finished_tuning import FinishedTuning
-from client.tuning.model_export import export_model
-from client.tuning.model_setup import ModelSetup
-from shared.errors import ModelError
-from shared.files import make_folder, write_durably
-from shared.model.peft import WEIGHTS_FILE, write_peft_prefix
+from samara.client.personal.model_card import CARD_FILE, model_card
+from samara.client.personal.model_folder import (
+    LeftOut,
+    TrainedModel,
+    name_of_base,
+    write_new_folder,
+)
+from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRASpace
+from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.prefix import PrefixSpace
+from samara.client.spaces.space import FlatSpace
+from samara.client.tuning.classifier import ClassifierScorer, write_classifier
+from samara.client.tuning.finished_tuning import FinishedTuning
+from samara.client.tuning.model_export import export_model
+from samara.client.tuning.model_setup import ModelSetup
+from samara.shared.errors import ModelError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.peft import WEIGHTS_FILE, write_peft_prefix
 
 
 def export_tuned(folder: Path, out: Path) -> LeftOut:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.tuning.run import read_result, tune
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_curves import CURVES_FOLDER
-from simulations.tuning_grid import Trial
+from samara.client.tuning.run import read_result, tune
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_curves import CURVES_FOLDER
+from samara.simulations.tuning_grid import Trial
 
 
 def tuned_result(settings: TuneSettings) -> Mapping[str, Any]:

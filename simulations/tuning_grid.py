@@ -13,10 +13,10 @@ import numpy as np
 from joblib import Parallel, delayed
 from rich.table import Table
 
-from client.tuning.settings import TuneSettings
-from shared.errors import ConfigError
-from shared.machine import cores
-from shared.settings import Scalar, flattened
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.errors import ConfigError
+from samara.shared.machine import cores
+from samara.shared.settings import Scalar, flattened
 
 Choices = Mapping[str, Scalar]
 LONGEST_NAME = 100

@@ -17,22 +17,22 @@ from streams import TASK, TEXTS
 from tiny_models import save_tokenizer
 from transformers.models.auto import modeling_auto
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import make_trunk_cache
-from client.spaces.full import FullSpace
-from client.streaming.loading import load_model
-from shared.directions import directions
-from shared.errors import ModelError, SamaraError
-from shared.model.layer_selection import adapted_layers
-from shared.model.loading import BaseModel, load_base_model, load_structure
-from shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
-from shared.model.peft import write_peft_adapter
-from shared.model.quantized import Quantization, QuantizedLinear
-from shared.model.replay_torch import backend_for
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.sections import AdapterSettings, ModelSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.client.spaces.full import FullSpace
+from samara.client.streaming.loading import load_model
+from samara.shared.directions import directions
+from samara.shared.errors import ModelError, SamaraError
+from samara.shared.model.layer_selection import adapted_layers
+from samara.shared.model.loading import BaseModel, load_base_model, load_structure
+from samara.shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
+from samara.shared.model.peft import write_peft_adapter
+from samara.shared.model.quantized import Quantization, QuantizedLinear
+from samara.shared.model.replay_torch import backend_for
+from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 TOLERANCE = 1e-4
 MOST_PARAMETERS = 20_000_000

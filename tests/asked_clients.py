@@ -7,13 +7,13 @@ from federations import Settings, config_of
 from helpers import RUN_ID, History, delta_of, history_of, instruction_with
 from residents import device_settings
 
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.resident_trainer import ResidentTrainer
-from shared.config import RunConfig
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.replay import digest, zero_state
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import digest, zero_state
 
 
 def server_config_for(settings: Settings) -> RunConfig:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import Task
-from shared.tasks.rows import Example
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.rows import Example
 
 TASK = load_task("sst2")
 

@@ -12,8 +12,8 @@ import click
 from command_pages import command_line
 from helpers import ROOT
 
-from client.tuning.settings import TuneSettings
-from shared.config import RunConfig
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.config import RunConfig
 
 PAGES = sorted(
     [

@@ -8,11 +8,11 @@ from federations import Live, Settings, config_of
 from residents import device_settings, resident
 from typer.testing import CliRunner
 
-from client.protocol.trainer_service import serve_trainer
-from client.training.model_runtime import ModelRuntime
-from devices.live.commands import app as client_app
-from server.app import serve
-from shared.model.loading import load_structure
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.live.commands import app as client_app
+from samara.server.app import serve
+from samara.shared.model.loading import load_structure
 
 IDS = torch.tensor([[7, 9, 11, 13, 15, 8]])
 

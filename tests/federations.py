@@ -10,18 +10,18 @@ from flwr.app import Message, MessageType
 from helpers import files_of
 from numpy.typing import NDArray
 
-from client.app import TRAINER
-from client.app import app as client_app
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import LoadedRun, ModelRuntime, load_run
-from server.app import serve
-from shared.blob_store import BlobStore
-from shared.blobs import publish_blobs
-from shared.config import RunConfig
-from shared.frames.report import Report
-from shared.ledger.ledger import Ledger
-from shared.round_delta import RoundDelta
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
+from samara.server.app import serve
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import publish_blobs
+from samara.shared.config import RunConfig
+from samara.shared.frames.report import Report
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.round_delta import RoundDelta
+from samara.simulations.engine import InProcessGrid
 
 Settings = dict[str, Any]
 
@@ -123,7 +123,10 @@ def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Rep
     def wrapped(*arguments: Any) -> Report:
         return wrapper(take_local_steps, *arguments)
 
-    for module in ("client.protocol.protocol_client", "client.personal.runtime_learner"):
+    for module in (
+        "samara.client.protocol.protocol_client",
+        "samara.client.personal.runtime_learner",
+    ):
         monkeypatch.setattr(f"{module}.take_local_steps", wrapped)
 
 

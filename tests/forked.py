@@ -41,7 +41,7 @@ LIBRARIES = (
     *("numba", "safetensors.torch", "pydantic", "typer", "rich", "grpc", "httpx", "uvicorn"),
     *("cryptography.hazmat.primitives.asymmetric.ec", "scipy.special", "psutil"),
 )
-_PACKAGES = {"samara", "server", "client", "shared", "devices", "simulations", "ipykernel_launcher"}
+_PACKAGES = {"samara", "ipykernel_launcher"}
 _READ_WHILE_IMPORTING = (
     *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
@@ -65,7 +65,7 @@ class Request(NamedTuple):
 
     Attributes:
         words: the arguments; `-m` and a module, `-c` and a program, or the path of a script comes
-            first, perhaps behind `-P`.
+            first.
         ignored: numbers of the signals that it ignores.
     """
 
@@ -153,8 +153,7 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
     """The arguments of a command that can be forked, from `-m`, `-c` or the script's path on."""
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
-        module = words[words.index("-m") + 1] if "-m" in words[:3] else ""
-        is_ours = words[1] in ("-P", "-m") and module.split(".")[0] in _PACKAGES
+        is_ours = words[1] == "-m" and words[2].split(".")[0] in _PACKAGES
         is_loaded = words[1] == "-c" and words[2].startswith(LOADED)
         return words[1:] if is_ours or is_loaded else None
     found = shutil.which(words[0], path=environment.get("PATH"))
@@ -305,7 +304,7 @@ def _become(request: Request, streams: list[int]) -> None:
     if level := os.environ.get("FLWR_LOG_LEVEL"):  # Flower reads it while it is imported
         importlib.import_module("flwr.supercore.logger").update_console_handler(level)
     paths = list(filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep)))
-    folders = {"-P": "", "-m": request.folder, "-c": request.folder}
+    folders = {"-m": request.folder, "-c": request.folder}
     first = folders.get(request.words[0], os.path.dirname(request.words[0]))
     sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
     for file in (Path(path, "sitecustomize.py") for path in paths):
@@ -316,8 +315,6 @@ def _become(request: Request, streams: list[int]) -> None:
 
 def _run(words: list[str]) -> None:
     """Run a module, or a script of this environment, as the main program."""
-    if words[0] == "-P":
-        words = words[1:]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.live.keys import create_key
-from devices.phone.gateway import Gateway
-from devices.phone.gateway_server import start_gateway
-from shared.certificates import TlsFiles
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import FromPhone, Proof, Task
-from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import SigningKey, proof_bytes
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.keys import create_key
+from samara.devices.phone.gateway import Gateway
+from samara.devices.phone.gateway_server import start_gateway
+from samara.shared.certificates import TlsFiles
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task
+from samara.shared.proto.trainer_pb2_grpc import GatewayStub
+from samara.shared.signing import SigningKey, proof_bytes
 
 SECONDS = 20.0
 

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared.directions import Distribution
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger.records import (
+from samara.shared.directions import Distribution
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.ledger.records import (
     LedgerHeader,
     Link,
     Position,
     Record,
     encode_segment_header,
 )
-from shared.ledger.snapshots import Snapshot
-from shared.replay import CoefficientBlock, digest, replay, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.replay import CoefficientBlock, digest, replay, zero_state
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 ROOT = Path(__file__).parents[1]
 RUN_ID = bytes(range(8))

@@ -9,13 +9,13 @@ from federations import Settings
 from flwr.app import Message, MessageType
 from private_reports import private
 
-from client.protocol.privacy_budget import ChargeLog
-from server.rounds.masking_exchange import MASKING_MESSAGE
-from server.rounds.releases import ReleaseLog
-from shared.config import RunConfig
-from shared.ledger.ledger import Ledger
-from shared.step_record import RecordedStepSize
-from simulations.engine import InProcessGrid
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.server.rounds.masking_exchange import MASKING_MESSAGE
+from samara.server.rounds.releases import ReleaseLog
+from samara.shared.config import RunConfig
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.step_record import RecordedStepSize
+from samara.simulations.engine import InProcessGrid
 
 CLIENTS, ROUNDS = 2, 3
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 AT_START = """
 from known_noise import known_noise
-from shared.privacy import discrete_gaussian
+from samara.shared.privacy import discrete_gaussian
 
 discrete_gaussian.sample_noise = known_noise
 """
@@ -22,9 +22,9 @@ def known_noise(count: int, sigma: int) -> Any:
 
 def add_known_noise(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Have clients and server in this process add known noise."""
-    from client.protocol import private_report
-    from server.rounds import private_aggregator
-    from shared.frames.vector_report import hide_report
+    from samara.client.protocol import private_report
+    from samara.server.rounds import private_aggregator
+    from samara.shared.frames.vector_report import hide_report
 
     monkeypatch.setattr(
         private_report,

@@ -29,16 +29,16 @@ from cryptography.hazmat.primitives.serialization import (
 from helpers import ROOT
 
 from benchmarks.faults.ports import free_address
-from shared.certificates import TlsFiles
-from shared.config import RunConfig
-from shared.flower_compat import (
+from samara.server.live.bundle import build_bundle
+from samara.shared.certificates import TlsFiles
+from samara.shared.config import RunConfig
+from samara.shared.flower_compat import (
     ControlHttpClient,
     Fab,
     ListRunsRequest,
     RegisterNodeRequest,
     RuntimeVersionHttpInterceptor,
     StartRunRequest,
-    build_fab_from_files,
     fab_to_proto,
     user_config_to_proto,
 )
@@ -84,17 +84,6 @@ def serve_app(app: Any, tls: TlsFiles | None = None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def build_bundle() -> bytes:
-    """Build the app bundle from the files of this repository."""
-    files: dict[str, bytes | Path] = {"pyproject.toml": ROOT / "pyproject.toml"}
-    for package in ("server", "client", "shared"):
-        for path in sorted((ROOT / package).rglob("*")):
-            if path.suffix in {".py", ".toml"}:
-                files[path.relative_to(ROOT).as_posix()] = path
-    data: bytes = build_fab_from_files(files)[0]
-    return data
 
 
 def make_certificate(folder: Path, days_ahead: int = 0) -> Path:

@@ -8,8 +8,8 @@ import numpy as np
 from helpers import ROOT
 from typescript import RunCore
 
-from shared.errors import FrameError
-from shared.wire import Kind, pack
+from samara.shared.errors import FrameError
+from samara.shared.wire import Kind, pack
 
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -9,16 +9,16 @@ from federations import Settings, config_of
 from helpers import History, delta_of, history_of, instruction_with
 from phones import exported, splits_of, use_torch_as_runtime
 
-from client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
-from client.training.model_runtime import load_run
-from devices.phone.manifest import manifest_file
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.runs import identity_bytes, run_id_of
+from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.manifest import manifest_file
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.runs import identity_bytes, run_id_of
 
 CLIENT = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.model.loading import load_structure
+from samara.shared.model.loading import load_structure
 
 peft = pytest.importorskip("peft", reason="needs peft")
 

@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.scale.mixed_run import MODEL, TASK, samara
-from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone import export
-from devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
-from devices.phone.lowering import Methods
-from devices.phone.manifest import Delegate, Form, PhoneQuantization
-from devices.phone.reference_client import runtime
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_calls import ReadoutCalls
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.runs import identity_bytes, run_id_of
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone import export
+from samara.devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
+from samara.devices.phone.lowering import Methods
+from samara.devices.phone.manifest import Delegate, Form, PhoneQuantization
+from samara.devices.phone.reference_client import runtime
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.runs import identity_bytes, run_id_of
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 Made = Callable[..., tuple[Settings, Path]]
@@ -164,17 +164,17 @@ PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
 """Names of the data that each phone has; all have the same program."""
 
 
-def make_phones(live: LiveRun, data: dict[str, Path]) -> None:
+def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHONES) -> None:
     """Make program, rows and keys of the phones, by the commands that an operator gives."""
     folder = live.folder
     (folder / "phones").mkdir()
     model = ("--model", MODEL, "--task", TASK)
     shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
-    samara(folder, "phone", "export", *model, *shapes, "--out", f"{PHONES[0]}.pte")
-    for name in PHONES:
+    samara(folder, "phone", "export", *model, *shapes, "--out", f"{names[0]}.pte")
+    for name in names:
         for suffix in (".pte", ".json"):
-            if name != PHONES[0]:
-                shutil.copy(folder / f"{PHONES[0]}{suffix}", folder / f"{name}{suffix}")
+            if name != names[0]:
+                shutil.copy(folder / f"{names[0]}{suffix}", folder / f"{name}{suffix}")
         rows = ("--data", str(data[name]), "--program", f"{name}.pte", "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", *model, *rows)
         public = folder / "phones" / f"{name}.pem"

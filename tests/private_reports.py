@@ -7,16 +7,16 @@ from federations import Settings, config_of
 from flwr.app import Message
 from helpers import instruction_with
 
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.privacy_budget import ChargeLog
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
-from shared.config import RunConfig
-from shared.frames.instructions import SeedPolicy, TrainInstruction
-from shared.ledger.records import LedgerHeader
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import SessionFolder
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.ledger.records import LedgerHeader
 
 
 def first_instruction(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:

@@ -7,13 +7,13 @@ from typing import Any, cast
 import numpy as np
 from helpers import instruction_with
 
-from server.rounds.private_aggregator import Noise, PrivateAggregator
-from server.rounds.validator import ValidatedReplies
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport, hide_report
+from samara.server.rounds.private_aggregator import Noise, PrivateAggregator
+from samara.server.rounds.validator import ValidatedReplies
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import VectorReport, hide_report
 
 ASKED = instruction_with(
     steps=2, queries=3, seed_policy=SeedPolicy.SHARED, learning_rate=0.5, curvature_every=1

@@ -12,11 +12,11 @@ from typing import Any
 from federations import Live, Settings
 from live import QUIET, attempts
 
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.resident_trainer import ResidentTrainer
-from devices.live.settings import ClientSettings, resolve_device_settings
-from shared.config import RunConfig
-from shared.ledger.reading import read_ledger
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.devices.live.settings import ClientSettings, resolve_device_settings
+from samara.shared.config import RunConfig
+from samara.shared.ledger.reading import read_ledger
 
 CLIENTS = (7, 4_000_000_000)
 
@@ -50,7 +50,7 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        command = [sys.executable, "-P", "-m", "devices.live.trainer_process"]
+        command = [sys.executable, "-m", "samara.devices.live.trainer_process"]
         running.append(
             subprocess.Popen(
                 [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import RunConfig
-from shared.label_scores import Confusion
-from shared.result import RESULT_FILE, SCHEMA_VERSION
+from samara.shared.config import RunConfig
+from samara.shared.label_scores import Confusion
+from samara.shared.result import RESULT_FILE, SCHEMA_VERSION
 
 EXAMPLES = 100
 TAIL = "ab" * 32

@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators.prge import LossRequest
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.spaces.full import FullSpace
-from client.spaces.head import HeadSpace
-from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.spaces.peft_adapter import PeftSpace
-from client.spaces.prefix import PrefixSpace
-from client.spaces.space import Space
-from shared.label_scores import cross_entropy
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import PerturbedAdapters
-from shared.model.scorers import scorer_for
-from shared.replay_numba import NumbaBackend
-from shared.sections import AdapterSettings
-from shared.tasks.kinds import ClassificationTask
+from samara.client.estimators.prge import LossRequest
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.full import FullSpace
+from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
+from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.prefix import PrefixSpace
+from samara.client.spaces.space import Space
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.scorers import scorer_for
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.kinds import ClassificationTask
 
 BACKEND = NumbaBackend(1)
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from client.protocol.scenario_folder import ScenarioFolder
-from server.live.scenario_signing import create_operator_key
-from shared.blobs import file_settings
-from shared.config import RunConfig
-from shared.runs import identity_bytes
-from shared.signed_scenario import SignedScenario
-from shared.signing import SigningKey
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.server.live.scenario_signing import create_operator_key
+from samara.shared.blobs import file_settings
+from samara.shared.config import RunConfig
+from samara.shared.runs import identity_bytes
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.signing import SigningKey
 
 
 def operator_key(folder: Path, name: str = "operator.key") -> SigningKey:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from federations import Settings, config_of
 
-from client.training.model_runtime import load_run
-from shared.start import START_FILE, Start
+from samara.client.training.model_runtime import load_run
+from samara.shared.start import START_FILE, Start
 
 
 def start_for(settings: Settings, folder: Path) -> str:

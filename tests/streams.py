@@ -9,7 +9,7 @@ import torch
 import transformers
 from tiny_models import save_tokenizer
 
-from shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.kinds import ClassificationTask
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

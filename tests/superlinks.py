@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from server.live import run_supervisor
-from server.live.busy import NoAnswerError
-from server.live.keys import ClientKeys
-from server.live.superlink_process import Node
-from shared.config import RunConfig
-from shared.errors import SamaraError
+from samara.server.live import run_supervisor
+from samara.server.live.busy import NoAnswerError
+from samara.server.live.keys import ClientKeys
+from samara.server.live.superlink_process import Node
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
 
 BUSY = "busy", ""
 """The status of a run whose SuperLink does not answer in time."""

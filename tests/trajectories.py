@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
-from client.tuning.descent import SGD, UpdateRule, UpdateStep
-from client.tuning.trajectory import make_header
-from client.tuning.trajectory_format import TrajectoryHeader
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.replay_numba import NumbaBackend
+from samara.client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
+from samara.client.tuning.descent import SGD, UpdateRule, UpdateStep
+from samara.client.tuning.trajectory import make_header
+from samara.client.tuning.trajectory_format import TrajectoryHeader
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]
 

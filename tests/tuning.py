@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from client.tuning.run import RESULT_FILE, tune
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_setup import TuningSetup
+from samara.client.tuning.run import RESULT_FILE, tune
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_setup import TuningSetup
 
 Settings = dict[str, Any]
 CIRCUMSTANCES = ("model_path", "seconds", "peak_memory_bytes", "versions", "emulated")

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from benchmarks.accuracy.basis_runs import Condition, settings_of
-from client.offload.projector_learning import learn_projectors
-from client.offload.projectors import ProjectorPair, SparseProjector
-from client.streaming.loading import load_model
-from client.training.informed_basis import (
+from samara.client.offload.projector_learning import learn_projectors
+from samara.client.offload.projectors import ProjectorPair, SparseProjector
+from samara.client.streaming.loading import load_model
+from samara.client.training.informed_basis import (
     EXPONENT,
     TEXTS,
     equal_rows,
@@ -36,13 +36,13 @@ from client.training.informed_basis import (
     prompts_around,
     random_texts,
 )
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
-from shared.model.lora_fa import Perturbations
-from shared.model.scorers import Prompt
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ClassificationTask
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import ClassificationTask
 
 Floats = NDArray[np.float32]
 CLIENTS, ALPHA = 8, 5.0

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.ledger_curve import evaluate_rounds
-from shared.config import load_scenario
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.shared.config import load_scenario
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 SCENARIO = Path(__file__).parents[2] / "simulations" / "scenarios" / "sst2.toml"
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.settings import parse_assignment
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.settings import parse_assignment
 
 STRENGTHS = np.logspace(-3, 4, 8)
 """C of the limit, from strong regularisation to weak."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shared.step_size import CURVATURE_SHARE
+from samara.shared.step_size import CURVATURE_SHARE
 
 STEPS, QUERIES, BATCH = 4, 4, 4
 CLIENT_ROUNDS = 64

@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from server.rounds.clustering import cosine_similarities, distinctive_parts
-from server.rounds.clusters import ASSIGNMENTS_FILE, ClusterAssignments
-from shared.config import RunConfig
-from shared.result import RunResult
-from shared.settings import parse_assignment
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example
-from simulations.simulate import simulate
+from samara.server.rounds.clustering import cosine_similarities, distinctive_parts
+from samara.server.rounds.clusters import ASSIGNMENTS_FILE, ClusterAssignments
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.shared.settings import parse_assignment
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example
+from samara.simulations.simulate import simulate
 
 KEPT = {"train": 2400, "validation": 160, "test": 400}
 

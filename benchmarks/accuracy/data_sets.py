@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import held_out
-from shared.data_settings import EMBEDDED_DATA
+from samara.shared.data_settings import EMBEDDED_DATA
 
 Record = dict[str, Any]
 MOST_TRAINING, MOST_TEST = 3000, 1000

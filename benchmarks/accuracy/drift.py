@@ -10,10 +10,10 @@ import argparse
 import numpy as np
 import torch
 
-from client.spaces.full import FullSpace
-from shared.model.loading import Dtype, load_base_model
-from shared.model.replay_torch import backend_for
-from shared.sections import EMBEDDED_MODEL
+from samara.client.spaces.full import FullSpace
+from samara.shared.model.loading import Dtype, load_base_model
+from samara.shared.model.replay_torch import backend_for
+from samara.shared.sections import EMBEDDED_MODEL
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 

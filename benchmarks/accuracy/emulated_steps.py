@@ -1,6 +1,6 @@
 """Emulated seconds of a step whose link and host have the ratios of LSP-Offload's table 1."""
 
-from client.offload.iteration_time import (
+from samara.client.offload.iteration_time import (
     StageSeconds,
     layerwise_iteration,
     zero_offload_iteration,

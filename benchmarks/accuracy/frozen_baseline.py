@@ -31,14 +31,14 @@ from benchmarks.accuracy.words_baseline import (
     print_baselines,
     words_of,
 )
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.streaming.loading import load_model
-from shared.data_settings import DataSettings
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import scorer_for
-from shared.sections import AdapterSettings, ModelSettings
-from shared.tasks.catalog import load_task
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.streaming.loading import load_model
+from samara.shared.data_settings import DataSettings
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import scorer_for
+from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.tasks.catalog import load_task
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """C of dense features, from strong regularisation to weak."""

@@ -26,16 +26,16 @@ from flwr.app import UserConfig
 
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.rows import Row, Rows
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from devices.live.settings import resolve_device_settings
-from server.app import serve
-from shared.columns import GLOBAL, PERSONALIZED
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.settings import resolve_device_settings
+from samara.server.app import serve
+from samara.shared.columns import GLOBAL, PERSONALIZED
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.engine import InProcessGrid
 
 APPENDED_AFTER = 5
 NEW_KIND = 5

@@ -9,13 +9,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from client.training.model_runtime import load_run
-from server.store import replay_run
-from shared.config import RunConfig
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion, evaluation_column
-from shared.result import read_result
+from samara.client.training.model_runtime import load_run
+from samara.server.store import replay_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion, evaluation_column
+from samara.shared.result import read_result
 
 
 def evaluate_rounds(

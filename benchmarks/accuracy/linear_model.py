@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.words_baseline import divided
-from client.estimators.prge import LossRequest, run_estimator
-from client.personal.methods import choose_kept_share, composition, pull_shrinks
-from client.training.local_step_plan import LocalStepPlan
-from server.rounds.clustering import cluster_clients
-from shared.config import RunConfig
-from shared.directions import DIRECTION_BITS, directions
-from shared.frames.instructions import TrainInstruction
-from shared.label_scores import Confusion
-from shared.layout import Layout
+from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.personal.methods import choose_kept_share, composition, pull_shrinks
+from samara.client.training.local_step_plan import LocalStepPlan
+from samara.server.rounds.clustering import cluster_clients
+from samara.shared.config import RunConfig
+from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.label_scores import Confusion
+from samara.shared.layout import Layout
 
 Floats = NDArray[np.float64]
 

@@ -20,18 +20,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.words_baseline import baselines
-from shared.config import RunConfig, load_scenario
-from shared.label_scores import Confusion
-from shared.result import RESULT_FILE, RunResult
-from simulations.comparison.comparison import (
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.label_scores import Confusion
+from samara.shared.result import RESULT_FILE, RunResult
+from samara.simulations.comparison.comparison import (
     Comparison,
     compare_runs,
     format_p,
 )
-from simulations.comparison.measure import ACCURACY
-from simulations.comparison.statistics import correct_by_holm, paired_difference
-from simulations.comparison.tables import csv_of, render_comparison
-from simulations.simulate import simulate
+from samara.simulations.comparison.measure import ACCURACY
+from samara.simulations.comparison.statistics import correct_by_holm, paired_difference
+from samara.simulations.comparison.tables import csv_of, render_comparison
+from samara.simulations.simulate import simulate
 
 
 def print_words(comparison: Comparison, words: dict[int, Confusion], console: Console) -> None:

@@ -41,11 +41,11 @@ from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.emulated_steps import emulated_step
 from benchmarks.accuracy.rate_search import search_rate
 from benchmarks.accuracy.rows import Row, Rows
-from client.offload.linear_layers import linear_weights
-from client.tuning.run import read_result, tune
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_setup import TuningSetup
-from shared.model.lora_fa import empty_adapter
+from samara.client.offload.linear_layers import linear_weights
+from samara.client.tuning.run import read_result, tune
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.shared.model.lora_fa import empty_adapter
 
 REFERENCE = "lsp-8-16"
 LEARNING_STEPS = 50

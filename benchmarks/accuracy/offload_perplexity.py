@@ -35,10 +35,10 @@ from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE
 from benchmarks.accuracy.rate_search import search_rate
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.accuracy.token_sequences import Sequences, batch_of, loss_of, read_texts, split
-from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
-from client.offload.linear_layers import linear_weights
-from client.offload.offloaded_adam import OffloadedAdam
-from client.tuning.sections import LspSettings
+from samara.client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
+from samara.client.offload.linear_layers import linear_weights
+from samara.client.offload.offloaded_adam import OffloadedAdam
+from samara.client.tuning.sections import LspSettings
 
 CENTRES = {
     "zero-offload": METHODS["full"].centre,

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from shared.config import load_scenario
-from shared.result import RunResult
-from shared.scenarios import scenario_file
-from simulations.fed_avg import Figures, fed_avg_beside, figures_table, zeroth_order
-from simulations.simulate import simulate
+from samara.shared.config import load_scenario
+from samara.shared.result import RunResult
+from samara.shared.scenarios import scenario_file
+from samara.simulations.fed_avg import Figures, fed_avg_beside, figures_table, zeroth_order
+from samara.simulations.simulate import simulate
 
 ROWS = {
     "Samara": ("sst2", "auto"),

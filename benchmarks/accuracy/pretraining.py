@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.tasks import messages
+from samara.shared.tasks import messages
 
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
 NOBODY, IGNORED = 0, -100

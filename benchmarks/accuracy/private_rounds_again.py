@@ -29,13 +29,13 @@ from statistics import fmean, stdev
 from benchmarks.accuracy.cells import Cell, listed, settings_of
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
-from client.personal.personalizations import Personalization, Score, read_personalizations
-from shared.columns import GLOBAL, PERSONALIZED
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.result import RunResult
-from shared.settings import parse_assignment
-from simulations.simulate import simulate
+from samara.client.personal.personalizations import Personalization, Score, read_personalizations
+from samara.shared.columns import GLOBAL, PERSONALIZED
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.result import RunResult
+from samara.shared.settings import parse_assignment
+from samara.simulations.simulate import simulate
 
 END, CONTINUED, ANEW = "end", "continued", "anew"
 

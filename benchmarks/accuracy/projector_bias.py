@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client.offload.linear_layers import linear_weights
-from client.offload.projector_learning import learn_projectors, relative_bias
-from client.offload.projectors import ProjectorPair
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_setup import TuningSetup
-from shared.model.lora_fa import empty_adapter
+from samara.client.offload.linear_layers import linear_weights
+from samara.client.offload.projector_learning import learn_projectors, relative_bias
+from samara.client.offload.projectors import ProjectorPair
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.shared.model.lora_fa import empty_adapter
 
 STEPS = (0, 10, 20, 50, 100, 200)
 SENTENCES = 8

@@ -11,13 +11,13 @@ import argparse
 import numpy as np
 
 from benchmarks.accuracy.seed_policies import SCENARIO
-from client.forward.grouping import Schedule
-from client.training.model_runtime import load_run
-from shared.config import load_scenario
-from shared.directions import directions
-from shared.frames.instructions import Split
-from shared.label_scores import cross_entropy
-from shared.model.lora_fa import Perturbations
+from samara.client.forward.grouping import Schedule
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import load_scenario
+from samara.shared.directions import directions
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.lora_fa import Perturbations
 
 EPSILON, DIRECTIONS, AT_ONCE, EXAMPLES = 0.01, 200, 8, 16
 KINDS = (("none", "bfloat16"), ("int8", "float32"), ("nf4", "float32"))

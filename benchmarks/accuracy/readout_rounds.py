@@ -7,9 +7,9 @@
 The data, their division, the features, the probes and the options are those of `cells`; FOLDER may
 be that of `value_per_pass`. A step of q Gaussian directions z gives Σ (z·G)·z/q for a gradient G:
 along G that is a χ² variable, across G it is Gaussian noise, and both are drawn as such, so a step
-costs two matrix products whatever q is. The step size is `shared.step_size` itself. Left out are
-differences (the derivatives are exact), the noise of measured curvature, rounding, and clipping of
-outliers.
+costs two matrix products whatever q is. The step size is `samara.shared.step_size` itself. Left out
+are differences (the derivatives are exact), the noise of measured curvature, rounding, and clipping
+of outliers.
 
 A condition is a name and what is not the default: settings of a run that the model reads
 (`rounds`, `steps`, `queries`, `learning-rate-schedule`, `aggregation.rule` of `mean` and
@@ -32,13 +32,13 @@ from scipy.special import log_softmax
 
 from benchmarks.accuracy.cells import Run, cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
-from client.training.model_runtime import load_run
-from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
-from server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
-from shared.columns import GLOBAL
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.step_size import Observation, StepSize
+from samara.client.training.model_runtime import load_run
+from samara.server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
+from samara.server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
+from samara.shared.columns import GLOBAL
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.step_size import Observation, StepSize
 
 Floats = NDArray[np.float32]
 SURE = 2.0

@@ -56,9 +56,9 @@ from benchmarks.accuracy.readout_rounds import (
     train_rounds,
 )
 from benchmarks.accuracy.rows import Row, Rows
-from server.rounds.robust_rules import trimmed_mean
-from shared.config import RunConfig
-from shared.frames.instructions import Split
+from samara.server.rounds.robust_rules import trimmed_mean
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
 
 Right = NDArray[np.float64]
 """The share of right answers to every test example [n], over seeds."""

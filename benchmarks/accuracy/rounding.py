@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from benchmarks.speed.shapes import SHAPES, TASK, random_base
-from client.forward.body import PerturbedBody
-from client.forward.grouping import GROUPINGS, Schedule
-from client.forward.resident import ResidentForward
-from shared.directions import directions
-from shared.label_scores import cross_entropy
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import GROUPINGS, Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.shared.directions import directions
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.sections import AdapterSettings
 
 EPSILON, QUERIES, STEPS = 0.01, 4, 10
 LENGTHS = (5, 9, 14, 14, 23, 30)

@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shared.config import load_scenario
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.shared.config import load_scenario
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 SCENARIO = Path(__file__).parent / "methods" / "sst2-adapters.toml"
 

@@ -24,11 +24,17 @@ from rich.table import Table
 
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.accuracy.top_of_model import CausalTop, EncoderTop, Top
-from client.tuning.settings import TuneSettings
-from shared.directions import DIRECTION_BITS, batch_order, directions, query_seeds, round_root
-from shared.model.loading import load_base_model
-from shared.sections import EMBEDDED_MODEL
-from shared.step_size import Observation, StepSize
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.directions import (
+    DIRECTION_BITS,
+    batch_order,
+    directions,
+    query_seeds,
+    round_root,
+)
+from samara.shared.model.loading import load_base_model
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.step_size import Observation, StepSize
 
 QUERIES, BATCH, STEPS, EPSILON = 4, 4, 500, 0.01
 RATES = 10.0 ** np.arange(-3.5, 0.75, 0.5)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.linear_model import LinearRun, LinearUsers
-from shared.config import RunConfig, load_scenario
+from samara.shared.config import RunConfig, load_scenario
 
 BUDGETS = ((30, 7, 4), (60, 7, 8), (120, 15, 8), (240, 15, 8), (400, 15, 16))
 """Rounds of one step, queries and batch."""

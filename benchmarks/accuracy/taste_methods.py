@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.accuracy.linear_model import LinearRun, LinearUsers
-from shared.config import RunConfig, load_scenario
-from simulations.sweep import Sweep, sweep
+from samara.shared.config import RunConfig, load_scenario
+from samara.simulations.sweep import Sweep, sweep
 
 DRAWS = (0, 1)
 

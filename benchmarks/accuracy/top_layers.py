@@ -20,14 +20,14 @@ import torch
 
 from benchmarks.accuracy.seed_policies import SCENARIO
 from benchmarks.speed.shapes import timed
-from client.forward.grouping import Schedule
-from client.training.model_runtime import load_run
-from shared.config import RunConfig, load_scenario
-from shared.directions import directions
-from shared.frames.instructions import Split
-from shared.model.lora_fa import Perturbations
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.client.forward.grouping import Schedule
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.directions import directions
+from samara.shared.frames.instructions import Split
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 LAYERS = ("top:1", "top:2", "top:4", "all")
 RATE_TIMES_SIZE = 0.2 * 6_144

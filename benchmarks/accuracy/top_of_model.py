@@ -15,18 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_setup import TuningSetup
-from shared import layout as layouts
-from shared.directions import DIRECTION_BITS
-from shared.model.frozen_a import frozen_matrices
-from shared.model.layer_selection import features
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations, inject
-from shared.model.scorers import COSINE_TEMPERATURE, CausalScorer, EncoderScorer, Prompt, Scorer
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.shared import layout as layouts
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.layer_selection import features
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations, inject
+from samara.shared.model.scorers import (
+    COSINE_TEMPERATURE,
+    CausalScorer,
+    EncoderScorer,
+    Prompt,
+    Scorer,
+)
+from samara.shared.sections import AdapterSettings
 
 AT_ONCE = 16
 TOLERANCE = 2e-4

@@ -27,16 +27,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy.pretraining import VERDICT, Training, pretrain, tokenizer_of
-from client.forward.body import PerturbedBody
-from client.forward.peak_memory import keep_freed_memory
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks import messages
-from shared.tasks.catalog import load_task
-from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings
-from shared.tasks.kinds import Task
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.peak_memory import keep_freed_memory
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks import messages
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings
+from samara.shared.tasks.kinds import Task
 
 
 @dataclass(frozen=True)

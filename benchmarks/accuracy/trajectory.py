@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from client.tuning.run import read_result
-from client.tuning.run_space import make_space
-from client.tuning.settings import TuneSettings
-from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
+from samara.client.tuning.run import read_result
+from samara.client.tuning.run_space import make_space
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 
 
 def main() -> None:

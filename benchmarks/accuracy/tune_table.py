@@ -20,11 +20,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client.tuning.run import read_result, tune
-from client.tuning.settings import TuneSettings
-from shared.errors import ModelError
-from shared.files import write_durably
-from shared.settings import parse_assignment
+from samara.client.tuning.run import read_result, tune
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.errors import ModelError
+from samara.shared.files import write_durably
+from samara.shared.settings import parse_assignment
 
 Settings = dict[str, Any]
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from benchmarks.accuracy.cells import cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 
 def main() -> None:

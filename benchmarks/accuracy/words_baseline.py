@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from shared.data_settings import DataSettings
-from shared.label_scores import Confusion
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ClassificationTask
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example
+from samara.shared.data_settings import DataSettings
+from samara.shared.label_scores import Confusion
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
 INTERCEPT = 3.0

@@ -13,8 +13,8 @@ import sys
 import tempfile
 
 from benchmarks.speed.shapes import SHAPES
-from devices.hardware.memory_limit import LimitedRunResult, run_with_memory_limit
-from devices.hardware.profile import load_device
+from samara.devices.hardware.memory_limit import LimitedRunResult, run_with_memory_limit
+from samara.devices.hardware.profile import load_device
 
 CLIENT = ["-m", "benchmarks.devices.quantized_memory"]
 

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from devices.hardware.model_shape import ModelShape, model_shape
-from devices.hardware.profile import (
+from samara.devices.hardware.model_shape import ModelShape, model_shape
+from samara.devices.hardware.profile import (
     DeviceProfile,
     MeasuredStep,
     TimingFit,
     load_device,
     save_profile,
 )
-from devices.hardware.roofline import Quantization, Workload, step_time
+from samara.devices.hardware.roofline import Quantization, Workload, step_time
 
 SEQUENCE = 64
 PROFILES = Path(__file__).parents[2] / "devices" / "profiles"

@@ -10,20 +10,20 @@ one the shapes of the models and the profiles of its two machines alone.
 from dataclasses import replace
 from typing import NamedTuple
 
-from client.offload.iteration_time import (
+from samara.client.offload.iteration_time import (
     StageSeconds,
     layerwise_iteration,
     zero_offload_iteration,
 )
-from devices.hardware.model_shape import BUILT_IN, Linear, ModelShape, llama_shape
-from devices.hardware.offload_estimate import (
+from samara.devices.hardware.model_shape import BUILT_IN, Linear, ModelShape, llama_shape
+from samara.devices.hardware.offload_estimate import (
     STATES,
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
     trained_parameters,
 )
-from devices.hardware.profile import load_device
+from samara.devices.hardware.profile import load_device
 
 COMPUTE_7B = 0.93 / 1.11
 """Seconds of forward and backward pass of Llama-7B, from section 3.1: 0.93 s is 1.11 times that."""

@@ -14,24 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from devices.phone.export import ProgramShapes, export_program, prepare_model
-from devices.phone.manifest import PhoneQuantization
-from devices.phone.quantization import (
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+from samara.devices.phone.manifest import PhoneQuantization
+from samara.devices.phone.quantization import (
     round_to_4_bits,
     round_to_float16,
     round_tokens_to_8_bits,
 )
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_calls import ReadoutCalls
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.frames.instructions import Split, make_local_instruction
-from shared.model.loading import BaseModel
-from shared.replay import digest, zero_state
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split, make_local_instruction
+from samara.shared.model.loading import BaseModel
+from samara.shared.replay import digest, zero_state
 
 CLIENTS, STEPS, QUERIES, BATCH = 8, 200, 4, 8
 FIRST = 20

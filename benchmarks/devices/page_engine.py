@@ -36,20 +36,20 @@ from numpy.typing import NDArray
 
 from benchmarks.devices.page_replay import CASES, DISTRIBUTIONS, numba_speed
 from benchmarks.driven_browser import Tab, driven, find_chromium
-from devices.phone.export import (
+from samara.devices.phone.export import (
     PreparedModel,
     ProgramShapes,
     export_program,
     prepare_model,
     step_inputs,
 )
-from devices.phone.manifest import Manifest, PhoneQuantization
-from devices.phone.page_server.published_files import page_files, program_files
-from devices.phone.page_server.settings import BUILT_PAGE
-from devices.phone.program import ScoresModule, TrainStepModule
-from devices.phone.reference_client.runtime import load_module, run_method
-from shared.config import RunConfig
-from shared.replay import zero_state
+from samara.devices.phone.manifest import Manifest, PhoneQuantization
+from samara.devices.phone.page_server.published_files import page_files, program_files
+from samara.devices.phone.page_server.settings import BUILT_PAGE
+from samara.devices.phone.program import ScoresModule, TrainStepModule
+from samara.devices.phone.reference_client.runtime import load_module, run_method
+from samara.shared.config import RunConfig
+from samara.shared.replay import zero_state
 
 SEQUENCE, REPETITIONS = 32, 5
 STEPS = ((1, 4), (2, 8), (8, 8), (8, 16))

@@ -15,9 +15,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.node import find_node
-from shared.directions import Distribution
-from shared.replay import CoefficientBlock, replay, zero_state
-from shared.replay_numba import NumbaBackend
+from samara.shared.directions import Distribution
+from samara.shared.replay import CoefficientBlock, replay, zero_state
+from samara.shared.replay_numba import NumbaBackend
 
 SCRIPT = Path(__file__).with_suffix(".ts")
 DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher")

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from devices.phone.export import ProgramShapes, export_program, prepare_model
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
-from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
-from devices.phone.tokenization import write_examples
-from shared.config import RunConfig
-from shared.frames.instructions import Split
+from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
+from samara.devices.phone.tokenization import write_examples
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
 
 
 def passed(program: Path, rows: Path) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:

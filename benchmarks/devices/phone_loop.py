@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import GradientEstimate, LossRequest, run_estimator
-from client.forward.grouping import Schedule
-from client.training.client_data import LabelledPrompts
-from client.training.local_step_plan import LocalStepPlan
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone.export import ProgramShapes, export_program, prepare_model
-from devices.phone.manifest import Delegate, PhoneQuantization
-from devices.phone.reference_client.examples import TokenizedExamples, read_examples
-from devices.phone.reference_client.runtime import PhoneProgram
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
-from shared.label_scores import cross_entropy
-from shared.model.lora_fa import Perturbations
-from shared.replay import digest, summed, to_float32, zero_state
+from samara.client.estimators.prge import GradientEstimate, LossRequest, run_estimator
+from samara.client.forward.grouping import Schedule
+from samara.client.training.client_data import LabelledPrompts
+from samara.client.training.local_step_plan import LocalStepPlan
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+from samara.devices.phone.manifest import Delegate, PhoneQuantization
+from samara.devices.phone.reference_client.examples import TokenizedExamples, read_examples
+from samara.devices.phone.reference_client.runtime import PhoneProgram
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import SeedPolicy, Split, TrainInstruction
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.replay import digest, summed, to_float32, zero_state
 
 CLIENTS, QUERIES, BATCH, LENGTH = 8, 4, 8, 32
 EPSILON, LEARNING_RATE = 0.01, 0.1

@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.devices.phone_loop import asked
-from client.training.client_data import ClientDataSource
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone.export import ProgramShapes, export_program, prepare_model
-from devices.phone.manifest import PhoneQuantization
-from devices.phone.reference_client.examples import TokenizedExamples, read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import Split
-from shared.label_scores import evaluation_column
-from shared.replay import STATE_BITS, quantize, replay, zero_state
-from shared.settings import parse_assignment
+from samara.client.training.client_data import ClientDataSource
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+from samara.devices.phone.manifest import PhoneQuantization
+from samara.devices.phone.reference_client.examples import TokenizedExamples, read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import evaluation_column
+from samara.shared.replay import STATE_BITS, quantize, replay, zero_state
+from samara.shared.settings import parse_assignment
 
 KINDS: tuple[PhoneQuantization, ...] = ("none", "int8", "8da4w")
 DIRECTIONS, EXAMPLES, TESTED, SPREAD = 128, 16, 800, 0.05

@@ -29,26 +29,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.speed.shapes import TASK, random_base, timed
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Grouping, Schedule
-from client.forward.peak_memory import keep_freed_memory
-from client.forward.resident import ResidentForward
-from devices.phone.export import PreparedModel, ProgramShapes, export_program, step_inputs
-from devices.phone.lowering import Method, lower_to_executorch
-from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
-from devices.phone.program import ReplayModule, ScoresModule, Words
-from devices.phone.quantization import quantize_to_4_bit, use_batched_products
-from devices.phone.reference_client.runtime import load_module, run_method
-from shared.directions import DIRECTION_BITS, directions
-from shared.label_scores import cross_entropy
-from shared.layout import Layout
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.replay_torch import directions as drawn
-from shared.model.scorers import CausalScorer, Prompt
-from shared.replay import STATE_BITS, zero_state
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Grouping, Schedule
+from samara.client.forward.peak_memory import keep_freed_memory
+from samara.client.forward.resident import ResidentForward
+from samara.devices.phone.export import PreparedModel, ProgramShapes, export_program, step_inputs
+from samara.devices.phone.lowering import Method, lower_to_executorch
+from samara.devices.phone.manifest import Delegate, Manifest, PhoneQuantization
+from samara.devices.phone.program import ReplayModule, ScoresModule, Words
+from samara.devices.phone.quantization import quantize_to_4_bit, use_batched_products
+from samara.devices.phone.reference_client.runtime import load_module, run_method
+from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.label_scores import cross_entropy
+from samara.shared.layout import Layout
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.replay_torch import directions as drawn
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.replay import STATE_BITS, zero_state
+from samara.shared.sections import AdapterSettings
 
 SHAPE, LENGTH, EPSILON, CPU = "llama-34m", 64, 0.01, torch.device("cpu")
 KINDS: dict[str, tuple[Delegate, PhoneQuantization]] = {
@@ -64,7 +64,7 @@ REPETITIONS, SECONDS = 7, 10.0
 
 
 class OneSign(nn.Module):
-    """`devices.phone.program.Step` with the points of one sign, that of the ε it is given."""
+    """`samara.devices.phone.program.Step` at points of one sign, that of the ε it is given."""
 
     def __init__(self, scores: ScoresModule, layout: Layout) -> None:
         super().__init__()

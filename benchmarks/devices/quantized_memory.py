@@ -20,15 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.speed.shapes import SHAPES, TASK, timed, write_checkpoint
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from shared.directions import directions
-from shared.label_scores import cross_entropy
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.shared.directions import directions
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.sections import AdapterSettings
 
 LIMIT_BYTES = 2_500_000_000
 SHARD_BYTES = 200 * 2**20

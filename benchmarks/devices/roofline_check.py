@@ -2,7 +2,7 @@
 
     python -m benchmarks.devices.roofline_check [--json FILE]
 
-The prediction knows pieces only (`devices.hardware.calibrate`: products, copies, small
+The prediction knows pieces only (`samara.devices.hardware.calibrate`: products, copies, small
 operations, an empty pass), the measurement is of whole steps of models with random weights.
 Pieces and steps are timed in turn in one process, one thread, by the processor's own clock, and
 the best of each counts. Nothing is fitted to a step."""
@@ -16,16 +16,16 @@ import torch
 
 from benchmarks.speed.shapes import config_of
 from benchmarks.speed.step import Bench, StepBench
-from client.forward.grouping import Schedule
-from devices.hardware.calibrate import (
+from samara.client.forward.grouping import Schedule
+from samara.devices.hardware.calibrate import (
     Microbenchmark,
     Microbenchmarks,
     Stopwatch,
     microbenchmarks,
     profile_from_times,
 )
-from devices.hardware.model_shape import shape_of_config
-from devices.hardware.roofline import Grouping, Workload, step_time
+from samara.devices.hardware.model_shape import shape_of_config
+from samara.devices.hardware.roofline import Grouping, Workload, step_time
 
 CHECKED = (
     "llama-tiny",

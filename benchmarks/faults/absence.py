@@ -20,13 +20,13 @@ from flwr.app import UserConfig
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from client.app import app as client_app
-from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
-from devices.live.settings import resolve_device_settings
-from server.app import serve
-from shared.config import RunConfig
-from shared.settings import Scalar
-from simulations.engine import InProcessGrid
+from samara.client.app import app as client_app
+from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from samara.devices.live.settings import resolve_device_settings
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.settings import Scalar
+from samara.simulations.engine import InProcessGrid
 
 LIVE_ROUNDS = 3
 SETTINGS: dict[str, Scalar] = {

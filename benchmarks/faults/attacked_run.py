@@ -9,10 +9,10 @@ from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device
-from shared.ledger.reading import read_ledger
+from samara.shared.ledger.reading import read_ledger
 
 HONEST = 2
-PROCESSES = ("server.live.superlink", "flwr-serverapp")
+PROCESSES = ("samara.server.live.superlink", "flwr-serverapp")
 
 
 class Footprint(NamedTuple):

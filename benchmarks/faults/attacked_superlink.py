@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from benchmarks.faults.ports import free_port
 from benchmarks.faults.signed_requests import connect, is_refused, signed_headers
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.superlink_process import SuperLinkProcess
-from shared.certificates import CERTIFICATES_FOLDER, TlsFiles, make_certificates
-from shared.files import make_private_folder
-from shared.flower_compat import (
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.shared.certificates import CERTIFICATES_FOLDER, TlsFiles, make_certificates
+from samara.shared.files import make_private_folder
+from samara.shared.flower_compat import (
     ControlHttpClient,
     RuntimeVersionHttpInterceptor,
     StartRunRequest,
@@ -94,7 +94,9 @@ class RunningSuperLink:
 
     def _is_superlink(self, process: psutil.Process) -> bool:
         command = process.info["cmdline"] or []
-        return "server.live.superlink" in command and str(self.process.folder) in " ".join(command)
+        return "samara.server.live.superlink" in command and str(self.process.folder) in " ".join(
+            command
+        )
 
 
 @contextmanager

@@ -33,11 +33,11 @@ from benchmarks.faults.hostile_gateway import speak_for_a_phone
 from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.malformed_messages import MalformedDevice
 from benchmarks.scale.key_checks import seconds_of_round
-from server.app import serve
-from shared.config import RunConfig
-from shared.ledger.reading import read_ledger
-from shared.step_record import RecordedStepSize
-from shared.step_size import Observation, StepSize
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.step_record import RecordedStepSize
+from samara.shared.step_size import Observation, StepSize
 
 MANY_KEYS = 1000
 

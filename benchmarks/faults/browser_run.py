@@ -30,10 +30,10 @@ from benchmarks.faults.cut_link import cut_link
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address, free_port
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, samara
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.settings import Scalar
-from shared.tasks.embedded import MESSAGES_PER_WRITER
-from shared.tasks.messages import messages, writers
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.settings import Scalar
+from samara.shared.tasks.embedded import MESSAGES_PER_WRITER
+from samara.shared.tasks.messages import messages, writers
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 2,

@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.runs_under_failures import again
-from shared.settings import Scalar
+from samara.shared.settings import Scalar
 
-PARTS = ("devices.live.trainer_process", "devices.live.supernode", "client up")
+PARTS = ("samara.devices.live.trainer_process", "samara.devices.live.supernode", "client up")
 ROUNDS = 100_000
 """More than there will be."""
 

@@ -8,11 +8,11 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from client.app import app as client_app
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation
-from shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
-from shared.wire import RECORD, Kind, kind_of
+from samara.client.app import app as client_app
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
+from samara.shared.wire import RECORD, Kind, kind_of
 
 MANY = 10**6
 AMPLIFICATION = 100.0

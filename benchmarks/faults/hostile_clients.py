@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, Context, Message
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.hostile_frames import WAYS
 from benchmarks.faults.toy_clients import Device
-from shared.wire import RECORD
+from samara.shared.wire import RECORD
 
 FLOOD_BYTES = 10 * 2**20
 

@@ -22,20 +22,20 @@ import psutil
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from benchmarks.faults.toy_client import EXAMPLES, LAYOUT, app
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import RefusalCode, SamaraError
-from shared.flower_compat import ErrorCode
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.evaluation import Evaluation
-from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
-from shared.round_delta import RoundDelta
-from shared.wire import RECORD, kind_of
-from simulations.engine import InProcessGrid
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, SamaraError
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.round_delta import RoundDelta
+from samara.shared.wire import RECORD, kind_of
+from samara.simulations.engine import InProcessGrid
 
 CLIENTS = 50
 DECODERS: tuple[Callable[[bytes], object], ...] = (

@@ -25,15 +25,15 @@ from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device
 from benchmarks.faults.toy_phone import ToyPhone
-from devices.live.keys import create_key, read_client_index
-from server.live.keys import ClientKeys
-from shared.frames.hello import Hello
-from shared.frames.instructions import TrainInstruction
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.reading import read_ledger
-from shared.signing import SigningKey, answer_bytes
-from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
+from samara.devices.live.keys import create_key, read_client_index
+from samara.server.live.keys import ClientKeys
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.signing import SigningKey, answer_bytes
+from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 
 HONEST = 2
 GATEWAY, PHONE = "gateway", "phone"

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.faults.hostile_http_requests import KINDS, TOKEN, Hostile, sound
 from benchmarks.serving import serving, write_client
-from devices.live.settings import resolve_device_settings
+from samara.devices.live.settings import resolve_device_settings
 
 _WAIT_SECONDS = 120.0
 _WARM_UP = 300

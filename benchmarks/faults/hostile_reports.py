@@ -28,21 +28,21 @@ from scipy.special import expit
 
 from benchmarks.faults.attacked_cases import RULES, Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
-from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
-from server.rounds.robust_rules import hostile_count
-from server.rounds.round_aggregator import RoundAggregator
-from server.rounds.validator import ValidatedReplies
-from server.store import RunStore
-from shared.columns import GLOBAL
-from shared.config import RunConfig
-from shared.contrasts import contrasts
-from shared.directions import directions, round_root
-from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
-from shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
-from shared.layout import READOUT_GROUP, Layout, Tensor
-from shared.replay import check_fits, replay, to_float32, zero_state
-from shared.round_delta import RoundDelta
-from shared.step_size import StepSize
+from samara.server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
+from samara.server.rounds.robust_rules import hostile_count
+from samara.server.rounds.round_aggregator import RoundAggregator
+from samara.server.rounds.validator import ValidatedReplies
+from samara.server.store import RunStore
+from samara.shared.columns import GLOBAL
+from samara.shared.config import RunConfig
+from samara.shared.contrasts import contrasts
+from samara.shared.directions import directions, round_root
+from samara.shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
+from samara.shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
+from samara.shared.layout import READOUT_GROUP, Layout, Tensor
+from samara.shared.replay import check_fits, replay, to_float32, zero_state
+from samara.shared.round_delta import RoundDelta
+from samara.shared.step_size import StepSize
 
 Numbers = NDArray[np.float64]
 Settings = dict[str, Any]
@@ -116,7 +116,7 @@ def read_world(settings: Settings, folder: Path, task: str, clients: int) -> Wor
     """
     file = folder / f"{task}-{clients}.npz"
     if not file.exists():
-        from client.training.model_runtime import load_run
+        from samara.client.training.model_runtime import load_run
 
         run = load_run(RunConfig.of({**settings, "data.clients": clients}, "benchmark"))
         columns: dict[str, NDArray[Any]] = {}
@@ -153,7 +153,7 @@ def _examples(arrays: dict[str, NDArray[Any]], name: str) -> Examples:
 @cache
 def _directions(root: int, stream: int, size: int) -> NDArray[np.float32]:
     """Return the directions of a round of one client, or of all, float32 [steps · queries, d]."""
-    from shared.directions import query_seeds
+    from samara.shared.directions import query_seeds
 
     seeds = query_seeds(root, stream, STEPS, QUERIES).ravel()
     return (directions(seeds, size, "gaussian") / np.float32(2048)).astype(np.float32)

@@ -20,14 +20,14 @@ from typing import Any
 
 from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES, HostileApp
-from server.app import serve
-from server.rounds.event_log import count_unused_rounds
-from server.rounds.round_aggregator import TOO_LARGE
-from server.store import METRICS_FILE
-from shared.config import RunConfig, load_scenario
-from shared.errors import TrainingError
-from shared.settings import parse_assignment
-from simulations.engine import InProcessGrid
+from samara.server.app import serve
+from samara.server.rounds.event_log import count_unused_rounds
+from samara.server.rounds.round_aggregator import TOO_LARGE
+from samara.server.store import METRICS_FILE
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import TrainingError
+from samara.shared.settings import parse_assignment
+from samara.simulations.engine import InProcessGrid
 
 SCENARIOS = Path(__file__).parents[2] / "simulations" / "scenarios"
 DEMO = {"adapter.layers": "top:1", "learning-rate": 0.1}

@@ -28,24 +28,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from devices.phone.page_server.join_relay import JoinRelay
-from devices.phone.page_server.listening import PageServer
-from devices.phone.page_server.page_app import PageApp
-from devices.phone.page_server.published_files import PublishedFile
-from devices.phone.page_server.web_socket_stream import SUBPROTOCOL
-from devices.phone.server_requests import ServerRequests
-from server.live.invitations import Invitations, invite_client
-from server.live.join_filter import JoinFilter
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.certificates import TlsFiles, make_certificates
-from shared.client_index import client_index_of_key
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.http.listening import open_tcp, server_config
-from shared.invitation import JOIN_PATH, JoinRequest, join_proof
-from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
-from shared.signing import answer_bytes, proof_bytes, public_pem, sign
+from samara.devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from samara.devices.phone.page_server.join_relay import JoinRelay
+from samara.devices.phone.page_server.listening import PageServer
+from samara.devices.phone.page_server.page_app import PageApp
+from samara.devices.phone.page_server.published_files import PublishedFile
+from samara.devices.phone.page_server.web_socket_stream import SUBPROTOCOL
+from samara.devices.phone.server_requests import ServerRequests
+from samara.server.live.invitations import Invitations, invite_client
+from samara.server.live.join_filter import JoinFilter
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.certificates import TlsFiles, make_certificates
+from samara.shared.client_index import client_index_of_key
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.http.listening import open_tcp, server_config
+from samara.shared.invitation import JOIN_PATH, JoinRequest, join_proof
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
+from samara.shared.signing import answer_bytes, proof_bytes, public_pem, sign
 
 LARGE = 64 * 2**20
 """Bytes of the file that slow readers ask for."""

@@ -20,15 +20,15 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from client.protocol.session import Session
-from shared.errors import LedgerError
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import LOCK_FILE
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import verify_ledger
-from shared.replay import digest, quantize, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.client.protocol.session import Session
+from samara.shared.errors import LedgerError
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import LOCK_FILE
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import digest, quantize, zero_state
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 ROUNDS = 12
 Files = dict[str, bytes]

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.errors import LedgerError
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import verify_ledger
-from shared.replay import digest, quantize
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.errors import LedgerError
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import digest, quantize
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 LAYOUT = Layout((Tensor("b", 2000, 1, ADAPTER_GROUP),), 1, 1.0, 0, "rademacher")
 HEADER = LedgerHeader(0, b"to kill!", LAYOUT.hash)

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import psutil
 
-from client.personal.personalizations import PERSONALIZATIONS_FILE
-from client.protocol.session_store import decode_session
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.store import METRICS_FILE, read_layout, replay_run
-from shared.events import EventFollower
-from shared.replay import digest
-from shared.settings import Scalar
+from samara.client.personal.personalizations import PERSONALIZATIONS_FILE
+from samara.client.protocol.session_store import decode_session
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.store import METRICS_FILE, read_layout, replay_run
+from samara.shared.events import EventFollower
+from samara.shared.replay import digest
+from samara.shared.settings import Scalar
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1

@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.signed_requests import connect, send_signed
 from benchmarks.faults.toy_clients import Device
-from shared.flower_compat import (
+from samara.shared.flower_compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
     ObjectTree,
@@ -37,8 +37,8 @@ from shared.flower_compat import (
     message_to_proto,
     set_message_id,
 )
-from shared.frames.report import Report
-from shared.wire import RECORD
+from samara.shared.frames.report import Report
+from samara.shared.wire import RECORD
 
 PUSHES = 20
 """Messages that a hostile device sends beside each reply."""

@@ -35,21 +35,21 @@ from benchmarks.accuracy.growing_data import accuracies, draw
 from benchmarks.accuracy.rows import Rows
 from benchmarks.faults.live_run import ROOT, LiveRun
 from benchmarks.faults.ports import free_address
-from client.personal.personalizations import Personalization, read_personalizations
-from client.personal.runtime_learner import runtime_personalizer
-from client.protocol.client_model import ClientModel
-from client.protocol.device_settings import with_device_settings
-from client.protocol.joined_runs import JoinedRuns
-from client.protocol.resident_trainer import ResidentTrainer
-from devices.live.ask import ask
-from devices.live.client_folder import SOCKET
-from devices.live.settings import ClientSettings
-from server.store import replay_run
-from shared.columns import GLOBAL, PERSONALIZED
-from shared.errors import SamaraError
-from shared.frames.instructions import Split
-from shared.replay import digest
-from shared.result import RunResult
+from samara.client.personal.personalizations import Personalization, read_personalizations
+from samara.client.personal.runtime_learner import runtime_personalizer
+from samara.client.protocol.client_model import ClientModel
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.joined_runs import JoinedRuns
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.devices.live.ask import ask
+from samara.devices.live.client_folder import SOCKET
+from samara.devices.live.settings import ClientSettings
+from samara.server.store import replay_run
+from samara.shared.columns import GLOBAL, PERSONALIZED
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import Split
+from samara.shared.replay import digest
+from samara.shared.result import RunResult
 
 NAMES = ("kitchen", "garden", "attic")
 GROWING, MOVING = NAMES[0], NAMES[2]

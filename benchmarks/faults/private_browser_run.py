@@ -22,10 +22,10 @@ import typer
 
 from benchmarks.faults.browser_run import SECONDS, Disturbed, at_the_end, started
 from benchmarks.scale.mixed_run import samara
-from client.protocol.privacy_budget import OWN_DELTA, ChargeLog, epsilon_spent
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.privacy.accountant import epsilon_of
-from shared.settings import Scalar
+from samara.client.protocol.privacy_budget import OWN_DELTA, ChargeLog, epsilon_spent
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.privacy.accountant import epsilon_of
+from samara.shared.settings import Scalar
 
 PRIVATE: dict[str, Scalar] = {
     "method": "global",

@@ -32,14 +32,14 @@ from benchmarks.faults.signed_requests import is_refused
 from benchmarks.faults.toy_clients import Device
 from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
-from client.protocol.device_settings import CLIENT_INDEX
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.live.keys import read_client_index
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.errors import DeviceError
-from shared.settings import Scalar
-from shared.signing import SigningKey
+from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.keys import read_client_index
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.errors import DeviceError
+from samara.shared.settings import Scalar
+from samara.shared.signing import SigningKey
 
 BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3

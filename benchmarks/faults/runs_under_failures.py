@@ -22,10 +22,10 @@ from pathlib import Path
 from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, network, small_disk
 from benchmarks.faults.settable_clock import clock_library, clock_of, set_clock
-from shared.config import RunConfig
-from shared.result import read_result
-from shared.settings import Scalar
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.result import read_result
+from samara.shared.settings import Scalar
+from samara.simulations.simulate import simulate
 
 DISK = 32 * 2**20
 SETTINGS: dict[str, Scalar] = {
@@ -83,7 +83,7 @@ class Failures:
         """Kill the SuperLink."""
         before, begun = self.live.last(), time.monotonic()
         assert self.live.server is not None, "the server is started first"
-        link = self.live.process(self.live.server, "server.live.superlink")
+        link = self.live.process(self.live.server, "samara.server.live.superlink")
         assert link is not None, "a live server has a SuperLink"
         link.kill()
         self.live.wait_for_round(before + 1)

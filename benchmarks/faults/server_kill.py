@@ -31,21 +31,21 @@ from flwr.app import Message, UserConfig
 
 from benchmarks.faults.ports import free_port
 from benchmarks.faults.toy_client import app
-from client.protocol.device_settings import CLIENT_INDEX
-from server.app import serve
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from server.store import METRICS_FILE, read_layout, replay_run
-from shared.config import RunConfig
-from shared.events import EventFollower
-from shared.replay import digest
-from shared.result import RESULT_FILE, read_result
-from shared.settings import Scalar
-from simulations.engine import InProcessGrid
+from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.server.app import serve
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from samara.server.store import METRICS_FILE, read_layout, replay_run
+from samara.shared.config import RunConfig
+from samara.shared.events import EventFollower
+from samara.shared.replay import digest
+from samara.shared.result import RESULT_FILE, read_result
+from samara.shared.settings import Scalar
+from samara.simulations.engine import InProcessGrid
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
-TARGETS = ("server up", "server.live.superlink", "flower-superexec", "flwr-serverapp")
+TARGETS = ("server up", "samara.server.live.superlink", "flower-superexec", "flwr-serverapp")
 
 
 def settings_of(out: Path, rounds: int, timeout: float) -> dict[str, Scalar]:

@@ -12,20 +12,20 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.protocol.device_settings import CLIENT_INDEX
-from client.protocol.session import Session
-from shared.directions import directions
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
-from shared.replay import to_float32
-from shared.wire import RECORD
+from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.client.protocol.session import Session
+from samara.shared.directions import directions
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import to_float32
+from samara.shared.wire import RECORD
 
 LAYOUT = Layout((Tensor("toy", 2000, 1, ADAPTER_GROUP),), 1, 1.0, 0, "rademacher")
 MODEL_ID = bytes(32)

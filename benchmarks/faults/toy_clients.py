@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict, UserConfig
 
 from benchmarks.faults.toy_client import app
-from client.protocol.device_settings import CLIENT_INDEX
-from devices.live.keys import read_client_index
-from shared.flower_compat import (
+from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.devices.live.keys import read_client_index
+from samara.shared.flower_compat import (
     ObjectPullError,
     ObjectTree,
     RunNotRunningException,
@@ -38,7 +38,7 @@ from shared.flower_compat import (
     pull_objects,
     set_message_id,
 )
-from shared.rejection import HEADER, RejectionCode, rejection_in
+from samara.shared.rejection import HEADER, RejectionCode, rejection_in
 
 _POLL_SECONDS = 0.3
 

@@ -1,15 +1,15 @@
 """A phone without a model, for scripts about gateways: the toy client's answers, as frames."""
 
 from benchmarks.faults.toy_client import answer, hello_of
-from client.protocol.session import Session
-from shared.errors import FrameError
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
+from samara.client.protocol.session import Session
+from samara.shared.errors import FrameError
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
 
 
 class ToyPhone:
-    """A phone as `devices.live.gateway_stream.attach` wants one.
+    """A phone as `samara.devices.live.gateway_stream.attach` wants one.
 
     Args:
         client: client index.

@@ -24,16 +24,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.papers.table import PaperTable, Prediction, Row, read_table, table_names
-from client.tuning.methods import FIRST_ORDER
-from client.tuning.run import read_result, tune
-from client.tuning.settings import TuneSettings
-from devices.hardware.estimate import estimate_step
-from devices.hardware.model_shape import model_shape
-from devices.hardware.profile import load_device
-from devices.hardware.roofline import Workload
-from shared.errors import ConfigError, ModelError, SamaraError, TaskError
-from shared.files import write_durably
-from shared.settings import parse_assignment
+from samara.client.tuning.methods import FIRST_ORDER
+from samara.client.tuning.run import read_result, tune
+from samara.client.tuning.settings import TuneSettings
+from samara.devices.hardware.estimate import estimate_step
+from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.roofline import Workload
+from samara.shared.errors import ConfigError, ModelError, SamaraError, TaskError
+from samara.shared.files import write_durably
+from samara.shared.settings import parse_assignment
 
 Figures = dict[str, float]
 """``metric`` on the test split; of what trains also the validation ``loss`` and that ``before``."""

@@ -20,13 +20,13 @@ class _Part(BaseModel):
 
 
 class Prediction(_Part):
-    """A question to the time and memory model (`devices.hardware.estimate`).
+    """A question to the time and memory model (`samara.devices.hardware.estimate`).
 
     Attributes:
         quantity: seconds of a step, or GB at its peak.
         model: name of a shape, or a model folder.
         device: name of a profile.
-        work: fields of `devices.hardware.roofline.Workload`.
+        work: fields of `samara.devices.hardware.roofline.Workload`.
     """
 
     quantity: Literal["seconds", "GB"] = "seconds"

@@ -48,8 +48,8 @@ from benchmarks.privacy.federation import (
 )
 from benchmarks.privacy.inner_model import InnerModel
 from benchmarks.privacy.texts import SplitTexts, groups_of, joined, read_texts
-from shared.frames.instructions import Split
-from shared.privacy.vector import encode_vector
+from samara.shared.frames.instructions import Split
+from samara.shared.privacy.vector import encode_vector
 
 ROUNDS, SCALARS = 40, 256
 LOCAL_STEPS = 4

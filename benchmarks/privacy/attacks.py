@@ -67,9 +67,9 @@ from benchmarks.privacy.stages import (
     seen_sum,
 )
 from benchmarks.privacy.texts import read_inner_texts, read_texts
-from shared.frames.instructions import Split
-from shared.frames.report import Report
-from shared.privacy.vector import OTHERS, gradient_noise
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.report import Report
+from samara.shared.privacy.vector import OTHERS, gradient_noise
 
 CANDIDATES = 1000
 LEFT = 2.1

@@ -36,10 +36,10 @@ from benchmarks.privacy.federation import (
     still_instruction,
     vector_reports,
 )
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.frames.instructions import token_of
-from shared.frames.report import Report
-from shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.report import Report
+from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
 
 ROUNDS, QUERIES, CANARIES = 10, 256, 2048
 GUESSED = 0.2

@@ -31,14 +31,14 @@ from benchmarks.privacy.audit import NOISES, guess, lower_bound, table
 from benchmarks.privacy.federation import Federation, make_config, public_norms
 from benchmarks.privacy.stages import vector_of
 from benchmarks.privacy.texts import joined
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.config import RunConfig
-from shared.frames.instructions import Split, TrainInstruction
-from shared.frames.report import Report
-from shared.privacy.discrete_gaussian import Noise
-from shared.privacy.vector import SENSITIVITY
-from shared.round_delta import RoundDelta
-from shared.step_size import Observation
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.privacy.discrete_gaussian import Noise
+from samara.shared.privacy.vector import SENSITIVITY
+from samara.shared.round_delta import RoundDelta
+from samara.shared.step_size import Observation
 
 CLIENTS, ROUNDS, QUERIES = 256, 10, 256
 LEAST = 96

@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.linear_model import Floats, Texts
 from benchmarks.privacy.texts import groups_of, joined
-from client.estimators.prge import LossRequest, run_estimators
-from client.training.local_step_plan import LocalStepPlan
-from server.rounds.aggregation import aggregate, observe_round
-from server.rounds.private_aggregator import PrivateAggregator
-from server.rounds.validator import ValidatedReplies
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.directions import DIRECTION_BITS, directions
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
-from shared.privacy.discrete_gaussian import Noise, sample_noise
-from shared.privacy.vector import SENSITIVITY, VectorSum, limit_sum, read_sum
-from shared.replay import STATE_BITS, check_fits, replay, zero_state
-from shared.round_delta import RoundDelta
-from shared.step_size import Observation, StepSize
+from samara.client.estimators.prge import LossRequest, run_estimators
+from samara.client.training.local_step_plan import LocalStepPlan
+from samara.server.rounds.aggregation import aggregate, observe_round
+from samara.server.rounds.private_aggregator import PrivateAggregator
+from samara.server.rounds.validator import ValidatedReplies
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
+from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.shared.privacy.vector import SENSITIVITY, VectorSum, limit_sum, read_sum
+from samara.shared.replay import STATE_BITS, check_fits, replay, zero_state
+from samara.shared.round_delta import RoundDelta
+from samara.shared.step_size import Observation, StepSize
 
 BLOCK = 256
 """The texts whose losses are computed at once, so that they stay in a processor's cache."""
@@ -243,7 +243,7 @@ class Federation:
             self.run_round()
 
     def run_round(self) -> None:
-        """Run one round, as `server.rounds.strategy` does."""
+        """Run one round, as `samara.server.rounds.strategy` does."""
         instruction = self._instruction()
         self.rates.append(instruction.learning_rate)
         reports = take_local_steps(self._clients, instruction, self.numbers)

@@ -33,12 +33,12 @@ from benchmarks.privacy.accuracy import (
 )
 from benchmarks.privacy.federation import Federation, make_config, public_norms, vector_reports
 from benchmarks.privacy.texts import SplitTexts, joined
-from server.rounds.validator import ValidatedReplies
-from shared.frames.instructions import Split, TrainInstruction
-from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
-from shared.round_delta import RoundDelta
-from shared.step_size import Observation
+from samara.server.rounds.validator import ValidatedReplies
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import VectorReport
+from samara.shared.round_delta import RoundDelta
+from samara.shared.step_size import Observation
 
 STRENGTH = 10
 NOISE = 0.001

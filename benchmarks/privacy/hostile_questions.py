@@ -18,25 +18,25 @@ from pathlib import Path
 
 import numpy as np
 
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.resident_trainer import ResidentTrainer
-from devices.live.settings import resolve_device_settings
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import (
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.devices.live.settings import resolve_device_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import (
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.ledger import Ledger
-from shared.ledger.records import LedgerHeader
-from shared.replay import CoefficientBlock
-from shared.round_delta import DerivedSeeds, Group, RoundDelta
-from shared.wire import Kind, kind_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import CoefficientBlock
+from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta
+from samara.shared.wire import Kind, kind_of
 
 RUN_ID, TIMES = b"made up!", 50
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.linear_model import Floats, Texts
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.model.lora_fa import Perturbations
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.model.lora_fa import Perturbations
 
 MICRO_BATCH = 64
 TRUNK_BYTES = 2**30

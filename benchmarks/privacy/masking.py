@@ -23,33 +23,33 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.protocol.client_handler import make_refusal
-from client.protocol.masking_client import MaskingClient, MaskingMemory
-from server.rounds.event_log import EventLog
-from server.rounds.late_reports import LateReportFilter
-from server.rounds.planner import Request
-from server.rounds.private_aggregator import PrivateAggregator
-from server.rounds.secure_aggregation import MaskedAnswers, SecureAggregation
-from server.rounds.validator import ReplyValidator
-from server.store import RunStore
-from server.transport.messages import make_message
-from server.transport.roster import Roster, RosterEntry
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.frames.instructions import (
+from samara.client.protocol.client_handler import make_refusal
+from samara.client.protocol.masking_client import MaskingClient, MaskingMemory
+from samara.server.rounds.event_log import EventLog
+from samara.server.rounds.late_reports import LateReportFilter
+from samara.server.rounds.planner import Request
+from samara.server.rounds.private_aggregator import PrivateAggregator
+from samara.server.rounds.secure_aggregation import MaskedAnswers, SecureAggregation
+from samara.server.rounds.validator import ReplyValidator
+from samara.server.store import RunStore
+from samara.server.transport.messages import make_message
+from samara.server.transport.roster import Roster, RosterEntry
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     SeedPolicy,
     TrainInstruction,
     make_local_instruction,
     token_of,
 )
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
-from shared.ledger.catch_up import CatchUp
-from shared.privacy.mechanism import Mechanism
-from shared.privacy.vector import numbers_of
-from shared.signing import public_pem, sign
-from shared.wire import MASKING_ACTION, RECORD, SHARES, Kind, kind_of
-from simulations.engine import InProcessGrid
+from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.privacy.mechanism import Mechanism
+from samara.shared.privacy.vector import numbers_of
+from samara.shared.signing import public_pem, sign
+from samara.shared.wire import MASKING_ACTION, RECORD, SHARES, Kind, kind_of
+from samara.simulations.engine import InProcessGrid
 
 STAGE_OF = {
     Kind.KEY_REQUEST: "keys",

@@ -35,24 +35,24 @@ from benchmarks.privacy.curious_server import (
     score_by_batches,
     top_precision,
 )
-from client.estimators.prge import LossRequest, run_estimator
-from client.training.client_data import ClientData
-from client.training.local_step_plan import LocalStepPlan
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from shared.basis import SCALE_BITS, read_basis
-from shared.config import RunConfig
-from shared.contrasts import contrasts
-from shared.directions import DIRECTION_BITS, batch_order, directions
-from shared.frames.instructions import (
+from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_step_plan import LocalStepPlan
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.shared.basis import SCALE_BITS, read_basis
+from samara.shared.config import RunConfig
+from samara.shared.contrasts import contrasts
+from samara.shared.directions import DIRECTION_BITS, batch_order, directions
+from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     Split,
     TrainInstruction,
     make_local_instruction,
 )
-from shared.frames.report import Report
-from shared.replay import zero_state
-from shared.sections import AdapterSettings, ModelSettings
+from samara.shared.frames.report import Report
+from samara.shared.replay import zero_state
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 FULL = 65_535
 """A batch that holds all examples of every client here."""

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.privacy.federation import make_config, noised_sum
-from shared.config import RunConfig
-from shared.frames.report import Report
-from shared.frames.vector_report import hide_report
-from shared.privacy.vector import SENSITIVITY, VectorSum, read_sum
-from shared.secure_aggregation.keys import fresh_seed
-from shared.secure_aggregation.masks import mask_vector
+from samara.shared.config import RunConfig
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import hide_report
+from samara.shared.privacy.vector import SENSITIVITY, VectorSum, read_sum
+from samara.shared.secure_aggregation.keys import fresh_seed
+from samara.shared.secure_aggregation.masks import mask_vector
 
 ALL = 10_000
 """A batch that holds all sentences of a client."""

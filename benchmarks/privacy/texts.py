@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.linear_model import Texts
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.contrasts import contrasts
-from shared.frames.instructions import Split
-from shared.sections import AdapterSettings, ModelSettings
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.contrasts import contrasts
+from samara.shared.frames.instructions import Split
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 SplitTexts = dict[Split, list[Texts]]
 """The texts of every client, by split."""

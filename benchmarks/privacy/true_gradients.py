@@ -34,7 +34,7 @@ from benchmarks.privacy.accuracy import (
 )
 from benchmarks.privacy.federation import make_config
 from benchmarks.privacy.inner_model import InnerModel
-from shared.frames.instructions import Split
+from samara.shared.frames.instructions import Split
 
 BATCH = 8
 """A client's texts in a step."""

@@ -29,13 +29,13 @@ from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, Traffic, network
 from benchmarks.faults.runs_under_failures import again
 from benchmarks.speed.live import client_figures, round_seconds
-from devices.live.keys import create_key
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.transport.messages import make_message
-from shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
-from shared.ledger.catch_up import CatchUp
-from shared.settings import Scalar
-from shared.wire import RECORD
+from samara.devices.live.keys import create_key
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.transport.messages import make_message
+from samara.shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.settings import Scalar
+from samara.shared.wire import RECORD
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 4,
@@ -192,7 +192,7 @@ def idle(live: LiveRun, net: Network) -> dict[str, float]:
 def server_memory(live: LiveRun) -> dict[str, float]:
     """Unique set size of the server's processes, MiB."""
     assert live.server is not None, "it was started"
-    parts = ("server.live.superlink", "flower-superexec", "flwr-serverapp")
+    parts = ("samara.server.live.superlink", "flower-superexec", "flwr-serverapp")
     processes = {part: live.process(live.server, part) for part in parts}
     processes["server up"] = psutil.Process(live.server.pid)
     return {part: each.memory_full_info().uss / 2**20 for part, each in processes.items() if each}

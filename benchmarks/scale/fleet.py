@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shared.machine import cores
-from shared.tasks.messages import messages, writers
+from samara.shared.machine import cores
+from samara.shared.tasks.messages import messages, writers
 
 TASK = """name = "two-messages"
 text = "{text} {text}"
@@ -87,7 +87,7 @@ def compare(folder: Path, clients: int, turns: int, messages_of: list[int]) -> N
     """Both engines by turns, with so many local steps a message."""
     (folder / "task.toml").write_text(TASK, encoding="utf-8")
     settings = SETTINGS | {
-        "model.path": str(resources.files("shared") / "model" / "embedded"),
+        "model.path": str(resources.files("samara.shared") / "model" / "embedded"),
         "task": str(folder / "task.toml"),
         "data.path": str(write_data(folder, clients)),
         "data.clients": clients,
@@ -121,7 +121,7 @@ def thousand(folder: Path) -> None:
         SETTINGS
         | FLEET
         | {
-            "model.path": str(resources.files("shared") / "model" / "embedded"),
+            "model.path": str(resources.files("samara.shared") / "model" / "embedded"),
             "task": str(folder / "task.toml"),
             "data.path": str(write_data(folder, 1000)),
             "data.clients": 1000,

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shared.events import read_events
+from samara.shared.events import read_events
 
 COLUMNS = (
     *("process", "lives", "rounds", "MiB", "", "per 1,000 rounds", "most"),

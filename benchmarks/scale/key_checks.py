@@ -18,7 +18,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from server.live.keys import ClientKey, ClientKeys
+from samara.server.live.keys import ClientKey, ClientKeys
 
 _CHECKS_PER_CLIENT = 2
 

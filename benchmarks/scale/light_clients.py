@@ -25,16 +25,16 @@ import grpc
 
 from benchmarks.faults.live_run import ROOT
 from benchmarks.faults.toy_client import LAYOUT, MODEL_ID, answer, hello_of
-from client.protocol.session import Session
-from devices.live.gateway_protocol import FINISHED, KEEPALIVE
-from shared.client_index import client_index_of_key
-from shared.files import write_durably
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
-from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import SigningKey, answer_bytes, proof_bytes
+from samara.client.protocol.session import Session
+from samara.devices.live.gateway_protocol import FINISHED, KEEPALIVE
+from samara.shared.client_index import client_index_of_key
+from samara.shared.files import write_durably
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
+from samara.shared.proto.trainer_pb2_grpc import GatewayStub
+from samara.shared.signing import SigningKey, answer_bytes, proof_bytes
 
 AT_ONCE = 32
 """Most streams of a process that are being opened."""

@@ -35,9 +35,9 @@ from benchmarks.faults.live_run import ROOT, LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, network
 from benchmarks.scale.light_clients import Plan, started
 from benchmarks.scale.round_parts import FILE_VARIABLE
-from server.live.key_pairs import encode_key, new_key
-from server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
-from shared.settings import Scalar
+from samara.server.live.key_pairs import encode_key, new_key
+from samara.server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
+from samara.shared.settings import Scalar
 
 OPEN = "phones attach at port"
 """The gateway's log line when clients can attach."""
@@ -218,10 +218,10 @@ def name_of(command: str) -> str:
     """Return what a process of a live run is, by its command line; empty for others."""
     names = {
         "flwr-serverapp": "ServerApp",
-        "server.live.superlink": "SuperLink",
+        "samara.server.live.superlink": "SuperLink",
         "flower-superexec": "SuperExec",
         "server up": "server up",
-        "devices.live.supernode": "SuperNodes of gateways",
+        "samara.devices.live.supernode": "SuperNodes of gateways",
         "gateway up": "gateways",
     }
     if command.startswith("ip "):

@@ -31,22 +31,22 @@ import numpy as np
 import psutil
 import typer
 
-from benchmarks.faults.live_run import ROOT, LiveRun
+from benchmarks.faults.live_run import ROOT, LiveRun, Place
 from benchmarks.faults.ports import free_address
 from benchmarks.speed.live import round_seconds
-from client.protocol.session_store import decode_session
-from client.training.model_runtime import load_run
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion
-from shared.model.model_folder import find_embedded_model
-from shared.settings import Scalar
-from shared.tasks.embedded import MESSAGES_PER_WRITER
-from shared.tasks.messages import messages, writers
+from samara.client.protocol.session_store import decode_session
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion
+from samara.shared.model.model_folder import find_embedded_model
+from samara.shared.settings import Scalar
+from samara.shared.tasks.embedded import MESSAGES_PER_WRITER
+from samara.shared.tasks.messages import messages, writers
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 2,
@@ -68,7 +68,7 @@ OPEN = "phones attach at port"
 """The gateway's log line when phones can attach."""
 MODEL = str(find_embedded_model())
 """The path of the embedded model: its name would stand for generated messages."""
-TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
+TASK = str(files("samara.shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
 
@@ -125,20 +125,21 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path, layers: st
         samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
 
 
-def start_gateway(live: LiveRun, address: str, door: str) -> None:
+def start_gateway(live: LiveRun, address: str, door: str, place: Place | None = None) -> None:
     """Start `samara gateway up`, or start it again."""
     of_server = ("--superlink", address, "--certs", str(live.run / "certificates" / "ca.pem"))
     of_phones = ("--listen", door, "--phones", str(live.folder / "phones"))
     own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
-    live.start(GATEWAY, ["gateway", "up", *of_server, *of_phones, *own])
+    live.start(GATEWAY, ["gateway", "up", *of_server, *of_phones, *own], place)
 
 
-def start_phone(live: LiveRun, name: str, door: str) -> None:
+def start_phone(live: LiveRun, name: str, door: str, place: Place | None = None) -> None:
     """Start `samara phone up`."""
     authority = live.home(GATEWAY) / "certificates" / "ca.pem"
     of_gateway = ("--gateway", door, "--certs", str(authority))
     own = ("--program", f"{name}.pte", "--rows", f"{name}.jsonl", "--key", f"{name}.key")
-    live.start(name, ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))])
+    command = ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))]
+    live.start(name, command, place)
 
 
 def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:

@@ -21,32 +21,35 @@ FILE_VARIABLE = "SAMARA_ROUND_PARTS"
 OTHER = "other"
 """The time in no part: Flower's loop of rounds, health, step size."""
 PARTS = {
-    "find clients": ("server.transport.roster:Roster.request_hellos",),
-    "nodes and hellos": ("server.transport.phone_grid:PhoneGrid.connected_nodes",),
-    "draw cohort": ("server.rounds.planner:RoundPlanner._choose_cohort",),
-    "instructions": ("server.rounds.planner:RoundPlanner._address",),
+    "find clients": ("samara.server.transport.roster:Roster.request_hellos",),
+    "nodes and hellos": ("samara.server.transport.phone_grid:PhoneGrid.connected_nodes",),
+    "draw cohort": ("samara.server.rounds.planner:RoundPlanner._choose_cohort",),
+    "instructions": ("samara.server.rounds.planner:RoundPlanner._address",),
     "relay to gateways": (
-        "server.transport.phone_grid:PhoneGrid.push_messages",
-        "server.transport.phone_grid:PhoneGrid.pull_messages",
+        "samara.server.transport.phone_grid:PhoneGrid.push_messages",
+        "samara.server.transport.phone_grid:PhoneGrid.pull_messages",
     ),
     "SuperLink": (
-        "server.transport.guarded_grid:GuardedGrid.push_messages",
-        "server.transport.guarded_grid:GuardedGrid.pull_messages",
-        "server.transport.guarded_grid:GuardedGrid.connected_nodes",
+        "samara.server.transport.guarded_grid:GuardedGrid.push_messages",
+        "samara.server.transport.guarded_grid:GuardedGrid.pull_messages",
+        "samara.server.transport.guarded_grid:GuardedGrid.connected_nodes",
     ),
-    "signature checks": ("server.transport.phone_answers:is_signed_by",),
-    "waiting": ("server.transport.clock:SystemClock.wait", "time:sleep"),
+    "signature checks": ("samara.server.transport.phone_answers:is_signed_by",),
+    "waiting": ("samara.server.transport.clock:SystemClock.wait", "time:sleep"),
     "validation": (
-        "server.rounds.validator:ReplyValidator.validate_reports",
-        "server.rounds.planner:Request.has_enough",
+        "samara.server.rounds.validator:ReplyValidator.validate_reports",
+        "samara.server.rounds.planner:Request.has_enough",
     ),
-    "aggregation": ("server.rounds.round_aggregator:RoundAggregator.aggregate",),
-    "replay": ("shared.ledger.ledger:replay",),
+    "aggregation": ("samara.server.rounds.round_aggregator:RoundAggregator.aggregate",),
+    "replay": ("samara.shared.ledger.ledger:replay",),
     "fsync": ("os:fsync",),
-    "ledger": ("shared.ledger.ledger:Ledger.append", "shared.ledger.ledger:Ledger.compact"),
-    "events": ("server.rounds.event_log:EventLog.append_round",),
+    "ledger": (
+        "samara.shared.ledger.ledger:Ledger.append",
+        "samara.shared.ledger.ledger:Ledger.compact",
+    ),
+    "events": ("samara.server.rounds.event_log:EventLog.append_round",),
 }
-_ROUND_ENDS = "server.rounds.strategy:ScalarStrategy._stop_if_nothing_is_learned"
+_ROUND_ENDS = "samara.server.rounds.strategy:ScalarStrategy._stop_if_nothing_is_learned"
 
 
 class RoundParts:

@@ -41,15 +41,15 @@ from benchmarks.scale.light_clients import Plan, started
 from benchmarks.scale.load import admit, register
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, TASK, write_messages
 from benchmarks.scale.wires import start_by_stream, start_gateway
-from client.protocol.answer_log import ANSWERS_FILE, MOST_BYTES
-from client.protocol.logged_answers import LoggedAnswer
-from client.training.model_runtime import load_run
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.server_log import LOG_FILE
-from server.watch.dashboard import TOKEN_FILE
-from shared.config import RunConfig
-from shared.events import append_event, read_events
-from shared.settings import Scalar
+from samara.client.protocol.answer_log import ANSWERS_FILE, MOST_BYTES
+from samara.client.protocol.logged_answers import LoggedAnswer
+from samara.client.training.model_runtime import load_run
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.server_log import LOG_FILE
+from samara.server.watch.dashboard import TOKEN_FILE
+from samara.shared.config import RunConfig
+from samara.shared.events import append_event, read_events
+from samara.shared.settings import Scalar
 
 LIGHTS, REAL = 20, ("real-0", "real-1")
 SETTINGS: dict[str, Scalar] = {
@@ -76,7 +76,7 @@ TURNS = (
     REAL[0],
     "flwr-serverapp",
     "lights",
-    "server.live.superlink",
+    "samara.server.live.superlink",
     f"{GATEWAY} kill",
 )
 NEARLY_FULL = 2**16
@@ -178,7 +178,7 @@ class Soak:
             server.terminate()
             server.wait()
             self._start_server()
-        elif what in ("flwr-serverapp", "server.live.superlink"):
+        elif what in ("flwr-serverapp", "samara.server.live.superlink"):
             if process := self.live.process(server, what):
                 process.kill()
         elif what.startswith(GATEWAY):
@@ -265,7 +265,7 @@ def family(who: str, root: int) -> list[dict[str, Any]]:
 def program(command: list[str]) -> str:
     """Return what runs in a process, by its command line."""
     line = " ".join(command)
-    if "-m samara" in line:
+    if "-m samara " in line:
         return " ".join(command[command.index("samara") + 1 :][:2])
     if found := _MODULE.search(line):
         return found[1]

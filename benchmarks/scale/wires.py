@@ -32,8 +32,8 @@ from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, Traffic, network
 from benchmarks.scale.field import SETTINGS
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, write_messages
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.settings import Scalar
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.settings import Scalar
 
 GATEWAY_PORT = 9100
 DAY_SECONDS = 86_400.0
@@ -142,7 +142,7 @@ def memory_of(live: LiveRun, name: str) -> dict[str, float]:
         command = " ".join(one.cmdline())
         if "client up" in command and not command.startswith("ip "):
             found["client up"] = one.memory_full_info().uss / 2**20
-        elif "devices.live.supernode" in command:
+        elif "samara.devices.live.supernode" in command:
             found["SuperNode"] = one.memory_full_info().uss / 2**20
     return found
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
 
 
 class InPlaceMeZO:

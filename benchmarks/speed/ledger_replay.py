@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from shared.directions import round_root
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger.ledger import Ledger
-from shared.ledger.records import LedgerHeader
-from shared.replay import quantize
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.directions import round_root
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import quantize
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 MIB = 2**20
 

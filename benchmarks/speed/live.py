@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.remote_trainer import RemoteTrainer
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def roles(home: Path) -> dict[str, psutil.Process]:
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         for role, module in (("trainer", "trainer_process"), ("supernode", "supernode")):
-            if f"devices.live.{module}" in command and str(home) in " ".join(command):
+            if f"samara.devices.live.{module}" in command and str(home) in " ".join(command):
                 found[role] = process
     if "trainer" in found and (parent := found["trainer"].parent()):
         found["client up"] = parent

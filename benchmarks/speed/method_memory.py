@@ -21,18 +21,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.shapes import SHAPES, TASK, random_base
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.peak_memory import measure_peak_memory
-from client.forward.resident import ResidentForward
-from client.spaces.full import FullSpace
-from client.tuning.descent import SGD, Descent, UpdateStep
-from client.tuning.training_loss import summed_loss
-from shared.label_scores import cross_entropy
-from shared.machine import peak_memory_bytes
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.model.scorers import CausalScorer, Prompt
-from shared.replay_numba import NumbaBackend
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.peak_memory import measure_peak_memory
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.full import FullSpace
+from samara.client.tuning.descent import SGD, Descent, UpdateStep
+from samara.client.tuning.training_loss import summed_loss
+from samara.shared.label_scores import cross_entropy
+from samara.shared.machine import peak_memory_bytes
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.replay_numba import NumbaBackend
 
 METHODS = ("inference", "MeZO, in place", "MeZO, copy", "forward mode", "SGD", "Adam")
 EPSILON, RATE = 1e-3, 1e-6

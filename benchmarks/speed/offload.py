@@ -22,25 +22,25 @@ from torch import nn
 
 from benchmarks.speed.offload_plot import draw
 from benchmarks.speed.shapes import SHAPES, config_of
-from client.offload.accelerator import EmulatedAccelerator
-from client.offload.emulated_link import EmulatedTransfer
-from client.offload.iteration_time import StageSeconds
-from client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
-from client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
-from client.offload.projectors import ProjectorPair
-from client.offload.service_order import Order
-from client.offload.simulated_schedule import LayerSeconds, simulate_schedule
-from client.offload.timeline import ACCELERATOR, HOST, LANES, Timeline
-from devices.hardware.model_shape import llama_shape
-from devices.hardware.offload_estimate import (
+from samara.client.offload.accelerator import EmulatedAccelerator
+from samara.client.offload.emulated_link import EmulatedTransfer
+from samara.client.offload.iteration_time import StageSeconds
+from samara.client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
+from samara.client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
+from samara.client.offload.projectors import ProjectorPair
+from samara.client.offload.service_order import Order
+from samara.client.offload.simulated_schedule import LayerSeconds, simulate_schedule
+from samara.client.offload.timeline import ACCELERATOR, HOST, LANES, Timeline
+from samara.devices.hardware.model_shape import llama_shape
+from samara.devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
     estimate_host_memory,
 )
-from devices.hardware.profile import load_device
-from shared.files import write_durably
-from shared.model.layer_selection import is_linear
+from samara.devices.hardware.profile import load_device
+from samara.shared.files import write_durably
+from samara.shared.model.layer_selection import is_linear
 
 COMPUTE, TRANSFER, UPDATE = 0.84, 0.93, 1.92
 """Seconds of a step of Llama-7B: both passes, transfer each way, update on the host."""

@@ -16,9 +16,9 @@ from numba import njit
 from torch import Tensor, nn
 
 from benchmarks.speed.products import seconds
-from client.offload.host_adam import BETAS, EPSILON, HostAdam
-from client.offload.kernels import add_decompressed, compress
-from client.offload.projectors import ProjectorPair
+from samara.client.offload.host_adam import BETAS, EPSILON, HostAdam
+from samara.client.offload.kernels import add_decompressed, compress
+from samara.client.offload.projectors import ProjectorPair
 
 SHAPES = ((320, 864, 40), (1024, 1024, 128), (2048, 2048, 256), (4096, 4096, 512))
 NONZEROS = (2, 4, 16)

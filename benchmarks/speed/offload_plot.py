@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.speed.lanes_plot import Bar, draw_lanes
-from client.offload.timeline import LANES, Timeline
+from samara.client.offload.timeline import LANES, Timeline
 
 _COLOURS = {
     "forward": "#4c72b0",

@@ -1,4 +1,4 @@
-"""Float32 products on a core: torch's choice (MKL on x86) against `shared.model.products`.
+"""Float32 products on a core: torch's choice (MKL on x86) against `samara.shared.model.products`.
 
     python -m benchmarks.speed.products
 
@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from shared.model.products import linear
+from samara.shared.model.products import linear
 
 ROWS = (1, 16, 64, 256, 2048)
 FEATURES = ((128, 384), (384, 384), (384, 1536), (2048, 2048))

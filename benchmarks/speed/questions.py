@@ -28,20 +28,20 @@ import httpx
 import psutil
 
 from benchmarks.serving import serving, write_client
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol.remote_model import RemoteModel
-from client.protocol.remote_trainer import RemoteTrainer
-from devices.live.client_folder import UP_LOCK
-from devices.live.processes import child_environment, exclusive_lock, module_command
-from devices.live.settings import ClientSettings, resolve_device_settings
-from server.app import serve
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.settings import parse_assignment
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol.remote_model import RemoteModel
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.devices.live.client_folder import UP_LOCK
+from samara.devices.live.processes import child_environment, exclusive_lock, module_command
+from samara.devices.live.settings import ClientSettings, resolve_device_settings
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.settings import parse_assignment
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.simulations.engine import InProcessGrid
 
 _TEXTS = 64
 _START_SECONDS = 300.0

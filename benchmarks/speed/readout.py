@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from client.training.client_data import ClientData
-from client.training.local_steps import prepare_training_examples, take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.config import load_scenario
-from shared.frames.instructions import SeedPolicy, TrainInstruction
-from shared.replay import zero_state
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import prepare_training_examples, take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.config import load_scenario
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.replay import zero_state
 
 STEPS, REPETITIONS = 16, 40
 

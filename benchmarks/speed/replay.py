@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from shared.directions import Distribution
-from shared.errors import ConfigError
-from shared.model.replay_torch import TorchBackend
-from shared.replay import Backend
-from shared.replay_numpy import NumpyBackend
+from samara.shared.directions import Distribution
+from samara.shared.errors import ConfigError
+from samara.shared.model.replay_torch import TorchBackend
+from samara.shared.replay import Backend
+from samara.shared.replay_numpy import NumpyBackend
 
 Shapes = list[tuple[int, int]]
 
@@ -125,12 +125,12 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _backends(threads: int) -> list[Backend]:
-    from shared.replay_numba import NumbaBackend
+    from samara.shared.replay_numba import NumbaBackend
 
     backends: list[Backend] = [NumpyBackend(), NumbaBackend(threads)]
     backends.append(TorchBackend(torch.device("cpu")))
     if torch.cuda.is_available():
-        from shared.model.replay_cuda import CudaBackend
+        from samara.shared.model.replay_cuda import CudaBackend
 
         backends.append(CudaBackend(torch.device("cuda")))
     return backends

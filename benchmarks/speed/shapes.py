@@ -9,12 +9,12 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
-from devices.hardware.model_shape import BUILT_IN
-from shared.model.layer_selection import is_linear
-from shared.model.loading import BaseModel
-from shared.model.products import use_faster_products
-from shared.model.quantized import Quantization, quantize_linear
-from shared.tasks.kinds import ClassificationTask
+from samara.devices.hardware.model_shape import BUILT_IN
+from samara.shared.model.layer_selection import is_linear
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.products import use_faster_products
+from samara.shared.model.quantized import Quantization, quantize_linear
+from samara.shared.tasks.kinds import ClassificationTask
 
 SHAPES: dict[str, dict[str, int]] = {
     "llama-tiny": {

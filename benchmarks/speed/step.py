@@ -25,24 +25,24 @@ from torch import Tensor
 from benchmarks.speed.in_place_mezo import lora_parameters, whole_network_loss
 from benchmarks.speed.shapes import TASK, random_base, timed
 from benchmarks.speed.whole_model_step import OPTIMIZERS, first_order_step, mezo_step
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule, distinct_groupings
-from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from client.training.execution import StepBenchmark, choose_schedule
-from shared.config import RunConfig
-from shared.directions import DIRECTION_BITS, directions
-from shared.errors import ConfigError
-from shared.files import write_durably
-from shared.label_scores import cross_entropy
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.quantized import Quantization
-from shared.model.scorers import CausalScorer, Prompt
-from shared.model.weight_map import WeightMap
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule, distinct_groupings
+from samara.client.forward.peak_memory import keep_freed_memory, measure_peak_memory
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.client.training.execution import StepBenchmark, choose_schedule
+from samara.shared.config import RunConfig
+from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.errors import ConfigError
+from samara.shared.files import write_durably
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.quantized import Quantization
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.sections import AdapterSettings
 
 EPSILON, LEARNING_RATE = 0.01, 1e-6
 CACHE_BYTES = 2**30

@@ -27,16 +27,16 @@ import numpy as np
 import torch
 
 from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
-from client.forward.grouping import Schedule
-from client.forward.streamed import make_forward_engine
-from client.streaming.loading import load_model
-from devices.hardware.memory_limit import run_with_memory_limit
-from shared.directions import directions
-from shared.label_scores import cross_entropy
-from shared.machine import peak_memory_bytes
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import AdapterSettings, ModelSettings
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.streaming.loading import load_model
+from samara.devices.hardware.memory_limit import run_with_memory_limit
+from samara.shared.directions import directions
+from samara.shared.label_scores import cross_entropy
+from samara.shared.machine import peak_memory_bytes
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 LIMIT_BYTES = 1_500_000_000
 SHARD_BYTES = 400 * 2**20

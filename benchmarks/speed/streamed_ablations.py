@@ -20,21 +20,21 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.forward.streamed import make_forward_engine
-from client.spaces.full import FullSpace
-from client.spaces.space import Space
-from client.spaces.streamed import StreamedFullSpace
-from client.streaming.loading import load_model
-from client.streaming.stream import Scheduling
-from client.tuning.descent import SGD, Descent, UpdateStep
-from shared.label_scores import cross_entropy
-from shared.model.loading import BaseModel
-from shared.model.scorers import CausalScorer, Prompt
-from shared.replay_numba import NumbaBackend
-from shared.sections import ModelSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.spaces.full import FullSpace
+from samara.client.spaces.space import Space
+from samara.client.spaces.streamed import StreamedFullSpace
+from samara.client.streaming.loading import load_model
+from samara.client.streaming.stream import Scheduling
+from samara.client.tuning.descent import SGD, Descent, UpdateStep
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.sections import ModelSettings
 
 EPSILON, RATE = 1e-3, 1e-6
 RESIDENT, ZO2 = "MeZO", "ZO2"

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from benchmarks.speed.shapes import TASK, write_checkpoint
-from client.forward.streamed import StreamedBody, StreamedForward
-from client.streaming.loading import load_model
-from client.streaming.stream import BlockStream, Scheduling
-from shared.directions import directions
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import AdapterSettings, ModelSettings
+from samara.client.forward.streamed import StreamedBody, StreamedForward
+from samara.client.streaming.loading import load_model
+from samara.client.streaming.stream import BlockStream, Scheduling
+from samara.shared.directions import directions
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 BLOCK_SECONDS, TOKENS, EXAMPLES, TURNS = 0.1, 64, 4, 5
 

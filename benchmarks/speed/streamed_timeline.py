@@ -22,10 +22,10 @@ import torch
 from benchmarks.speed.lanes_plot import Bar, draw_lanes
 from benchmarks.speed.shapes import SHAPES, write_checkpoint
 from benchmarks.speed.streamed_ablations import ZO2, make_step
-from client.spaces import streamed
-from client.streaming.block_store import FileStore
-from client.streaming.stream import BlockStream
-from shared.model.loading import BaseModel
+from samara.client.spaces import streamed
+from samara.client.streaming.block_store import FileStore
+from samara.client.streaming.stream import BlockStream
+from samara.shared.model.loading import BaseModel
 
 LANES = ("read", "compute", "write back")
 COLOURS = {

@@ -20,18 +20,18 @@ import numpy as np
 import torch
 
 from benchmarks.speed.shapes import timed
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import directions
-from shared.layout import Layout
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import Prompt, scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks.catalog import load_task
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.peak_memory import keep_freed_memory, measure_peak_memory
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import directions
+from samara.shared.layout import Layout
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import Prompt, scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.catalog import load_task
 
 CPU, CACHE_BYTES = torch.device("cpu"), 2**28
 

@@ -8,8 +8,8 @@ forward mode it takes one pass for each.
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimator, GradientEstimate, LossRequest, prge_estimator
-from shared.directions import DIRECTION_BITS
+from samara.client.estimators.prge import Estimator, GradientEstimate, LossRequest, prge_estimator
+from samara.shared.directions import DIRECTION_BITS
 
 
 def exact_estimator(

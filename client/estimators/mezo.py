@@ -2,7 +2,7 @@
 
 Malladi et al., "Fine-tuning language models with just forward passes" (2023): definition 1 and
 algorithm 2 for the estimate, appendix A.2 for the schedules of n. Where all directions share one
-batch, n-SPSA is `client.estimators.prge`.
+batch, n-SPSA is `samara.client.estimators.prge`.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimator, GradientEstimate, LossRequest
+from samara.client.estimators.prge import Estimator, GradientEstimate, LossRequest
 
 QuerySchedule = Literal["constant", "linear"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import BOTH_SIDES, Differences
+from samara.shared.directions import BOTH_SIDES, Differences
 
 
 @dataclass(frozen=True, eq=False)

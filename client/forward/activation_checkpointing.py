@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from client.forward.supervised import replace_forward
+from samara.client.forward.supervised import replace_forward
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from client.forward.grouping import split_by_grouping
-from client.forward.resident import ResidentForward
-from shared.model.lora_fa import PerturbedAdapters
-from shared.model.scorers import Prompt
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.objectives import minus_answer_metric
+from samara.client.forward.grouping import split_by_grouping
+from samara.client.forward.resident import ResidentForward
+from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.objectives import minus_answer_metric
 
 
 def answer_losses(

@@ -3,10 +3,10 @@
 Blocks below the lowest adapter (the trunk) give the same output under every perturbation, so they
 run once per example, alone, and their outputs are cached under a byte budget. The blocks above run
 over all rows, P perturbations × m sequences, at once. The last block runs only at the positions
-whose output is read. Short sequences may share a row (`client.forward.rows`).
+whose output is read. Short sequences may share a row (`samara.client.forward.rows`).
 
-Not every architecture can be computed so. `client.forward.self_check` tells, and the others run as
-a whole over all rows, or over those of one length at a time, or are refused.
+Not every architecture can be computed so. `samara.client.forward.self_check` tells, and the others
+run as a whole over all rows, or over those of one length at a time, or are refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,21 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.forward.last_block import PositionSelector
-from client.forward.proven_body import (
+from samara.client.forward.last_block import PositionSelector
+from samara.client.forward.proven_body import (
     PROBE_TOKENS,
     ProvenBody,
     Way,
     differ_by_rounding,
     has_adapters,
 )
-from client.forward.rows import Rows
-from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
-from client.forward.supervised import run_at_positions
-from client.forward.trunk_cache import Ids, TrunkCache
-from client.forward.turns import forward_pass
-from shared.model.layer_selection import is_linear
-from shared.model.loading import BaseModel
+from samara.client.forward.rows import Rows
+from samara.client.forward.shared_parts import (
+    find_parts_without_adapters,
+    share_across_perturbations,
+)
+from samara.client.forward.supervised import run_at_positions
+from samara.client.forward.trunk_cache import Ids, TrunkCache
+from samara.client.forward.turns import forward_pass
+from samara.shared.model.layer_selection import is_linear
+from samara.shared.model.loading import BaseModel
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """The errors of a model that does not take its inputs in another form."""

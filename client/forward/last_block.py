@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from client.forward.supervised import has_hidden_shape, replace_forward
-from shared.model.layer_selection import is_linear
+from samara.client.forward.supervised import has_hidden_shape, replace_forward
+from samara.shared.model.layer_selection import is_linear
 
 
 class PositionSelector:

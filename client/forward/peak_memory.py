@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from shared.model.live_tensors import CountedTensors, MemoryAccount
+from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 """Parameters of glibc's mallopt."""
@@ -17,8 +17,8 @@ def keep_freed_memory() -> None:
 
     By default glibc returns every large tensor to the system at once, and the system maps the pages
     of the next one again. Passes of other lengths leave holes in what is kept; where PyTorch lays
-    large tensors into huge pages (`shared.machine.HUGE_PAGES`), these are fewer. Without glibc this
-    does nothing.
+    large tensors into huge pages (`samara.shared.machine.HUGE_PAGES`), these are fewer. Without
+    glibc this does nothing.
     """
     _mallopt(_M_MMAP_MAX, 0)
     _mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.forward.rows import Rows
-from client.forward.self_check import (
+from samara.client.forward.rows import Rows
+from samara.client.forward.self_check import (
     PerturbedPair,
     are_equal,
     difference_of_head,
@@ -20,11 +20,11 @@ from client.forward.self_check import (
     reason_from,
     refusal,
 )
-from client.forward.supervised import find_position_wise_modules, replace_forward
-from client.forward.trunk_cache import Ids, MemoryCache, TrunkCache
-from shared.model.layer_selection import is_linear
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import LoRAFALinear
+from samara.client.forward.supervised import find_position_wise_modules, replace_forward
+from samara.client.forward.trunk_cache import Ids, MemoryCache, TrunkCache
+from samara.shared.model.layer_selection import is_linear
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import LoRAFALinear
 
 PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05

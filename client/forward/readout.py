@@ -15,21 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.forward.grouping import Schedule
-from client.forward.representation_store import RepresentationStore, SplitRows
-from client.forward.resident import SINGLE_PASS, ResidentForward
-from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import Ids
-from shared.layout import Layout
-from shared.model.cache_key import threads_in_use
-from shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
-from shared.model.readout import Readout, representations
-from shared.model.scorers import Prompt, Scorer
-from shared.tasks.base_task import Span
-from shared.tasks.kinds import Task
-from shared.tasks.rows import Example
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.representation_store import RepresentationStore, SplitRows
+from samara.client.forward.resident import SINGLE_PASS, ResidentForward
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import Ids
+from samara.shared.layout import Layout
+from samara.shared.model.cache_key import threads_in_use
+from samara.shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
+from samara.shared.model.readout import Readout, representations
+from samara.shared.model.scorers import Prompt, Scorer
+from samara.shared.tasks.base_task import Span
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.rows import Example
 
 UNIT = 256
 """The number of examples that are computed, and kept on disk, together."""

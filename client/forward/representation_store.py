@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.trunk_cache import DiskCache
-from shared.model.cache_key import cache_key, model_inputs, scorer_inputs
-from shared.model.loading import BaseModel
-from shared.model.scorers import Prompt, Scorer
+from samara.client.forward.trunk_cache import DiskCache
+from samara.shared.model.cache_key import cache_key, model_inputs, scorer_inputs
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.scorers import Prompt, Scorer
 
 _KIND = "representations 2"
 

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule, split_by_grouping
-from client.forward.turns import forward_pass
-from shared.errors import TaskError
-from shared.model.head import tiled_logits
-from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
-from shared.model.readout import Readout, representations
-from shared.model.scorers import GenerationScorer, Prompt, Scorer
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule, split_by_grouping
+from samara.client.forward.turns import forward_pass
+from samara.shared.errors import TaskError
+from samara.shared.model.head import tiled_logits
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
+from samara.shared.model.readout import Readout, representations
+from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 SINGLE_PASS = Schedule()
 

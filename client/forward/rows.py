@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from client.forward.trunk_cache import Ids
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
+from samara.client.forward.trunk_cache import Ids
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
 
 
 class Place(NamedTuple):

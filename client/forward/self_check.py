@@ -2,8 +2,8 @@
 
 A few short sequences go through the network as it is, one at a time. The same sequences go together
 through a `PerturbedBody`, padded, each row repeated, and with perturbed adapters where there are
-any. Whatever differs is not computed that way (`client.forward.body`). A family that the model does
-not compute, and a head that cannot be applied alone, are found too.
+any. Whatever differs is not computed that way (`samara.client.forward.body`). A family that the
+model does not compute, and a head that cannot be applied alone, are found too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client.forward.trunk_cache import Ids
-from shared.directions import DIRECTION_BITS
-from shared.errors import ModelError, SamaraError
-from shared.model.head import tiled_logits
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
+from samara.client.forward.trunk_cache import Ids
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.errors import ModelError, SamaraError
+from samara.shared.model.head import tiled_logits
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
 
 TOKENS = 7
 """Most tokens of a sequence of the check."""

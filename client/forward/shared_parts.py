@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from client.forward.supervised import replace_forward
-from shared.model.layer_selection import is_linear
-from shared.model.lora_fa import LoRAFALinear
+from samara.client.forward.supervised import replace_forward
+from samara.shared.model.layer_selection import is_linear
+from samara.shared.model.lora_fa import LoRAFALinear
 
 
 def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:

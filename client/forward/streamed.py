@@ -17,19 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.proven_body import Way
-from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
-from client.forward.rows import Rows
-from client.forward.supervised import replace_forward
-from client.forward.trunk_cache import Ids, TrunkCache
-from client.forward.turns import forward_pass
-from shared.errors import TaskError
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
-from shared.model.readout import Readout
-from shared.model.scorers import GenerationScorer, Prompt, Scorer
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.proven_body import Way
+from samara.client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
+from samara.client.forward.rows import Rows
+from samara.client.forward.supervised import replace_forward
+from samara.client.forward.trunk_cache import Ids, TrunkCache
+from samara.client.forward.turns import forward_pass
+from samara.shared.errors import TaskError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
+from samara.shared.model.readout import Readout
+from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 BEFORE_BLOCKS = -1
 """Stage of the body's work before its blocks; block i is stage i, and the last stage follows."""

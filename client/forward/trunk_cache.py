@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.errors import ConfigError, ModelError
-from shared.model.cache_key import cache_key, model_inputs, threads_in_use
-from shared.model.loading import BaseModel
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.model.cache_key import cache_key, model_inputs, threads_in_use
+from samara.shared.model.loading import BaseModel
 
 Ids = tuple[int, ...]
 _KIND = "trunk 2"

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from client.offload.emulated_link import Clock, EmulatedTransfer
-from client.offload.timeline import ACCELERATOR, HOST, Timeline
-from client.streaming.block_transfer import BlockTransfer, CpuTransfer, block_transfer_for
-from shared.model.live_tensors import CountedTensors, MemoryAccount
+from samara.client.offload.emulated_link import Clock, EmulatedTransfer
+from samara.client.offload.timeline import ACCELERATOR, HOST, Timeline
+from samara.client.streaming.block_transfer import BlockTransfer, CpuTransfer, block_transfer_for
+from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
 
 class Accelerator:

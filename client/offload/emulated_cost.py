@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from client.offload.accelerator import EmulatedAccelerator
+from samara.client.offload.accelerator import EmulatedAccelerator
 
 
 class EmulatedCost:

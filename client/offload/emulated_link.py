@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.streaming.block_transfer import BlockTransfer
+from samara.client.streaming.block_transfer import BlockTransfer
 
 
 class Clock:

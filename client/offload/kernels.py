@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.offload.projectors import ProjectorPair, SparseProjector
-from client.offload.sparse_rows import add_lifted, add_projected
+from samara.client.offload.projectors import ProjectorPair, SparseProjector
+from samara.client.offload.sparse_rows import add_lifted, add_projected
 
 
 def project(projector: SparseProjector, matrix: Tensor) -> Tensor:

@@ -13,10 +13,14 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from client.offload.host_adam import HostAdam
-from client.offload.kernels import add_decompressed, compress
-from client.offload.projector_learning import change_of_basis, learn_projectors, relative_bias
-from client.offload.projectors import ProjectorPair
+from samara.client.offload.host_adam import HostAdam
+from samara.client.offload.kernels import add_decompressed, compress
+from samara.client.offload.projector_learning import (
+    change_of_basis,
+    learn_projectors,
+    relative_bias,
+)
+from samara.client.offload.projectors import ProjectorPair
 
 _IDENTITY = ProjectorPair()
 

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from shared.errors import ModelError
-from shared.model.layer_selection import is_linear
+from samara.shared.errors import ModelError
+from samara.shared.model.layer_selection import is_linear
 
 
 def linear_weights(network: nn.Module) -> dict[str, nn.Parameter]:

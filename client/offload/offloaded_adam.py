@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from client.offload.accelerator import Accelerator
-from client.offload.host_adam import MOMENTS
-from client.offload.layer_update import (
+from samara.client.offload.accelerator import Accelerator
+from samara.client.offload.host_adam import MOMENTS
+from samara.client.offload.layer_update import (
     GradientHooks,
     LayerUpdate,
     ProjectorCheck,
     SubspaceSettings,
     UpdateSchedule,
 )
-from client.offload.projectors import ProjectorPair, SparseProjector
-from client.offload.stored_tensors import stored_moments, stored_projector, stored_tensor
+from samara.client.offload.projectors import ProjectorPair, SparseProjector
+from samara.client.offload.stored_tensors import stored_moments, stored_projector, stored_tensor
 
 
 class _ProjectorChecks:

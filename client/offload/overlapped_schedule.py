@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.offload.accelerator import Accelerator
-from client.offload.iteration_time import StageSeconds, transition_layer
-from client.offload.layer_update import LayerUpdate
-from client.offload.service_order import Order, ServiceOrder, Stage
-from client.offload.timeline import TO_DEVICE, TO_HOST
+from samara.client.offload.accelerator import Accelerator
+from samara.client.offload.iteration_time import StageSeconds, transition_layer
+from samara.client.offload.layer_update import LayerUpdate
+from samara.client.offload.service_order import Order, ServiceOrder, Stage
+from samara.client.offload.timeline import TO_DEVICE, TO_HOST
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from client.offload.kernels import compress, decompress, project
-from client.offload.projectors import ProjectorPair, SparseProjector
+from samara.client.offload.kernels import compress, decompress, project
+from samara.client.offload.projectors import ProjectorPair, SparseProjector
 
 _RATE = 0.1
 """Adam's learning rate, in units of the root mean square of the values."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from client.offload.layer_update import LayerUpdate
-from client.offload.overlapped_schedule import ScheduledLayer
-from shared.model.loading import BaseModel
+from samara.client.offload.layer_update import LayerUpdate
+from samara.client.offload.overlapped_schedule import ScheduledLayer
+from samara.shared.model.loading import BaseModel
 
 
 def scheduled_layers(base: BaseModel, updates: Sequence[LayerUpdate]) -> list[ScheduledLayer]:

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.offload.iteration_time import StageSeconds, transition_layer
-from client.offload.service_order import Order, ServiceOrder, Stage
-from client.offload.timeline import ACCELERATOR, HOST, TO_DEVICE, TO_HOST, Timeline
+from samara.client.offload.iteration_time import StageSeconds, transition_layer
+from samara.client.offload.service_order import Order, ServiceOrder, Stage
+from samara.client.offload.timeline import ACCELERATOR, HOST, TO_DEVICE, TO_HOST, Timeline
 
 _LANES = {Stage.OFFLOAD: TO_HOST, Stage.UPDATE: HOST, Stage.UPLOAD: TO_DEVICE}
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from client.offload.host_adam import MOMENTS
-from client.offload.projectors import SparseProjector
+from samara.client.offload.host_adam import MOMENTS
+from samara.client.offload.projectors import SparseProjector
 
 
 def stored_tensor(

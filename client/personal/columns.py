@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.label_bias import base_rate, fit_label_bias
-from client.personal.learner import Learner
-from client.personal.methods import composition
-from client.personal.private_fit import intercept_state, make_private_fit
-from client.personal.private_rounds import run_private_rounds
-from shared.columns import (
+from samara.client.personal.label_bias import base_rate, fit_label_bias
+from samara.client.personal.learner import Learner
+from samara.client.personal.methods import composition
+from samara.client.personal.private_fit import intercept_state, make_private_fit
+from samara.client.personal.private_rounds import run_private_rounds
+from samara.shared.columns import (
     BASE_RATE,
     GLOBAL,
     IN_CONTEXT,
@@ -19,11 +19,11 @@ from shared.columns import (
     ZERO_SHOT,
     requested_columns,
 )
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import Split
-from shared.label_scores import evaluation_column
-from shared.replay import zero_state
-from shared.run_terms import RunTerms
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import evaluation_column
+from samara.shared.replay import zero_state
+from samara.shared.run_terms import RunTerms
 
 
 def evaluate_global_model(

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from client.personal.learner import Learner, State
-from client.personal.methods import composition
-from shared.errors import LedgerError, SamaraError
-from shared.files import make_folder, write_durably
-from shared.frames.instructions import Split
-from shared.label_scores import cross_entropy
-from shared.replay import DenseValues, replay, zero_state
-from shared.run_terms import RunTerms, fits_private_part
+from samara.client.personal.learner import Learner, State
+from samara.client.personal.methods import composition
+from samara.shared.errors import LedgerError, SamaraError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import cross_entropy
+from samara.shared.replay import DenseValues, replay, zero_state
+from samara.shared.run_terms import RunTerms, fits_private_part
 
 log = logging.getLogger("samara.client")
 

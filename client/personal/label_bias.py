@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.softmax_fit import Examples, Solver
+from samara.client.personal.softmax_fit import Examples, Solver
 
 BIAS_PENALTY = 1e-3
 """Factor of the squared norm that is added to the loss of a label bias.

@@ -3,8 +3,8 @@
 import numpy as np
 from scipy.optimize import minimize
 
-from client.personal.softmax_fit import Examples, Floats, SoftmaxFit, check_finite
-from shared.errors import TrainingError
+from samara.client.personal.softmax_fit import Examples, Floats, SoftmaxFit, check_finite
+from samara.shared.errors import TrainingError
 
 _GRADIENT_TOLERANCE = 1e-7
 _ACCEPTED_GRADIENT = 1e-5

@@ -1,7 +1,7 @@
 """A learner: what private rounds need of a client's model and examples.
 
-A board computes with a model runtime (`client.personal.runtime_learner`), a phone with its exported
-program.
+A board computes with a model runtime (`samara.client.personal.runtime_learner`), a phone with its
+exported program.
 """
 
 from typing import NamedTuple, Protocol
@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.softmax_fit import Examples, Solver
-from shared.frames.instructions import Split, TrainInstruction
-from shared.frames.report import Report
-from shared.layout import Layout
-from shared.replay import Backend
+from samara.client.personal.softmax_fit import Examples, Solver
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.layout import Layout
+from samara.shared.replay import Backend
 
 State = NDArray[np.int64]
 

@@ -24,10 +24,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import ConfigError
-from shared.layout import Layout
-from shared.replay import MAX_SHRINK, Shrink
-from shared.run_terms import RunTerms
+from samara.shared.errors import ConfigError
+from samara.shared.layout import Layout
+from samara.shared.replay import MAX_SHRINK, Shrink
+from samara.shared.run_terms import RunTerms
 
 State = NDArray[np.int64]
 

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from client.tuning.methods import ClassifierName
-from shared.model.scorers import COSINE_TEMPERATURE
-from shared.model.structure import Family
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.client.tuning.methods import ClassifierName
+from samara.shared.model.scorers import COSINE_TEMPERATURE
+from samara.shared.model.structure import Family
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 CARD_FILE = "README.md"
 _PEFT_FILE = "adapter_model.safetensors"

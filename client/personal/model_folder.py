@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.model_card import CARD_FILE, model_card
-from client.personal.readout_file import READOUT_FILE, write_readout
-from client.tuning.model_export import export_model
-from shared.errors import ModelError, SamaraError
-from shared.files import make_folder, sync_folder, write_durably
-from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
-from shared.model.loading import BaseModel, load_base_model, load_structure
-from shared.model.merge import merge_adapter
-from shared.model.peft import WEIGHTS_FILE, write_peft_adapter
-from shared.sections import EMBEDDED_MODEL, ModelAndTask
-from shared.tasks.catalog import load_task
+from samara.client.personal.model_card import CARD_FILE, model_card
+from samara.client.personal.readout_file import READOUT_FILE, write_readout
+from samara.client.tuning.model_export import export_model
+from samara.shared.errors import ModelError, SamaraError
+from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.model.loading import BaseModel, load_base_model, load_structure
+from samara.shared.model.merge import merge_adapter
+from samara.shared.model.peft import WEIGHTS_FILE, write_peft_adapter
+from samara.shared.sections import EMBEDDED_MODEL, ModelAndTask
+from samara.shared.tasks.catalog import load_task
 
 LeftOut = dict[str, list[float]]
 """Trained numbers that no file has a place for, by the name of their tensor."""

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from client.personal.softmax_fit import (
+from samara.client.personal.softmax_fit import (
     Examples,
     Floats,
     SoftmaxFit,
     check_finite,
     log_sum_exp,
 )
-from shared.errors import TrainingError
+from samara.shared.errors import TrainingError
 
 _GRADIENT_TOLERANCE = 1e-10
 _ACCEPTED_GRADIENT = 1e-5
@@ -29,8 +29,8 @@ def fit_softmax(
 ) -> SoftmaxFit:
     """Return the intercept b and the readout V with the least penalized mean cross-entropy.
 
-    The loss is that of `client.personal.lbfgs.fit_softmax`, whose arguments these are. Both find
-    its only minimum: gradients end below 10⁻¹⁰ here and below 10⁻⁷ there.
+    The loss is that of `samara.client.personal.lbfgs.fit_softmax`, whose arguments these are. Both
+    find its only minimum: gradients end below 10⁻¹⁰ here and below 10⁻⁷ there.
 
     Raises:
         TrainingError: if a score or a feature is not finite, or the method does not converge.

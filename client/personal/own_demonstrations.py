@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from client.training.client_data import ClientData, ExampleTokenizer
-from shared.frames.instructions import Split
-from shared.tasks.chats import ANSWERING
-from shared.tasks.demonstrations import demonstration
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import Example
+from samara.client.training.client_data import ClientData, ExampleTokenizer
+from samara.shared.frames.instructions import Split
+from samara.shared.tasks.chats import ANSWERING
+from samara.shared.tasks.demonstrations import demonstration
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
 
 
 class OwnDemonstrations:

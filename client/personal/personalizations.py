@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
-from shared.events import append_event, read_events
-from shared.files import make_folder, write_durably
-from shared.layout import Layout
-from shared.replay import digest
+from samara.shared.errors import LedgerError
+from samara.shared.events import append_event, read_events
+from samara.shared.files import make_folder, write_durably
+from samara.shared.layout import Layout
+from samara.shared.replay import digest
 
 log = logging.getLogger("samara.client")
 

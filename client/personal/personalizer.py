@@ -10,21 +10,21 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from client.personal.kept_label_bias import LabelBiases
-from client.personal.learner import Learner, State
-from client.personal.methods import composition
-from client.personal.personalizations import Personalizations, Score, StartState
-from client.personal.private_fit import record_private_fit, record_subtraction
-from client.personal.private_rounds import (
+from samara.client.personal.kept_label_bias import LabelBiases
+from samara.client.personal.learner import Learner, State
+from samara.client.personal.methods import composition
+from samara.client.personal.personalizations import Personalizations, Score, StartState
+from samara.client.personal.private_fit import record_private_fit, record_subtraction
+from samara.client.personal.private_rounds import (
     open_personal_ledger,
     run_private_rounds,
     step_size_file,
 )
-from shared.errors import ReplayError, TrainingError
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion, evaluation_column
-from shared.ledger.ledger import Ledger
-from shared.run_terms import RunTerms, fits_private_part
+from samara.shared.errors import ReplayError, TrainingError
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion, evaluation_column
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.run_terms import RunTerms, fits_private_part
 
 
 class Personalizer:

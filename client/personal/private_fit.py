@@ -13,24 +13,24 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.learner import Learner, State
-from client.personal.softmax_fit import (
+from samara.client.personal.learner import Learner, State
+from samara.client.personal.softmax_fit import (
     Examples,
     Personalization,
     SoftmaxFit,
     fit_intercept,
     fit_private_part,
 )
-from shared.contrasts import contrasts
-from shared.errors import FrameError, TrainingError
-from shared.extensions import extension, is_extension
-from shared.frames.instructions import PERSONAL_TRACK, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
-from shared.ledger.ledger import Ledger
-from shared.replay import DenseValues, replay, zero_state
-from shared.round_delta import RoundDelta
-from shared.run_terms import RunTerms
+from samara.shared.contrasts import contrasts
+from samara.shared.errors import FrameError, TrainingError
+from samara.shared.extensions import extension, is_extension
+from samara.shared.frames.instructions import PERSONAL_TRACK, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.replay import DenseValues, replay, zero_state
+from samara.shared.round_delta import RoundDelta
+from samara.shared.run_terms import RunTerms
 
 
 def intercept_for_training(learner: Learner, terms: RunTerms, state: State) -> State | None:

@@ -15,33 +15,41 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.learner import Learner
-from client.personal.methods import (
+from samara.client.personal.learner import Learner
+from samara.client.personal.methods import (
     ERASURE,
     KEPT_SHARES,
     choose_kept_share,
     composition,
     pull_shrinks,
 )
-from shared.errors import ReplayError, TrainingError
-from shared.frames.instructions import (
+from samara.shared.errors import ReplayError, TrainingError
+from samara.shared.frames.instructions import (
     PERSONAL_TRACK,
     Split,
     TrainInstruction,
     make_local_instruction,
     token_of,
 )
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.layout import Layout
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import LedgerHeader
-from shared.replay import DenseValues, Shrink, check_fits, digest, quantize, replay, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
-from shared.run_terms import RunTerms
-from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from shared.step_size import Observation, StepSize
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.layout import Layout
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import (
+    DenseValues,
+    Shrink,
+    check_fits,
+    digest,
+    quantize,
+    replay,
+    zero_state,
+)
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
+from samara.shared.run_terms import RunTerms
+from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
+from samara.shared.step_size import Observation, StepSize
 
 log = logging.getLogger("samara.client")
 

@@ -8,18 +8,18 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
-from client.forward.body import PerturbedBody
-from client.forward.readout import make_readout
-from client.training.client_data import ExampleTokenizer
-from shared.files import make_folder, write_durably
-from shared.layout import Layout
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import LABEL_BIAS, READOUT
-from shared.model.readout import merge_readout
-from shared.model.scorers import Scorer, scorer_for
-from shared.sections import ModelAndTask
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask, Task
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.readout import make_readout
+from samara.client.training.client_data import ExampleTokenizer
+from samara.shared.files import make_folder, write_durably
+from samara.shared.layout import Layout
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import LABEL_BIAS, READOUT
+from samara.shared.model.readout import merge_readout
+from samara.shared.model.scorers import Scorer, scorer_for
+from samara.shared.sections import ModelAndTask
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask, Task
 
 READOUT_FILE = "readout.safetensors"
 _FORMULA = "scores + weight @ h + bias"
@@ -32,7 +32,7 @@ def write_readout(
 
     Its tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
     damping and contrasts merged: the scores of the base model get weight·h + bias added, where h is
-    the representation (`shared.model.readout.representations`).
+    the representation (`samara.shared.model.readout.representations`).
 
     Args:
         config: settings of the run.

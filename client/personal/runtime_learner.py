@@ -6,26 +6,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.lbfgs import fit_softmax
-from client.personal.learner import ScoredExamples, State
-from client.personal.own_demonstrations import own_demonstrations
-from client.personal.personalizer import Personalizer
-from client.personal.softmax_fit import Examples, Solver
-from client.training.client_data import ClientData, LabelledPrompts
-from client.training.interrupted_steps import InterruptedSteps
-from client.training.local_steps import (
+from samara.client.personal.lbfgs import fit_softmax
+from samara.client.personal.learner import ScoredExamples, State
+from samara.client.personal.own_demonstrations import own_demonstrations
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.softmax_fit import Examples, Solver
+from samara.client.training.client_data import ClientData, LabelledPrompts
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.local_steps import (
     prepare_evaluated_examples,
     prepare_training_examples,
     take_local_steps,
 )
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
-from shared.frames.instructions import Split, TrainInstruction
-from shared.frames.report import Report
-from shared.layout import Layout
-from shared.replay import Backend
-from shared.runs import client_folder
-from shared.tasks.kinds import GenerationTask
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.layout import Layout
+from samara.shared.replay import Backend
+from samara.shared.runs import client_folder
+from samara.shared.tasks.kinds import GenerationTask
 
 
 class RuntimeLearner:

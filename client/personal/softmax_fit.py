@@ -1,8 +1,8 @@
 """Exact fits of what a client adds to a model's scores: an intercept per label, and a readout.
 
 The loss is convex, so that a solver finds its only minimum from a few examples, without seeds or
-learning rates: L-BFGS (`client.personal.lbfgs`), on phones Newton's method. How strongly the added
-numbers are penalized is chosen by cross-validation among the client's own training examples.
+learning rates: L-BFGS (`samara.client.personal.lbfgs`), on phones Newton's method. How strongly the
+added numbers are penalized is chosen by cross-validation among the client's own training examples.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import TrainingError
+from samara.shared.errors import TrainingError
 
 Floats = NDArray[np.float64]
 

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from client.protocol.answer_limits import (
+from samara.client.protocol.answer_limits import (
     AnswerLimits,
     check_split,
     count_losses,
     count_report_scalars,
 )
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.privacy_budget import PrivacyBudget
-from client.protocol.scalar_counts import ScalarBudget
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.privacy_budget import PrivacyBudget
+from samara.client.protocol.scalar_counts import ScalarBudget
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
 
 
 class AnswerGuard:

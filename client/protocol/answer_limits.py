@@ -5,9 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import floor
 
-from shared.errors import BatchLimitError, EvaluationLimitError, ScalarLimitError
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.errors import BatchLimitError, EvaluationLimitError, ScalarLimitError
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
 
 log = logging.getLogger("samara.client")
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from client.protocol.logged_answers import AnswerTotals, LoggedAnswer, Totals, add_answers
-from shared.errors import SamaraError, TrainerError
-from shared.files import make_folder, sync_folder, write_durably
+from samara.client.protocol.logged_answers import AnswerTotals, LoggedAnswer, Totals, add_answers
+from samara.shared.errors import SamaraError, TrainerError
+from samara.shared.files import make_folder, sync_folder, write_durably
 
 log = logging.getLogger("samara.client")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from shared.errors import EvaluationLimitError, TrainerError
-from shared.files import make_folder, write_durably
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.errors import EvaluationLimitError, TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
 
 ANSWERED_FILE = "answered.json"
 

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Collection
 
-from shared.blob_store import BlobStore
-from shared.errors import FrameError
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.instructions import token_of
+from samara.shared.blob_store import BlobStore
+from samara.shared.errors import FrameError
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.instructions import token_of
 
 log = logging.getLogger("samara.client")
 

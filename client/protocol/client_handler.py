@@ -9,29 +9,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from client.protocol.answer_guard import AnswerGuard
-from client.protocol.answer_log import AnswerLog
-from client.protocol.private_report import without_examples
-from client.protocol.session import Session
-from client.protocol.shared_catch_up import Reach
-from client.protocol.signed_runs import SignedRuns
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.instructions import (
+from samara.client.protocol.answer_guard import AnswerGuard
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.private_report import without_examples
+from samara.client.protocol.session import Session
+from samara.client.protocol.shared_catch_up import Reach
+from samara.client.protocol.signed_runs import SignedRuns
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     INTERCEPT_TRACK,
     EvaluateInstruction,
     TrainInstruction,
     token_of,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, MaskedReport
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
-from shared.replay import Backend
-from shared.wire import Kind, kind_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import Backend
+from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.client")
 

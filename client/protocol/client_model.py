@@ -6,22 +6,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.methods import composition
-from client.personal.model_folder import TrainedModel
-from client.personal.private_rounds import personal_ledger
-from client.protocol.device_settings import with_device_settings
-from client.protocol.joined_runs import JoinedRun, JoinedRuns, find_run_folder
-from client.protocol.model_in_use import find_run_in_use, read_validation
-from client.protocol.resident_trainer import BLOBS_FOLDER
-from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
-from shared.blob_store import BlobStore
-from shared.blobs import with_local_blobs
-from shared.config import RunConfig
-from shared.errors import TrainerError
-from shared.ledger.latest_state import read_latest_state
-from shared.model.weight_map import read_weight_map
-from shared.runs import client_folder
+from samara.client.personal.methods import composition
+from samara.client.personal.model_folder import TrainedModel
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, find_run_folder
+from samara.client.protocol.model_in_use import find_run_in_use, read_validation
+from samara.client.protocol.resident_trainer import BLOBS_FOLDER
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import SessionFolder
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import with_local_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import TrainerError
+from samara.shared.ledger.latest_state import read_latest_state
+from samara.shared.model.weight_map import read_weight_map
+from samara.shared.runs import client_folder
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,12 @@
 """The settings that a client decides for itself, whatever the server's values are.
 
-Each setting declares its owner (`shared.settings.setting`): model, data, task and how steps are
-executed are the device's. When private rounds are taken is the run's, unless the owner says so. A
-split by text is the run's, with its seed: it keeps texts apart only if all clients have the same.
+Each setting declares its owner (`samara.shared.settings.setting`): model, data, task and how steps
+are executed are the device's. When private rounds are taken is the run's, unless the owner says so.
+A split by text is the run's, with its seed: it keeps texts apart only if all clients have the same.
 """
 
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
 
 CLIENT_INDEX, DEVICE_SETTINGS_KEY = "client", "device-settings"
 """Keys in the node config of a simulated client that represents a live one: the live client's

@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import TrainerError
-from shared.files import make_folder, write_durably
-from shared.frames.instructions import Split
-from shared.tasks.rows import Example, hash_examples
+from samara.shared.errors import TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.frames.instructions import Split
+from samara.shared.tasks.rows import Example, hash_examples
 
 GENERATIONS_FILE = "generations.json"
 MOST_GENERATIONS = 32

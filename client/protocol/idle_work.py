@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from client.forward.turns import checked_passes
-from shared.errors import SamaraError
+from samara.client.forward.turns import checked_passes
+from samara.shared.errors import SamaraError
 
 log = logging.getLogger("samara.client")
 

@@ -8,14 +8,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.protocol.device_settings import with_device_settings
-from client.protocol.session_store import SessionFolder
-from shared.config import RunConfig
-from shared.data_settings import DataSettings
-from shared.errors import SamaraError, TrainerError
-from shared.files import make_folder, write_durably
-from shared.layout import Layout
-from shared.runs import run_id_of
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.session_store import SessionFolder
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import DataSettings
+from samara.shared.errors import SamaraError, TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.layout import Layout
+from samara.shared.runs import run_id_of
 
 RUN_FILE = "run.json"
 """Name of the file in a run's folder."""

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from shared.errors import FrameError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.privacy.vector import OTHERS
-from shared.wire import Kind, kind_of
+from samara.shared.errors import FrameError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.privacy.vector import OTHERS
+from samara.shared.wire import Kind, kind_of
 
 EARLIER = "earlier runs"
 """The name under which the totals of old runs are added up."""

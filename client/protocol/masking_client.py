@@ -9,9 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
-from shared.errors import FrameError, MaskingError
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.masking import (
+from samara.shared.errors import FrameError, MaskingError
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -21,10 +21,10 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.vector_report import AnyVectorReport, MaskedReport
-from shared.secure_aggregation.buckets import fewest_in_a_sum
-from shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
-from shared.secure_aggregation.keys import (
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.secure_aggregation.buckets import fewest_in_a_sum
+from samara.shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
+from samara.shared.secure_aggregation.keys import (
     MASKING,
     SEALING,
     SECRET_BYTES,
@@ -35,10 +35,10 @@ from shared.secure_aggregation.keys import (
     seal,
     unseal,
 )
-from shared.secure_aggregation.masks import mask_vector
-from shared.secure_aggregation.shamir import SHARE_BYTES, split_secret
-from shared.signing import is_signed_by, normalize_public_key
-from shared.wire import Kind, kind_of
+from samara.shared.secure_aggregation.masks import mask_vector
+from samara.shared.secure_aggregation.shamir import SHARE_BYTES, split_secret
+from samara.shared.signing import is_signed_by, normalize_public_key
+from samara.shared.wire import Kind, kind_of
 
 
 class Signer(Protocol):

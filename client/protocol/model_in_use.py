@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from client.personal.personalizations import PERSONALIZATIONS_FILE
-from client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
-from shared.errors import TrainerError
-from shared.files import write_durably
+from samara.client.personal.personalizations import PERSONALIZATIONS_FILE
+from samara.client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
+from samara.shared.errors import TrainerError
+from samara.shared.files import write_durably
 
 log = logging.getLogger("samara.client")
 

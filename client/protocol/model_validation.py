@@ -7,15 +7,15 @@ no base model is loaded.
 import numpy as np
 from scipy.special import log_softmax
 
-from client.personal.methods import composition
-from client.protocol.client_model import ClientModel
-from client.protocol.model_in_use import ValidationLosses, read_validation, write_validation
-from client.protocol.resident_trainer import ResidentTrainer
-from shared.frames.instructions import Split
-from shared.model.cache_key import cache_key
-from shared.replay import digest
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import hash_examples
+from samara.client.personal.methods import composition
+from samara.client.protocol.client_model import ClientModel
+from samara.client.protocol.model_in_use import ValidationLosses, read_validation, write_validation
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.shared.frames.instructions import Split
+from samara.shared.model.cache_key import cache_key
+from samara.shared.replay import digest
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import hash_examples
 
 
 def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:

@@ -9,8 +9,8 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from shared.errors import TrainerError
-from shared.files import make_folder, write_durably
+from samara.shared.errors import TrainerError
+from samara.shared.files import make_folder, write_durably
 
 log = logging.getLogger("samara.client")
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shared.errors import PausedError
+from samara.shared.errors import PausedError
 
 log = logging.getLogger("samara.client")
 

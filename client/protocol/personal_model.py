@@ -1,8 +1,8 @@
 """The models that a device's owner asks: base, global and personal, of one run.
 
 The personal model is the global one of the run's latest round with the client's private part
-(`client.personal.methods`); without a private part it is the global one, and without a run the base
-model. They differ in the adapter's weights alone, so that asking loads nothing.
+(`samara.client.personal.methods`); without a private part it is the global one, and without a run
+the base model. They differ in the adapter's weights alone, so that asking loads nothing.
 """
 
 import json
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from client.personal.methods import composition
-from client.protocol.client_model import ClientModel
-from client.protocol.joined_runs import find_run_folder
-from client.protocol.model_in_use import find_run_in_use
-from client.protocol.question_limits import BASE, GLOBAL, MAX_CONTEXT, MODELS, PERSONAL
-from client.protocol.resident_trainer import ResidentTrainer
-from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
-from client.training.text_generation import Ending, Sampling, generate
-from shared.errors import (
+from samara.client.personal.methods import composition
+from samara.client.protocol.client_model import ClientModel
+from samara.client.protocol.joined_runs import find_run_folder
+from samara.client.protocol.model_in_use import find_run_in_use
+from samara.client.protocol.question_limits import BASE, GLOBAL, MAX_CONTEXT, MODELS, PERSONAL
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
+from samara.client.training.text_generation import Ending, Sampling, generate
+from samara.shared.errors import (
     DataError,
     ModelError,
     QuestionError,
@@ -31,9 +31,9 @@ from shared.errors import (
     TrainerError,
     UnknownModelError,
 )
-from shared.model.lora_fa import Perturbations
-from shared.tasks.kinds import ClassificationTask, GenerationTask
-from shared.tasks.rows import Example, read_prompt, read_question
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
+from samara.shared.tasks.rows import Example, read_prompt, read_question
 
 _CUT = (
     "the prompt is longer than this run's models read (model.max-length, less the answer's tokens);"

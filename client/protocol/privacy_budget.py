@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from shared.errors import BudgetError, SamaraError, TrainerError
-from shared.events import append_event, read_events, read_whole_events
-from shared.files import make_folder, sync_folder, write_durably
-from shared.frames.instructions import TrainInstruction
-from shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
-from shared.privacy.terms import PrivacyTerms
+from samara.shared.errors import BudgetError, SamaraError, TrainerError
+from samara.shared.events import append_event, read_events, read_whole_events
+from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
+from samara.shared.privacy.terms import PrivacyTerms
 
 CHARGES_FILE = "privacy.jsonl"
 OWN_DELTA = 1e-5

@@ -2,17 +2,17 @@
 
 from typing import NoReturn
 
-from shared.errors import (
+from samara.shared.errors import (
     EvaluationLimitError,
     FrameError,
     HiddenRefusalError,
     RefusalCode,
     SamaraError,
 )
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, hide_report
-from shared.privacy.terms import PrivacyTerms
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, hide_report
+from samara.shared.privacy.terms import PrivacyTerms
 
 _TELLING = {
     *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),

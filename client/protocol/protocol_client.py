@@ -10,55 +10,55 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.personal.columns import evaluate_global_model, evaluate_personal_model
-from client.personal.methods import composition
-from client.personal.personalizer import Personalizer
-from client.personal.private_fit import intercept_for_training, report_intercept
-from client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
-from client.protocol.answer_guard import AnswerGuard
-from client.protocol.answer_limits import AnswerLimits
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.client_handler import (
+from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
+from samara.client.personal.methods import composition
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.private_fit import intercept_for_training, report_intercept
+from samara.client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
+from samara.client.protocol.answer_guard import AnswerGuard
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.client_handler import (
     ClientHandler,
     Instruction,
     SessionStore,
     catch_up_session,
     decode_instruction,
 )
-from client.protocol.generations import Generations
-from client.protocol.masking_client import MaskingClient
-from client.protocol.pass_counts import PassCounts
-from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
-from client.protocol.private_report import make_private, refuse_evaluation
-from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
-from client.protocol.session import Session
-from client.protocol.shared_catch_up import Reach
-from client.protocol.signed_runs import SignedRuns
-from client.training.client_data import ClientData
-from client.training.interrupted_steps import InterruptedSteps
-from client.training.local_step_plan import smallest_batch
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
-from shared.data_settings import DataSettings
-from shared.errors import DataError, FrameError, MaskingError, SamaraError
-from shared.extensions import check_extensions
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
-from shared.frames.instructions import (
+from samara.client.protocol.generations import Generations
+from samara.client.protocol.masking_client import MaskingClient
+from samara.client.protocol.pass_counts import PassCounts
+from samara.client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from samara.client.protocol.private_report import make_private, refuse_evaluation
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.client.protocol.session import Session
+from samara.client.protocol.shared_catch_up import Reach
+from samara.client.protocol.signed_runs import SignedRuns
+from samara.client.training.client_data import ClientData
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.local_step_plan import smallest_batch
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import DataSettings
+from samara.shared.errors import DataError, FrameError, MaskingError, SamaraError
+from samara.shared.extensions import check_extensions
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
+from samara.shared.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     Split,
     TrainInstruction,
     token_of,
 )
-from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, MaskedReport
-from shared.ledger.catch_up import CatchUp
-from shared.runs import run_folder, run_id_of
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import data_fingerprint
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.runs import run_folder, run_id_of
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import data_fingerprint
 
 log = logging.getLogger("samara.client")
 

@@ -8,9 +8,9 @@ from queue import SimpleQueue
 from threading import BoundedSemaphore
 from typing import Any, Generic, TypeVar
 
-from client.forward.turns import Turns
-from client.protocol.question_limits import MOST_QUESTIONS
-from shared.errors import BusyError
+from samara.client.forward.turns import Turns
+from samara.client.protocol.question_limits import MOST_QUESTIONS
+from samara.shared.errors import BusyError
 
 Part = TypeVar("Part")
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from client.protocol.personal_model import (
+from samara.client.protocol.personal_model import (
     Classified,
     PersonalModels,
     RunModels,
@@ -14,7 +14,7 @@ from client.protocol.personal_model import (
     continue_prompt,
     label_names,
 )
-from client.protocol.question_limits import (
+from samara.client.protocol.question_limits import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TEMPERATURE,
@@ -23,9 +23,9 @@ from client.protocol.question_limits import (
     MODELS,
     PERSONAL,
 )
-from client.protocol.question_runner import QuestionRunner
-from client.training.text_generation import Sampling
-from shared.errors import (
+from samara.client.protocol.question_runner import QuestionRunner
+from samara.client.training.text_generation import Sampling
+from samara.shared.errors import (
     BusyError,
     DataError,
     QuestionError,
@@ -33,7 +33,7 @@ from shared.errors import (
     TaskError,
     UnknownModelError,
 )
-from shared.proto.trainer_pb2 import (
+from samara.shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,
     ClassifyRequest,
@@ -47,7 +47,7 @@ from shared.proto.trainer_pb2 import (
     RunState,
     Scores,
 )
-from shared.proto.trainer_pb2_grpc import PersonalModelServicer
+from samara.shared.proto.trainer_pb2_grpc import PersonalModelServicer
 
 Part = TypeVar("Part")
 _Text = str | Mapping[str, str]

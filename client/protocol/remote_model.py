@@ -8,9 +8,15 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
-from shared.errors import BusyError, QuestionError, SamaraError, TrainerError, UnknownModelError
-from shared.proto.trainer_pb2 import (
+from samara.client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
+from samara.shared.errors import (
+    BusyError,
+    QuestionError,
+    SamaraError,
+    TrainerError,
+    UnknownModelError,
+)
+from samara.shared.proto.trainer_pb2 import (
     ClassifyReply,
     ClassifyRequest,
     DescribeReply,
@@ -19,7 +25,7 @@ from shared.proto.trainer_pb2 import (
     GenerateRequest,
     Question,
 )
-from shared.proto.trainer_pb2_grpc import PersonalModelStub
+from samara.shared.proto.trainer_pb2_grpc import PersonalModelStub
 
 _KINDS: dict[grpc.StatusCode, type[SamaraError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: QuestionError,

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import grpc
 
-from client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
-from shared.errors import TrainerError
-from shared.ledger.catch_up import CatchUp
-from shared.proto.trainer_pb2 import (
+from samara.client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
+from samara.shared.errors import TrainerError
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.proto.trainer_pb2 import (
     BlobRequest,
     CatchUpRequest,
     EvaluateRequest,
@@ -20,8 +20,8 @@ from shared.proto.trainer_pb2 import (
     StatusRequest,
     TrainRequest,
 )
-from shared.proto.trainer_pb2_grpc import TrainerStub
-from shared.wire import MAX_FRAME_BYTES
+from samara.shared.proto.trainer_pb2_grpc import TrainerStub
+from samara.shared.wire import MAX_FRAME_BYTES
 
 PATIENCE_SECONDS = 60.0
 """Default time to wait for a trainer that is being restarted."""

@@ -1,10 +1,9 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, what it has answered, its settings and layout, and the record of how the run is
-executed; ``blobs``, the files that its runs need and that servers sent; ``scenarios``, those that
-the operator has signed; the counts of the scalars that it has sent and of passes through the model;
-and the log of its answers. Each file is written so that a crash leaves the old content or the new.
+the personal ledger, its answers, settings, layout and execution; ``blobs``, the files that its runs
+need and that servers sent; ``scenarios``, signed by the operator; the counts of scalars sent and of
+passes through the model; and the log of answers. A crash leaves each file's old content or the new.
 """
 
 import json
@@ -12,34 +11,41 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from client.personal.personalizations import has_unfinished
-from client.protocol.answer_limits import warn_of_few_examples
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.blob_receiver import receive_part
-from client.protocol.device_settings import with_device_settings
-from client.protocol.generations import Generations
-from client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
-from client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from client.protocol.pass_counts import PassCounts
-from client.protocol.privacy_budget import ChargeLog
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.scenario_folder import ScenarioFolder
-from client.protocol.session_store import SessionFolder
-from client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
-from client.training.client_data import ClientData
-from client.training.growing_data import GrowingData
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.blob_store import BlobStore
-from shared.blobs import file_settings, published_blobs, with_local_blobs
-from shared.config import RunConfig
-from shared.errors import CodeError, ConfigError, DataError, ModelError, SamaraError, ScenarioError
-from shared.runs import identity_bytes, run_id_of
-from shared.settings import describe, flattened
-from shared.signed_scenario import SignedScenario
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
+from samara.client.personal.personalizations import has_unfinished
+from samara.client.protocol.answer_limits import warn_of_few_examples
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.blob_receiver import receive_part
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.generations import Generations
+from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
+from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
+from samara.client.protocol.pass_counts import PassCounts
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
+from samara.client.training.client_data import ClientData
+from samara.client.training.growing_data import GrowingData
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import file_settings, published_blobs, with_local_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import (
+    CodeError,
+    ConfigError,
+    DataError,
+    ModelError,
+    SamaraError,
+    ScenarioError,
+)
+from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.settings import describe, flattened
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.client")
 
@@ -194,8 +200,7 @@ class ResidentTrainer:
         """
         server_config = _read_server_config(settings)
         self._find_scenario(server_config)
-        accepted = published_blobs(server_config).values()
-        return receive_part(part, accepted, self.client, self._blobs)
+        return receive_part(part, published_blobs(server_config).values(), self.client, self._blobs)
 
     def client_under(
         self, server_config: RunConfig, scenario: SignedScenario | None = None
@@ -312,8 +317,7 @@ class ResidentTrainer:
                     run = self._runs.read(run_id)
                     runtime = self.runtime_of(run)
                     self._earlier[run_id] = self._client_with(runtime, run_id, run.config)
-                client = self._earlier[run_id]
-                if client is None:
+                if (client := self._earlier[run_id]) is None:
                     continue
                 self._divide_for(client)
                 if client.take_private_rounds():
@@ -331,12 +335,11 @@ class ResidentTrainer:
 
     def _find_waiting_runs(self) -> list[bytes]:
         """Return the ids of the runs, but the latest, whose private rounds wait, in their order."""
-        folders = [
-            folder
+        ids = [
+            bytes.fromhex(folder.name)
             for folder in reversed(run_folders(self.folder))
             if any(map(has_unfinished, folder.glob("clients/*")))
         ]
-        ids = [bytes.fromhex(folder.name) for folder in folders]
         return [run_id for run_id in ids if run_id != self._current[0]]
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
@@ -360,8 +363,8 @@ class ResidentTrainer:
         if scenario is None:
             return None
         record = self._scenario_folder.record_refusal
-        layout_hash, model_id = runtime.layout.hash, runtime.model_id
-        return SignedRuns([scenario], layout_hash, model_id, self._answered, record)
+        layout_hash = runtime.layout.hash
+        return SignedRuns([scenario], layout_hash, runtime.model_id, self._answered, record)
 
 
 def _read_server_config(settings: str) -> RunConfig:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import ScalarLimitError, TrainerError
-from shared.files import make_folder, write_durably
-from shared.frames.instructions import Split
-from shared.scalar_ratio import ScalarCount, remaining_scalars
+from samara.shared.errors import ScalarLimitError, TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.frames.instructions import Split
+from samara.shared.scalar_ratio import ScalarCount, remaining_scalars
 
 SCALAR_COUNTS_FILE = "scalars.json"
 

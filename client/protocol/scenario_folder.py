@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.errors import ScenarioError
-from shared.files import make_private_folder, write_durably, write_secret
-from shared.signed_scenario import SignedScenario, describe_operator, read_scenario
+from samara.shared.errors import ScenarioError
+from samara.shared.files import make_private_folder, write_durably, write_secret
+from samara.shared.signed_scenario import SignedScenario, describe_operator, read_scenario
 
 log = logging.getLogger("samara.client")
 

@@ -12,14 +12,14 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import CatchUpError, FrameError, LedgerError
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp, replay_records
-from shared.ledger.records import LedgerHeader, Position, Record, read_records, records_after
-from shared.ledger.snapshots import Snapshot
-from shared.replay import Backend, DenseValues, digest, replay, zero_state
-from shared.round_delta import encode_dense_values, read_dense_values
-from shared.wire import Reader
+from samara.shared.errors import CatchUpError, FrameError, LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp, replay_records
+from samara.shared.ledger.records import LedgerHeader, Position, Record, read_records, records_after
+from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.replay import Backend, DenseValues, digest, replay, zero_state
+from samara.shared.round_delta import encode_dense_values, read_dense_values
+from samara.shared.wire import Reader
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ import logging
 import struct
 from pathlib import Path
 
-from client.protocol.session import Session
-from shared.errors import CatchUpError, FrameError, TrainerError
-from shared.files import make_folder, write_durably
-from shared.wire import Reader
+from samara.client.protocol.session import Session
+from samara.shared.errors import CatchUpError, FrameError, TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.wire import Reader
 
 log = logging.getLogger("samara.client")
 

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from client.protocol.session import Session
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader, Position
-from shared.replay import Backend
+from samara.client.protocol.session import Session
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader, Position
+from samara.shared.replay import Backend
 
 Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]
 """Brings a session to the server's round, as `Session.catch_up` does."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from client.protocol.answered_runs import AnsweredRuns
-from shared.errors import FrameError, ScenarioError
-from shared.frames.instructions import (
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.shared.errors import FrameError, ScenarioError
+from samara.shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
     INTERCEPT_TRACK,
@@ -18,11 +18,11 @@ from shared.frames.instructions import (
     SeedPolicy,
     TrainInstruction,
 )
-from shared.intercept_round import intercept_instruction
-from shared.run_terms import RunTerms
-from shared.signed_scenario import SignedScenario
-from shared.step_size import curvature_interval
-from shared.wire import Kind, kind_of
+from samara.shared.intercept_round import intercept_instruction
+from samara.shared.run_terms import RunTerms
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.step_size import curvature_interval
+from samara.shared.wire import Kind, kind_of
 
 _MOST_DIFFERENCES = 5
 

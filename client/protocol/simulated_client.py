@@ -15,20 +15,24 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context
 
-from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, with_device_settings
-from client.protocol.masking_client import MaskingClient, MaskingState
-from client.protocol.privacy_budget import ChargeLog
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session import Session
-from client.protocol.shared_catch_up import SharedCatchUp
-from client.training.client_data import ClientData
-from client.training.model_runtime import LoadedRun, load_run
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.machine import cores
-from shared.runs import client_folder, run_id_of
-from shared.signing import public_pem, sign
+from samara.client.protocol.device_settings import (
+    CLIENT_INDEX,
+    DEVICE_SETTINGS_KEY,
+    with_device_settings,
+)
+from samara.client.protocol.masking_client import MaskingClient, MaskingState
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.session import Session
+from samara.client.protocol.shared_catch_up import SharedCatchUp
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import LoadedRun, load_run
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.machine import cores
+from samara.shared.runs import client_folder, run_id_of
+from samara.shared.signing import public_pem, sign
 
 _SESSION, _DEVICE, _MASKING = "session", "device", "masking"
 

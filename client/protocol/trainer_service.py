@@ -17,28 +17,28 @@ from typing import Any
 
 import grpc
 
-from client.forward.peak_memory import give_back_freed_memory
-from client.forward.turns import Turns, take_turns
-from client.protocol.client_handler import decode_instruction
-from client.protocol.idle_work import IdleWork
-from client.protocol.model_in_use import find_unevaluated_runs
-from client.protocol.model_validation import note_validation
-from client.protocol.pauses import Pauses
-from client.protocol.personal_model import PersonalModels
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.question_limits import MOST_QUESTIONS
-from client.protocol.question_runner import QuestionRunner
-from client.protocol.question_service import QuestionService
-from client.protocol.remote_trainer import CHANNEL_OPTIONS
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_socket import address_of
-from client.protocol.work_costs import WorkCost, WorkCosts
-from shared.errors import FrameError, PausedError, SamaraError, TrainerError
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.round_cost import RoundCost
-from shared.ledger.catch_up import CatchUp
-from shared.machine import peak_memory_bytes
-from shared.proto.trainer_pb2 import (
+from samara.client.forward.peak_memory import give_back_freed_memory
+from samara.client.forward.turns import Turns, take_turns
+from samara.client.protocol.client_handler import decode_instruction
+from samara.client.protocol.idle_work import IdleWork
+from samara.client.protocol.model_in_use import find_unevaluated_runs
+from samara.client.protocol.model_validation import note_validation
+from samara.client.protocol.pauses import Pauses
+from samara.client.protocol.personal_model import PersonalModels
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.question_limits import MOST_QUESTIONS
+from samara.client.protocol.question_runner import QuestionRunner
+from samara.client.protocol.question_service import QuestionService
+from samara.client.protocol.remote_trainer import CHANNEL_OPTIONS
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_socket import address_of
+from samara.client.protocol.work_costs import WorkCost, WorkCosts
+from samara.shared.errors import FrameError, PausedError, SamaraError, TrainerError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.machine import peak_memory_bytes
+from samara.shared.proto.trainer_pb2 import (
     Answer,
     BlobRequest,
     CatchUpRequest,
@@ -48,12 +48,12 @@ from shared.proto.trainer_pb2 import (
     StatusRequest,
     TrainRequest,
 )
-from shared.proto.trainer_pb2_grpc import (
+from samara.shared.proto.trainer_pb2_grpc import (
     TrainerServicer,
     add_PersonalModelServicer_to_server,
     add_TrainerServicer_to_server,
 )
-from shared.wire import Kind, kind_of
+from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.client")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 
-from shared.errors import TrainerError
+from samara.shared.errors import TrainerError
 
 MAX_SOCKET_BYTES = 107
 """Longest path of a Unix socket, in bytes."""

@@ -15,13 +15,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from client.spaces.forward_mode import network_derivative_along
-from client.spaces.space import LossFunction, SequentialSpace, SpaceTensor
-from shared.directions import Distribution
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.replay import Backend
+from samara.client.spaces.forward_mode import network_derivative_along
+from samara.client.spaces.space import LossFunction, SequentialSpace, SpaceTensor
+from samara.shared.directions import Distribution
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.replay import Backend
 
 
 class FullSpace(SequentialSpace):

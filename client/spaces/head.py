@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from client.spaces.parameter_space import ParameterSpace
-from shared.directions import Distribution
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
-from shared.replay import Backend
+from samara.client.spaces.parameter_space import ParameterSpace
+from samara.shared.directions import Distribution
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
+from samara.shared.replay import Backend
 
 
 class HeadSpace(ParameterSpace):

@@ -8,25 +8,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.space import (
+from samara.client.spaces.space import (
     NO_SEEDS,
     FlatSpace,
     ScoreFunction,
     SequentialFlatSpace,
     SpaceTensor,
 )
-from shared.directions import BOTH_SIDES
-from shared.model.frozen_a import frozen_matrices
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import (
+from samara.shared.directions import BOTH_SIDES
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import (
     LoRAFALinear,
     Perturbations,
     PerturbedAdapters,
     inject,
 )
-from shared.model.replay_torch import draw_directions
-from shared.replay import Backend
-from shared.sections import AdapterSettings
+from samara.shared.model.replay_torch import draw_directions
+from samara.shared.replay import Backend
+from samara.shared.sections import AdapterSettings
 
 
 class LoRAFASpace(FlatSpace):

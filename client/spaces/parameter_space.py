@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.spaces.space import SequentialFlatSpace, SpaceTensor
-from shared.directions import Distribution
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.replay import Backend
+from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
+from samara.shared.directions import Distribution
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.replay import Backend
 
 
 class ParameterSpace(SequentialFlatSpace):

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from client.spaces.parameter_space import ParameterSpace
-from shared.directions import query_seeds
-from shared.errors import ModelError
-from shared.files import make_folder, write_durably
-from shared.model.frozen_a import frozen_a
-from shared.model.layer_selection import adapted_layers, chosen_blocks, features
-from shared.model.loading import BaseModel
-from shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
-from shared.replay import Backend
-from shared.sections import AdapterSettings
+from samara.client.spaces.parameter_space import ParameterSpace
+from samara.shared.directions import query_seeds
+from samara.shared.errors import ModelError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.frozen_a import frozen_a
+from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
+from samara.shared.replay import Backend
+from samara.shared.sections import AdapterSettings
 
 PeftKind = Literal["dora", "vera"]
 _ADAPTER = "default"
@@ -37,7 +37,7 @@ _SHARED = ("vera_A", "vera_B")
 class PeftSpace(ParameterSpace):
     """The space of all trained numbers of an adapter of PEFT's, in the order of its parameters.
 
-    The random matrices are those of `shared.directions`, so that they are the same on every
+    The random matrices are those of `samara.shared.directions`, so that they are the same on every
     machine; the lengths that DoRA begins with are computed from the weights, and need not be.
 
     Args:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.spaces.prefix_network import PrefixNetwork
-from client.spaces.space import SequentialFlatSpace, SpaceTensor
-from shared.directions import Distribution, prefix_tokens
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.replay import Backend
+from samara.client.spaces.prefix_network import PrefixNetwork
+from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
+from samara.shared.directions import Distribution, prefix_tokens
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.replay import Backend
 
 DEFAULT_SPREAD = 0.02
 """Standard deviation of random initial values where a model's configuration has none."""

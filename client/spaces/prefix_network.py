@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client.spaces.space import SpaceTensor
+from samara.client.spaces.space import SpaceTensor
 
 
 @dataclass(frozen=True)

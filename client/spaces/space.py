@@ -1,10 +1,10 @@
 """Spaces: sets of parameters that zeroth-order training moves, and the float state θ of each.
 
 A space is the set of parameters that MeZO moves (Malladi et al. 2023, sections 2.1 and 3). Its d
-elements have one flattened order; directions are those of `shared.directions` in that order, drawn
-chunk by chunk, so that a direction of a whole model is never in memory at once. All arithmetic on
-θ is elementwise float32, each operation rounded by itself: chunk size, number of threads and
-instruction set change no bit.
+elements have one flattened order; directions are those of `samara.shared.directions` in that order,
+drawn chunk by chunk, so that a direction of a whole model is never in memory at once. All
+arithmetic on θ is elementwise float32, each operation rounded by itself: chunk size, number of
+threads and instruction set change no bit.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.forward_mode import derivative_along
-from client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
-from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
-from shared.errors import ModelError
-from shared.model.lora_fa import Adapter, PerturbedAdapters
-from shared.model.replay_torch import draw_directions
-from shared.replay import Backend
+from samara.client.spaces.forward_mode import derivative_along
+from samara.client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
+from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
+from samara.shared.errors import ModelError
+from samara.shared.model.lora_fa import Adapter, PerturbedAdapters
+from samara.shared.model.replay_torch import draw_directions
+from samara.shared.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
 """Runs a forward engine under P perturbations and returns an array [P, …]."""

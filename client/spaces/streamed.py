@@ -17,20 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.full import check_trainable
-from client.spaces.space import (
+from samara.client.spaces.full import check_trainable
+from samara.client.spaces.space import (
     NO_SEEDS,
     RangeUpdate,
     ScoreFunction,
     Space,
     SpaceTensor,
 )
-from client.streaming.block_store import BlockStore, allocate
-from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
-from shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import empty_adapter
-from shared.replay import Backend
+from samara.client.streaming.block_store import BlockStore, allocate
+from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
+from samara.shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.replay import Backend
 
 
 class StreamedFullSpace(Space):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.streaming.packed_block import PackedBlock
-from client.streaming.reading import PIECE_BYTES, READERS, ReadRange, read
-from client.streaming.tensor_locations import TensorLocation, tensor_locations
-from shared.errors import ModelError
+from samara.client.streaming.packed_block import PackedBlock
+from samara.client.streaming.reading import PIECE_BYTES, READERS, ReadRange, read
+from samara.client.streaming.tensor_locations import TensorLocation, tensor_locations
+from samara.shared.errors import ModelError
 
 
 class BlockStore(ABC):

@@ -11,29 +11,29 @@ from typing import Literal
 
 import torch
 
-from client.streaming.block_store import (
+from samara.client.streaming.block_store import (
     BlockStore,
     FileStore,
     HostStore,
     copy_to_files,
     write_block_file,
 )
-from client.streaming.packed_block import ALIGNMENT, PackedBlock
-from client.streaming.reading import read, read_directly
-from client.streaming.sizes import read_model_sizes
-from client.streaming.stream import BlockStream
-from client.streaming.tensor_locations import TensorLocation, tensor_locations
-from shared.errors import ModelError
-from shared.files import cache_folder
-from shared.free_memory import free_memory
-from shared.model.cache_key import cache_key, model_inputs
-from shared.model.checkpoint import (
+from samara.client.streaming.packed_block import ALIGNMENT, PackedBlock
+from samara.client.streaming.reading import read, read_directly
+from samara.client.streaming.sizes import read_model_sizes
+from samara.client.streaming.stream import BlockStream
+from samara.client.streaming.tensor_locations import TensorLocation, tensor_locations
+from samara.shared.errors import ModelError
+from samara.shared.files import cache_folder
+from samara.shared.free_memory import free_memory
+from samara.shared.model.cache_key import cache_key, model_inputs
+from samara.shared.model.checkpoint import (
     CheckpointEntry,
     quantize_block,
     replace_with_empty_quantized_layers,
 )
-from shared.model.loading import BaseModel, load_base_model, load_without_blocks
-from shared.sections import ModelSettings
+from samara.shared.model.loading import BaseModel, load_base_model, load_without_blocks
+from samara.shared.sections import ModelSettings
 
 log = logging.getLogger("samara.stream")
 

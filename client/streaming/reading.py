@@ -12,7 +12,7 @@ from mmap import mmap
 from pathlib import Path
 from threading import local
 
-from shared.errors import ModelError
+from samara.shared.errors import ModelError
 
 READERS = 4
 """Threads that read a block together: a disk answers several requests faster than one."""

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.streaming.tensor_locations import tensor_locations
-from shared.model.model_folder import check_weights, find_checkpoint, weight_files
-from shared.sections import EMBEDDED_MODEL, ModelSettings
+from samara.client.streaming.tensor_locations import tensor_locations
+from samara.shared.model.model_folder import check_weights, find_checkpoint, weight_files
+from samara.shared.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}

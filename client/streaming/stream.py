@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.streaming.block_store import BlockStore, allocate
-from client.streaming.block_transfer import block_transfer_for
-from client.streaming.packed_block import PackedBlock
-from client.streaming.swappable_tensors import swappable_tensors
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
+from samara.client.streaming.block_store import BlockStore, allocate
+from samara.client.streaming.block_transfer import block_transfer_for
+from samara.client.streaming.packed_block import PackedBlock
+from samara.client.streaming.swappable_tensors import swappable_tensors
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
 
 log = logging.getLogger("samara.stream")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shared.model.quantized import QuantizedLinear
+from samara.shared.model.quantized import QuantizedLinear
 
 
 class SwappableTensor:

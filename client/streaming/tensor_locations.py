@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shared.errors import ModelError
+from samara.shared.errors import ModelError
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data_settings import EMBEDDED_DATA, DataSettings
-from shared.errors import ConfigError, DataError
-from shared.frames.instructions import Split
-from shared.model.scorers import GenerationScorer, Prompt, Scorer
-from shared.model.windows import cut_into_windows
-from shared.tasks.base_task import USER_FIELD
-from shared.tasks.data import load_examples
-from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.kinds import Task
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example, hash_examples
-from shared.tasks.sampling import limit_evaluation
+from samara.shared.data_settings import EMBEDDED_DATA, DataSettings
+from samara.shared.errors import ConfigError, DataError
+from samara.shared.frames.instructions import Split
+from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
+from samara.shared.model.windows import cut_into_windows
+from samara.shared.tasks.base_task import USER_FIELD
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example, hash_examples
+from samara.shared.tasks.sampling import limit_evaluation
 
 ExampleReader = Callable[[int], Sequence[Example]]
 """Gives the examples of a task on this machine, for a number of clients among whom they will be

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client.forward.grouping import (
+from samara.client.forward.grouping import (
     GROUPINGS,
     Grouping,
     Schedule,
@@ -25,17 +25,17 @@ from client.forward.grouping import (
     find_largest_micro_batch,
     perturbations_per_pass,
 )
-from client.forward.peak_memory import measure_peak_memory
-from client.forward.readout import ReadoutForward
-from client.forward.resident import ResidentForward
-from shared.config import RunConfig
-from shared.directions import directions
-from shared.errors import ConfigError
-from shared.files import write_once
-from shared.layout import Layout
-from shared.model.lora_fa import Perturbations
-from shared.model.scorers import Prompt
-from shared.model.weight_map import WeightMap
+from samara.client.forward.peak_memory import measure_peak_memory
+from samara.client.forward.readout import ReadoutForward
+from samara.client.forward.resident import ResidentForward
+from samara.shared.config import RunConfig
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError
+from samara.shared.files import write_once
+from samara.shared.layout import Layout
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.scorers import Prompt
+from samara.shared.model.weight_map import WeightMap
 
 USUAL_PASS_BYTES = 32 * 2**20
 """The most bytes of a pass on a CPU where the settings leave it open: what its caches hold."""

@@ -12,14 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from client.training.own_examples import OwnExample, OwnExamples
-from shared.data_settings import EMBEDDED_DATA, DataSettings
-from shared.errors import ConfigError, DataError
-from shared.tasks.data import load_examples
-from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.growing import Identity, identity_of, newest, read_growing, with_stable_split
-from shared.tasks.kinds import Task
-from shared.tasks.rows import Example, Row
+from samara.client.training.own_examples import OwnExample, OwnExamples
+from samara.shared.data_settings import EMBEDDED_DATA, DataSettings
+from samara.shared.errors import ConfigError, DataError
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
+from samara.shared.tasks.growing import (
+    Identity,
+    identity_of,
+    newest,
+    read_growing,
+    with_stable_split,
+)
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.rows import Example, Row
 
 log = logging.getLogger("samara.client")
 

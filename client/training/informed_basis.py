@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 from scipy.special import softmax
 
-from client.forward.resident import have_equal_row_counts
-from client.training.model_runtime import ModelRuntime
-from shared.basis import Basis, BasisOrigin
-from shared.directions import prefix_tokens
-from shared.errors import ModelError
-from shared.model.lora_fa import Perturbations
-from shared.model.scorers import Prompt
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
-from shared.tasks.rows import read_rows
+from samara.client.forward.resident import have_equal_row_counts
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.basis import Basis, BasisOrigin
+from samara.shared.directions import prefix_tokens
+from samara.shared.errors import ModelError
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.shared.tasks.rows import read_rows
 
 log = logging.getLogger("samara.client")
 

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.exact import exact_estimator
-from client.estimators.prge import (
+from samara.client.estimators.exact import exact_estimator
+from samara.client.estimators.prge import (
     Estimator,
     EstimatorFunction,
     GradientEstimate,
     prge_estimator,
 )
-from shared.directions import batch_order
-from shared.errors import TrainingError
-from shared.extensions import extension, is_extension
-from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
-from shared.frames.report import Report
-from shared.replay import CoefficientBlock, quantize
-from shared.step_size import REACH
+from samara.shared.directions import batch_order
+from samara.shared.errors import TrainingError
+from samara.shared.extensions import extension, is_extension
+from samara.shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.replay import CoefficientBlock, quantize
+from samara.shared.step_size import REACH
 
 
 def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
@@ -125,7 +125,7 @@ class LocalStepPlan:
             estimate: result of the step's estimator.
 
         Returns:
-            Seeds and coefficient blocks, for `shared.replay.replay`.
+            Seeds and coefficient blocks, for `samara.shared.replay.replay`.
 
         Raises:
             TrainingError: if a loss is not finite.

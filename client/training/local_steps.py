@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators.exact import directional_derivatives
-from client.estimators.prge import LossRequest, run_estimators
-from client.forward.answer_losses import answer_losses
-from client.forward.grouping import Schedule, perturbations_per_pass
-from client.forward.resident import ResidentForward, have_equal_row_counts
-from client.training.client_data import ClientData, LabelledPrompts
-from client.training.interrupted_steps import InterruptedSteps
-from client.training.local_step_plan import LocalStepPlan
-from client.training.model_runtime import ModelRuntime
-from shared.errors import SamaraError
-from shared.frames.instructions import Split, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.model.lora_fa import Perturbations
-from shared.model.scorers import Prompt
-from shared.replay import replay
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.objectives import SUMMED_CROSS_ENTROPY, training_objective
-from shared.tasks.rows import Example
+from samara.client.estimators.exact import directional_derivatives
+from samara.client.estimators.prge import LossRequest, run_estimators
+from samara.client.forward.answer_losses import answer_losses
+from samara.client.forward.grouping import Schedule, perturbations_per_pass
+from samara.client.forward.resident import ResidentForward, have_equal_row_counts
+from samara.client.training.client_data import ClientData, LabelledPrompts
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.local_step_plan import LocalStepPlan
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import Split, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.scorers import Prompt
+from samara.shared.replay import replay
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY, training_objective
+from samara.shared.tasks.rows import Example
 
 
 @dataclass(frozen=True, eq=False)

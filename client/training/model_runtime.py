@@ -16,23 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.peak_memory import keep_freed_memory
-from client.forward.readout import ReadoutForward, make_base_engine, make_readout
-from client.forward.representation_store import RepresentationStore, make_representation_store
-from client.forward.resident import ResidentForward
-from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import TrunkCache, make_trunk_cache
-from client.forward.turns import forward_pass
-from client.streaming.loading import LoadedModel, load_model
-from client.training.client_data import (
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.peak_memory import keep_freed_memory
+from samara.client.forward.readout import ReadoutForward, make_base_engine, make_readout
+from samara.client.forward.representation_store import (
+    RepresentationStore,
+    make_representation_store,
+)
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from samara.client.forward.turns import forward_pass
+from samara.client.streaming.loading import LoadedModel, load_model
+from samara.client.training.client_data import (
     ClientDataSource,
     ExampleReader,
     ExampleTokenizer,
     example_reader,
 )
-from client.training.execution import (
+from samara.client.training.execution import (
     Execution,
     StepBenchmark,
     choose_first_pass,
@@ -40,22 +43,22 @@ from client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from shared.config import NO_STREAMED_GRADIENTS, RunConfig
-from shared.errors import ConfigError
-from shared.features import check_features, kind_of
-from shared.machine import cores
-from shared.model.cache_key import model_inputs, scorer_inputs
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.replay_torch import backend_for
-from shared.model.scorers import Prompt, scorer_for
-from shared.model.weight_map import WeightMap
-from shared.replay import Backend
-from shared.runs import run_folder, run_id_of
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import Task
-from shared.tasks.objectives import decodes_answers
-from shared.tasks.rows import Example
+from samara.shared.config import NO_STREAMED_GRADIENTS, RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.features import check_features, kind_of
+from samara.shared.machine import cores
+from samara.shared.model.cache_key import model_inputs, scorer_inputs
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.replay_torch import backend_for
+from samara.shared.model.scorers import Prompt, scorer_for
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.replay import Backend
+from samara.shared.runs import run_folder, run_id_of
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.objectives import decodes_answers
+from samara.shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
 
@@ -115,27 +118,23 @@ class ModelRuntime:
         self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
-        self._deciding = threading.Lock()
-        if predecessor is None:
-            self.tokenize = ExampleTokenizer(self._scorer)
-        else:
-            self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
-            if self._trunk_inputs == predecessor._trunk_inputs:
-                self._trunk_cache = predecessor._trunk_cache
-                if self._first_pass_inputs == predecessor._first_pass_inputs:
-                    self._representations = predecessor._representations
+        self._deciding = predecessor._deciding if predecessor else threading.Lock()
+        self.tokenize = predecessor.tokenize if predecessor else ExampleTokenizer(self._scorer)
+        if predecessor is not None and self._trunk_inputs == predecessor._trunk_inputs:
+            self._trunk_cache = predecessor._trunk_cache
+            if self._first_pass_inputs == predecessor._first_pass_inputs:
+                self._representations = predecessor._representations
         self.backend: Backend = (
             predecessor.backend
             if predecessor is not None and predecessor.config is config
             else backend_for(self.torch_device, config.threads)
         )
+        room = config.trunk_cache
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         if settings.inner_layers and self._trunk_cache is None:
-            self._trunk_cache = make_trunk_cache(base, self.first_block, config.trunk_cache, folder)
+            self._trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
         if not settings.inner_layers and self._representations is None:
-            self._representations = make_representation_store(
-                base, self._scorer, config.trunk_cache, folder
-            )
+            self._representations = make_representation_store(base, self._scorer, room, folder)
         self.forward = self._make_forward(base, adapter)
 
     def _make_forward(self, base: BaseModel, adapter: Adapter) -> ResidentForward | ReadoutForward:

@@ -16,11 +16,11 @@ from typing import Any
 
 from filelock import FileLock
 
-from shared.errors import DataError, TaskError, TrainerError
-from shared.files import make_folder, sync_folder, write_durably
-from shared.tasks.kinds import Task
-from shared.tasks.named_labels import label_value, only_text_field
-from shared.tasks.rows import Row, read_rows
+from samara.shared.errors import DataError, TaskError, TrainerError
+from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.named_labels import label_value, only_text_field
+from samara.shared.tasks.rows import Row, read_rows
 
 OWN_EXAMPLES_FILE = "examples.jsonl"
 MAX_ROW_BYTES = 2**20

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save
 from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from shared.errors import TaskError, TrainingError
-from shared.files import write_durably
-from shared.model.loading import BaseModel
-from shared.model.readout import representations
-from shared.model.scorers import Prompt, Scorer
-from shared.model.truncation import truncate
-from shared.tasks.base_task import Span
-from shared.tasks.kinds import ClassificationTask, Task
+from samara.shared.errors import TaskError, TrainingError
+from samara.shared.files import write_durably
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.readout import representations
+from samara.shared.model.scorers import Prompt, Scorer
+from samara.shared.model.truncation import truncate
+from samara.shared.tasks.base_task import Span
+from samara.shared.tasks.kinds import ClassificationTask, Task
 
 MODULE = "label_classifier"
 """The name of the layer in the network."""

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from client.tuning.baselines.linear_probe import fit_probe
-from client.tuning.classifier import ClassifierScorer, Weights, probe_weights
-from client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, TaskSplit, TuningSetup
-from shared.directions import DIRECTION_BITS, directions, query_seeds
+from samara.client.forward.body import PerturbedBody
+from samara.client.tuning.baselines.linear_probe import fit_probe
+from samara.client.tuning.classifier import ClassifierScorer, Weights, probe_weights
+from samara.client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, TaskSplit, TuningSetup
+from samara.shared.directions import DIRECTION_BITS, directions, query_seeds
 
 CLASSIFIER_STREAM = 2
 """Seed stream of random weights; directions of steps have 0, those of norms 1."""

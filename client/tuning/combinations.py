@@ -1,13 +1,13 @@
 """The combinations of tuning settings that do not exist, each with its reason and a remedy."""
 
-from client.tuning.methods import BY_PEFT, MEZO, SPACES, ZEROTH_ORDER
-from client.tuning.setting_fields import TuneFields
-from shared.config import NO_STREAMED_GRADIENTS
-from shared.data_settings import EMBEDDED_DATA
-from shared.features import TUNING_EXCLUSIONS, refusals
-from shared.sections import EMBEDDED_MODEL
-from shared.settings import describe
-from shared.tasks.sampling import LOW_DATA
+from samara.client.tuning.methods import BY_PEFT, MEZO, SPACES, ZEROTH_ORDER
+from samara.client.tuning.setting_fields import TuneFields
+from samara.shared.config import NO_STREAMED_GRADIENTS
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.features import TUNING_EXCLUSIONS, refusals
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings import describe
+from samara.shared.tasks.sampling import LOW_DATA
 
 
 def mistakes_in(settings: TuneFields) -> list[str]:

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.scaling import Scaling
-from client.spaces.space import Space
-from shared.errors import TrainingError
+from samara.client.spaces.scaling import Scaling
+from samara.client.spaces.space import Space
+from samara.shared.errors import TrainingError
 
 NEGLIGIBLE = 2.0**-24
 """The fraction of a moment's weight that may be dropped: half an ulp of float32."""

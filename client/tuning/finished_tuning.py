@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from client.spaces.space import FlatSpace, Space
-from client.tuning.baselines.first_order import BEST_FILE, name_of_theta
-from client.tuning.classifier import ClassifierScorer, read_classifier
-from client.tuning.model_setup import ModelSetup
-from client.tuning.run import read_result
-from client.tuning.run_space import make_space, scaling_plan
-from client.tuning.settings import TuneSettings
-from client.tuning.tensor_file import TensorFile, digest_of
-from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_folder import IDENTITY_FILE, MODEL_PATH, hash_of
-from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
-from shared.errors import ConfigError, ModelError
+from samara.client.spaces.space import FlatSpace, Space
+from samara.client.tuning.baselines.first_order import BEST_FILE, name_of_theta
+from samara.client.tuning.classifier import ClassifierScorer, read_classifier
+from samara.client.tuning.model_setup import ModelSetup
+from samara.client.tuning.run import read_result
+from samara.client.tuning.run_space import make_space, scaling_plan
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tensor_file import TensorFile, digest_of
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.tuning_folder import IDENTITY_FILE, MODEL_PATH, hash_of
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
+from samara.shared.errors import ConfigError, ModelError
 
 
 def is_tuning_folder(folder: Path) -> bool:

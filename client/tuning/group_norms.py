@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.spaces.scaling import Scaling
-from client.spaces.space import Space
-from shared.errors import TrainingError
+from samara.client.spaces.scaling import Scaling
+from samara.client.spaces.space import Space
+from samara.shared.errors import TrainingError
 
 
 def estimate_gradient_norms(

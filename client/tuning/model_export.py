@@ -6,10 +6,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from shared.errors import TrainingError
-from shared.files import sync_folder
-from shared.model.loading import BaseModel
-from shared.model.sentence_modules import module_folders
+from samara.shared.errors import TrainingError
+from samara.shared.files import sync_folder
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.sentence_modules import module_folders
 
 _ENCODER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 

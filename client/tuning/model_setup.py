@@ -4,15 +4,15 @@ import gc
 
 import torch
 
-from client.forward.body import PerturbedBody
-from client.streaming.loading import load_model
-from client.tuning.classifier import ClassifierScorer, Weights
-from client.tuning.settings import TuneSettings
-from shared.directions import round_root
-from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
-from shared.model.scorers import Scorer, scorer_for
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import Task
+from samara.client.forward.body import PerturbedBody
+from samara.client.streaming.loading import load_model
+from samara.client.tuning.classifier import ClassifierScorer, Weights
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.directions import round_root
+from samara.shared.features import TUNING_EXCLUSIONS, check_features, kind_of
+from samara.shared.model.scorers import Scorer, scorer_for
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import Task
 
 
 class ModelSetup:

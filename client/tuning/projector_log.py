@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
-from client.offload.offloaded_adam import OffloadedAdam
-from shared.events import append_event, read_events
+from samara.client.offload.offloaded_adam import OffloadedAdam
+from samara.shared.events import append_event, read_events
 
 log = logging.getLogger("samara.tune")
 

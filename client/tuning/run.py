@@ -24,15 +24,15 @@ from typing import Any
 
 import torch
 
-from client.tuning.baselines.first_order import FirstOrder
-from client.tuning.baselines.icl import InContext
-from client.tuning.baselines.linear_probe import LinearProbe
-from client.tuning.classifier import write_classifier
-from client.tuning.classifier_start import start_classifier
-from client.tuning.settings import TuneSettings
-from client.tuning.training_method import TrainingMethod
-from client.tuning.tuning_curves import Curves, open_curves
-from client.tuning.tuning_folder import (
+from samara.client.tuning.baselines.first_order import FirstOrder
+from samara.client.tuning.baselines.icl import InContext
+from samara.client.tuning.baselines.linear_probe import LinearProbe
+from samara.client.tuning.classifier import write_classifier
+from samara.client.tuning.classifier_start import start_classifier
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.training_method import TrainingMethod
+from samara.client.tuning.tuning_curves import Curves, open_curves
+from samara.client.tuning.tuning_folder import (
     MODEL_PATH,
     RESULT_FILE,
     find_ended,
@@ -40,16 +40,17 @@ from client.tuning.tuning_folder import (
     identity_of,
     locked,
 )
-from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from client.tuning.zeroth_order import ZerothOrder
-from shared import DISTRIBUTION
-from shared.errors import ConfigError, ModelError
-from shared.events import append_event, read_events
-from shared.files import write_durably
-from shared.machine import cores, peak_memory_bytes
-from shared.model.loading import check_torch_device
-from shared.runs import RUNS_FOLDER, check_results_folder, folder_name
-from shared.start import START_FILE
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.client.tuning.zeroth_order import ZerothOrder
+from samara.shared import DISTRIBUTION
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.events import append_event, read_events
+from samara.shared.files import write_durably
+from samara.shared.installed_code import samara_version
+from samara.shared.machine import cores, peak_memory_bytes
+from samara.shared.model.loading import check_torch_device
+from samara.shared.runs import RUNS_FOLDER, check_results_folder, folder_name
+from samara.shared.start import START_FILE
 
 log = logging.getLogger("samara.tune")
 
@@ -340,7 +341,7 @@ def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
             torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory_bytes()
         ),
         "versions": {
-            DISTRIBUTION: version(DISTRIBUTION),
+            DISTRIBUTION: samara_version(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": version("transformers"),

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import torch
 
-from client.spaces.full import FullSpace, check_trainable
-from client.spaces.head import HeadSpace
-from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.spaces.peft_adapter import PeftSpace
-from client.spaces.prefix import PrefixSpace
-from client.spaces.scaling import ScalingPlan
-from client.spaces.space import Space
-from client.spaces.streamed import StreamedFullSpace
-from client.tuning.model_setup import ModelSetup
-from client.tuning.settings import TuneSettings
-from shared.model.replay_torch import backend_for
+from samara.client.spaces.full import FullSpace, check_trainable
+from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
+from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.prefix import PrefixSpace
+from samara.client.spaces.scaling import ScalingPlan
+from samara.client.spaces.space import Space
+from samara.client.spaces.streamed import StreamedFullSpace
+from samara.client.tuning.model_setup import ModelSetup
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.model.replay_torch import backend_for
 
 BLOCKS_FOLDER = "blocks"
 """Folder of the blocks of a streamed model whose parameters are trained, during the run."""

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from client.tuning.methods import FIRST_ORDER, MEZO
-from shared.data_settings import EMBEDDED_DATA
-from shared.settings import Section, Text, setting
-from shared.tasks.sampling import LOW_DATA
+from samara.client.tuning.methods import FIRST_ORDER, MEZO
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.settings import Section, Text, setting
+from samara.shared.tasks.sampling import LOW_DATA
 
 
 class TuneData(Section):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from client.estimators.mezo import LearningRateSchedule
-from client.tuning.methods import (
+from samara.client.estimators.mezo import LearningRateSchedule
+from samara.client.tuning.methods import (
     ESTIMATING,
     FIRST_ORDER,
     MEZO,
@@ -13,17 +13,17 @@ from client.tuning.methods import (
     Method,
     SpaceName,
 )
-from client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
-from shared.data_settings import EMBEDDED_DATA
-from shared.directions import Differences, Gradients
-from shared.sections import (
+from samara.client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.directions import Differences, Gradients
+from samara.shared.sections import (
     AdapterSettings,
     LearningRate,
     ModelSettings,
     adapter_kind,
 )
-from shared.settings import Settings, Text, setting
-from shared.tasks.catalog import TaskName
+from samara.shared.settings import Settings, Text, setting
+from samara.shared.tasks.catalog import TaskName
 
 
 class TuneFields(Settings):
@@ -249,7 +249,7 @@ class TuneFields(Settings):
 
     @property
     def estimates_its_rate(self) -> bool:
-        """Return whether `shared.step_size` finds the learning rate while the method runs."""
+        """Return whether `samara.shared.step_size` finds the learning rate during the run."""
         return self.learning_rate == "auto" and self.method in ESTIMATING
 
     @property

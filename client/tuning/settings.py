@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from client.tuning.combinations import mistakes_in
-from client.tuning.methods import (
+from samara.client.tuning.combinations import mistakes_in
+from samara.client.tuning.methods import (
     ADAM_RATE,
     BATCH,
     BY_PEFT,
@@ -15,9 +15,9 @@ from client.tuning.methods import (
     QUERIES,
     SPACES,
 )
-from client.tuning.setting_fields import TuneFields
-from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
-from shared.settings import Scalar, flattened, nest
+from samara.client.tuning.setting_fields import TuneFields
+from samara.shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
+from samara.shared.settings import Scalar, flattened, nest
 
 
 class TuneSettings(TuneFields):

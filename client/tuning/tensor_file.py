@@ -8,8 +8,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from shared.errors import TrainingError
-from shared.files import write_durably
+from samara.shared.errors import TrainingError
+from samara.shared.files import write_durably
 
 
 class TensorFile:

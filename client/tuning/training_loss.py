@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.tuning.settings import TuneSettings
-from shared.tasks.objectives import ObjectiveName
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.tasks.objectives import ObjectiveName
 
 
 def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) -> Tensor:

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
-from client.tuning.tuning_setup import EvaluationResult, TaskSplit
-from shared.start import Start
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit
+from samara.shared.start import Start
 
 
 class TrainingMethod(Protocol):

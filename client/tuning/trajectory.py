@@ -1,7 +1,7 @@
 """The trajectory checkpoint: base + (seed root, scalars) = the trained model, for float states.
 
 The file holds a header and a record per step, each appended and fsynced; its bytes are those of
-`client.tuning.trajectory_format`.
+`samara.client.tuning.trajectory_format`.
 """
 
 import os
@@ -14,18 +14,18 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from client.spaces.scaling import scaling_by
-from client.spaces.space import Space
-from client.tuning.descent import Descent, UpdateRule, UpdateStep
-from client.tuning.trajectory_format import (
+from samara.client.spaces.scaling import scaling_by
+from samara.client.spaces.space import Space
+from samara.client.tuning.descent import Descent, UpdateRule, UpdateStep
+from samara.client.tuning.trajectory_format import (
     TrajectoryHeader,
     decode_record,
     encode_record,
     first_checksum,
     last_checksum,
 )
-from shared.errors import SamaraError, TrajectoryError
-from shared.files import make_folder, write_durably
+from samara.shared.errors import SamaraError, TrajectoryError
+from samara.shared.files import make_folder, write_durably
 
 
 def make_header(

@@ -22,10 +22,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from client.spaces.scaling import ScalingPlan
-from shared.directions import query_seeds
-from shared.errors import TrajectoryError
-from shared.normal_table import TABLE_SHA256
+from samara.client.spaces.scaling import ScalingPlan
+from samara.shared.directions import query_seeds
+from samara.shared.errors import TrajectoryError
+from samara.shared.normal_table import TABLE_SHA256
 
 TRAJECTORY_VERSION = 1
 MAX_QUERIES = 65_535

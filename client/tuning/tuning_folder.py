@@ -10,16 +10,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from client.tuning.settings import TuneSettings
-from client.tuning.tuning_setup import draw_examples
-from shared.errors import ConfigError
-from shared.files import make_folder, write_durably
-from shared.model.model_folder import model_id_of
-from shared.runs import RUNS_FOLDER, folder_name
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import Task
-from shared.tasks.rows import Example, hash_whole_examples
-from shared.tasks.sources import SPLITS
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_setup import draw_examples
+from samara.shared.errors import ConfigError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.model_folder import model_id_of
+from samara.shared.runs import RUNS_FOLDER, folder_name
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.rows import Example, hash_whole_examples
+from samara.shared.tasks.sources import SPLITS
 
 IDENTITY_FILE, RESULT_FILE = "tune.json", "result.json"
 MODEL_PATH = "model_path"

@@ -7,38 +7,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from client.forward.grouping import Schedule
-from client.forward.peak_memory import keep_freed_memory
-from client.forward.readout import (
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.peak_memory import keep_freed_memory
+from samara.client.forward.readout import (
     ReadoutForward,
     make_base_engine,
     make_readout,
 )
-from client.forward.representation_store import make_representation_store
-from client.forward.resident import ResidentForward
-from client.forward.streamed import BlockwiseParameters, make_forward_engine
-from client.forward.trunk_cache import make_trunk_cache
-from client.spaces.space import ScoreFunction
-from client.tuning.methods import LOW_RANK, ZEROTH_ORDER
-from client.tuning.model_setup import ModelSetup
-from client.tuning.settings import TuneSettings
-from shared.choices import READOUT
-from shared.data_settings import EMBEDDED_DATA
-from shared.directions import batch_order
-from shared.errors import ConfigError, TaskError
-from shared.label_scores import Confusion
-from shared.layout import ADAPTER_GROUP, READOUT_GROUP
-from shared.model.layer_selection import chosen_blocks
-from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
-from shared.model.scorers import Prompt
-from shared.tasks.data import check_labels, load_examples
-from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.metrics import answer_metric, label_metric
-from shared.tasks.objectives import ObjectiveName, objective_for
-from shared.tasks.rows import Example
-from shared.tasks.sampling import sample_each_label, sample_splits
-from shared.tasks.sources import SPLITS
+from samara.client.forward.representation_store import make_representation_store
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import BlockwiseParameters, make_forward_engine
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.client.spaces.space import ScoreFunction
+from samara.client.tuning.methods import LOW_RANK, ZEROTH_ORDER
+from samara.client.tuning.model_setup import ModelSetup
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.choices import READOUT
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.directions import batch_order
+from samara.shared.errors import ConfigError, TaskError
+from samara.shared.label_scores import Confusion
+from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP
+from samara.shared.model.layer_selection import chosen_blocks
+from samara.shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.data import check_labels, load_examples
+from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.metrics import answer_metric, label_metric
+from samara.shared.tasks.objectives import ObjectiveName, objective_for
+from samara.shared.tasks.rows import Example
+from samara.shared.tasks.sampling import sample_each_label, sample_splits
+from samara.shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
 

@@ -14,46 +14,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.estimators.exact import (
+from samara.client.estimators.exact import (
     directional_derivatives,
     exact_estimator,
     mezo_exact_estimator,
 )
-from client.estimators.mezo import (
+from samara.client.estimators.mezo import (
     learning_rate_at,
     mezo_estimator,
     one_point_estimator,
     queries_at,
 )
-from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
-from client.forward.answer_losses import answer_losses
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.spaces.low_rank import LoRAFASpace
-from client.spaces.scaling import scaling_by
-from client.spaces.streamed import StreamedFullSpace
-from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
-from client.tuning.group_norms import (
+from samara.client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
+from samara.client.forward.answer_losses import answer_losses
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.low_rank import LoRAFASpace
+from samara.client.spaces.scaling import scaling_by
+from samara.client.spaces.streamed import StreamedFullSpace
+from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
+from samara.client.tuning.group_norms import (
     backward_gradient,
     d_of,
     estimate_gradient_norms,
     gradient_norms,
     parameter_norms,
 )
-from client.tuning.methods import Method
-from client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
-from client.tuning.settings import TuneSettings
-from client.tuning.training_loss import mixed_precision, summed_loss
-from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
-from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from shared.directions import query_seeds
-from shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_adapter
-from shared.model.replay_torch import backend_for
-from shared.model.scorers import Prompt
-from shared.start import Start
-from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from shared.step_size import Observation, StepSize
-from shared.tasks.kinds import GenerationTask
+from samara.client.tuning.methods import Method
+from samara.client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
+from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.training_loss import mixed_precision, summed_loss
+from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.shared.directions import query_seeds
+from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_adapter
+from samara.shared.model.replay_torch import backend_for
+from samara.shared.model.scorers import Prompt
+from samara.shared.start import Start
+from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
+from samara.shared.step_size import Observation, StepSize
+from samara.shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.tune")
 

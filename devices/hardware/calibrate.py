@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
-from devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
-from shared.data_settings import EMBEDDED_DATA
-from shared.directions import directions
-from shared.errors import ModelError
-from shared.machine import cores, peak_memory_bytes
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.products import linear
-from shared.model.quantized import quantize_linear
-from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import EMBEDDED_MODEL, AdapterSettings
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
+from samara.devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.directions import directions
+from samara.shared.errors import ModelError
+from samara.shared.machine import cores, peak_memory_bytes
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.products import linear
+from samara.shared.model.quantized import quantize_linear
+from samara.shared.model.scorers import CausalScorer, Prompt
+from samara.shared.sections import EMBEDDED_MODEL, AdapterSettings
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask
 
 SWEEPS = 9
 _LEAST_SECONDS = 2e-3

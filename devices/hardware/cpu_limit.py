@@ -11,14 +11,14 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from devices.hardware.control_groups import (
+from samara.devices.hardware.control_groups import (
     GROUP_NAME,
     GROUPS,
     current_group,
     enter_group,
     remove_group,
 )
-from devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
+from samara.devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 PERIOD_MICROSECONDS = 200_000
 """Time in which the kernel grants the share: in a shorter one more of it goes to filling caches."""

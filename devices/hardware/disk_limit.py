@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import count
 
-from devices.hardware.control_groups import (
+from samara.devices.hardware.control_groups import (
     GROUP_NAME,
     GROUPS,
     current_group,
     enter_group,
     remove_group,
 )
-from devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
+from samara.devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 _NUMBERS = count()
 _V1_FILES = ("blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device")

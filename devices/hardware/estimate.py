@@ -4,24 +4,24 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from devices.hardware.memory_footprint import (
+from samara.devices.hardware.memory_footprint import (
     MemoryFootprint,
     memory_footprint,
     readout_footprint,
 )
-from devices.hardware.model_shape import ModelShape
-from devices.hardware.profile import DeviceProfile
-from devices.hardware.roofline import (
+from samara.devices.hardware.model_shape import ModelShape
+from samara.devices.hardware.profile import DeviceProfile
+from samara.devices.hardware.roofline import (
     StepTime,
     Workload,
     base_pass_time,
     readout_step_time,
     step_time,
 )
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 UNIT = 256
-"""Examples that are computed together before a readout's steps, as in `client.forward.readout`."""
+"""Examples computed together before a readout's steps, as in `samara.client.forward.readout`."""
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 

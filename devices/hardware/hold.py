@@ -16,13 +16,13 @@ from types import FrameType
 
 import numpy as np
 
-from devices.hardware.cpu_limit import LEAST_CORES, CpuLimit, limit_cpu
-from devices.hardware.leftovers import caretaker
-from devices.hardware.link_shaping import ShapedLink, shape_link, slow_link
-from devices.hardware.memory_limit import MemoryLimit, PollingLimit, memory_limit
-from devices.hardware.profile import DeviceProfile, LinkProfile
-from shared.errors import DeviceError
-from shared.machine import cores
+from samara.devices.hardware.cpu_limit import LEAST_CORES, CpuLimit, limit_cpu
+from samara.devices.hardware.leftovers import caretaker
+from samara.devices.hardware.link_shaping import ShapedLink, shape_link, slow_link
+from samara.devices.hardware.memory_limit import MemoryLimit, PollingLimit, memory_limit
+from samara.devices.hardware.profile import DeviceProfile, LinkProfile
+from samara.shared.errors import DeviceError
+from samara.shared.machine import cores
 
 _WIDTH, _TRIALS = 1_024, 5
 

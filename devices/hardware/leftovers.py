@@ -14,9 +14,8 @@ from pathlib import Path
 
 import psutil
 
-import devices
-from devices.hardware.control_groups import GROUPS, current_group, remove_group
-from devices.hardware.own_disk import DISK_SUFFIX, unmount
+from samara.devices.hardware.control_groups import GROUPS, current_group, remove_group
+from samara.devices.hardware.own_disk import DISK_SUFFIX, unmount
 
 _NAME = re.compile(r"samara-(\d+)-\d+")
 _HIERARCHIES = ("memory", "cpu", "blkio")
@@ -117,11 +116,8 @@ class Caretaker:
 def caretaker() -> Iterator[Caretaker]:
     """Remove what is left of killed processes, and have this one's removed if it is killed."""
     remove_leftovers()
-    here = str(Path(str(devices.__file__)).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "devices.hardware.leftovers", str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-m", "samara.devices.hardware.leftovers", str(os.getpid())],
         stdin=subprocess.PIPE,
         text=True,
         start_new_session=True,

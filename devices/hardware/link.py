@@ -7,8 +7,8 @@ from math import ceil, floor
 
 import numpy as np
 
-from devices.hardware.profile import LinkProfile
-from shared.fleet_settings import Hours
+from samara.devices.hardware.profile import LinkProfile
+from samara.shared.fleet_settings import Hours
 
 PACKET_BYTES = 1_460
 """Payload of a TCP segment on an Ethernet of 1,500 bytes."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from devices.hardware.profile import LinkProfile
-from shared.errors import DeviceError
+from samara.devices.hardware.profile import LinkProfile
+from samara.shared.errors import DeviceError
 
 _NUMBERS = count()
 _SMALLEST_BURST = 16_000

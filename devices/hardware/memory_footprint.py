@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, fields, replace
 
-from devices.hardware.model_shape import ModelShape
-from devices.hardware.profile import DeviceProfile
-from devices.hardware.roofline import (
+from samara.devices.hardware.model_shape import ModelShape
+from samara.devices.hardware.profile import DeviceProfile
+from samara.devices.hardware.roofline import (
     Workload,
     compute_bytes,
     logit_tile_positions,

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import psutil
 
-from devices.hardware.control_groups import (
+from samara.devices.hardware.control_groups import (
     GROUP_NAME,
     GROUPS,
     current_group,
     enter_group,
     remove_group,
 )
-from shared.errors import DeviceError
+from samara.shared.errors import DeviceError
 
 _NUMBERS = count()
 _WATCH_SECONDS = 0.02

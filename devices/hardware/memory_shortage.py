@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from devices.hardware.memory_limit import CgroupLimit
+from samara.devices.hardware.memory_limit import CgroupLimit
 
 _TAKE = (
     "import sys; open('/proc/self/oom_score_adj', 'w').write('-1000'); "

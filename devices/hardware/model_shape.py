@@ -5,11 +5,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import ModelError
-from shared.model.model_folder import check_config
+from samara.shared.errors import ModelError
+from samara.shared.model.model_folder import check_config
 
 if TYPE_CHECKING:
-    from shared.model.structure import Family
+    from samara.shared.model.structure import Family
 
 BUILT_IN: dict[str, dict[str, int]] = {
     "tinyllama-1.1b": {
@@ -105,7 +105,7 @@ def model_shape(name_or_path: str) -> ModelShape:
     if name_or_path in BUILT_IN:
         return llama_shape(name_or_path, BUILT_IN[name_or_path])
     folder = _folder(name_or_path)
-    from shared.model.structure import detect_family
+    from samara.shared.model.structure import detect_family
 
     try:
         content = (folder / "config.json").read_bytes()
@@ -179,9 +179,9 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     """
     import torch
 
-    from shared.model.layer_selection import adapted_layers, features, is_linear
-    from shared.model.loading import BaseModel, empty_network
-    from shared.sections import AdapterSettings
+    from samara.shared.model.layer_selection import adapted_layers, features, is_linear
+    from samara.shared.model.loading import BaseModel, empty_network
+    from samara.shared.sections import AdapterSettings
 
     text = config.get_text_config()
     if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):

@@ -8,15 +8,15 @@ in the paper's tables.
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from client.offload.iteration_time import (
+from samara.client.offload.iteration_time import (
     StageSeconds,
     layerwise_iteration,
     zero_offload_iteration,
 )
-from devices.hardware.model_shape import Linear, ModelShape
-from devices.hardware.profile import DeviceProfile
-from devices.hardware.roofline import Workload, base_pass_time
-from shared.errors import ConfigError
+from samara.devices.hardware.model_shape import Linear, ModelShape
+from samara.devices.hardware.profile import DeviceProfile
+from samara.devices.hardware.roofline import Workload, base_pass_time
+from samara.shared.errors import ConfigError
 
 FirstOrderMethod = Literal["fo-adam", "lora", "zero-offload", "lsp"]
 WIDTH = {"fp32": 4, "fp16": 2}

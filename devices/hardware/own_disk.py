@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from devices.hardware.control_groups import GROUP_NAME
-from shared.errors import DeviceError
+from samara.devices.hardware.control_groups import GROUP_NAME
+from samara.shared.errors import DeviceError
 
 DISK_SUFFIX = ".disk"
 _DISK_BYTES = 4 * 2**30

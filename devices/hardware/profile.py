@@ -15,10 +15,10 @@ from typing import Any, Literal, Self, TypeVar
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shared.errors import ConfigError
-from shared.files import write_durably
-from shared.fleet_settings import Hours, check_hours
-from shared.settings import Section, explain
+from samara.shared.errors import ConfigError
+from samara.shared.files import write_durably
+from samara.shared.fleet_settings import Hours, check_hours
+from samara.shared.settings import Section, explain
 
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 
@@ -311,7 +311,7 @@ def save_profile(profile: SourcedProfile, path: Path) -> None:
 
 
 def _shipped_files(*folder: str) -> dict[str, Traversable]:
-    directory = resources.files("devices").joinpath(*folder)
+    directory = resources.files("samara.devices").joinpath(*folder)
     return {
         entry.name.removesuffix(".toml"): entry
         for entry in directory.iterdir()

@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from devices.hardware.model_shape import Linear, ModelShape
-from devices.hardware.profile import DeviceProfile
-from shared.directions import Differences
-from shared.errors import ConfigError, ModelError
+from samara.devices.hardware.model_shape import Linear, ModelShape
+from samara.devices.hardware.profile import DeviceProfile
+from samara.shared.directions import Differences
+from samara.shared.errors import ConfigError, ModelError
 
 Grouping = Literal["sequential", "inner", "outer", "both"]
 Quantization = Literal["fp32", "fp16", "int8", "nf4"]
@@ -32,7 +32,7 @@ BLOCK_LAUNCHES = 28
 ADAPTER_LAUNCHES = 5
 """Operations of an adapted layer in a pass: A·x, three for B ± ε·z, one batched product."""
 LOGIT_TILE_BYTES = 32 * 2**20
-"""Bytes of the logits held at a time, the same as in `shared.model.head`."""
+"""Bytes of the logits held at a time, the same as in `samara.shared.model.head`."""
 _STORED = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "nf4": 4.5 / 8}
 """Bytes of a weight. NF4 has a float32 maximum per 64 weights; INT8's scales are negligible."""
 _WIDTH = {"fp32": 4, "fp16": 2}

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from client.training.client_data import example_reader
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.model.tokenizer import load_tokenizer
-from shared.tasks.catalog import load_task
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example
+from samara.client.training.client_data import example_reader
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.model.tokenizer import load_tokenizer
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example
 
 _TYPICAL = 64
 """The number of training examples whose length is typical for all."""

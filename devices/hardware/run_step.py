@@ -1,15 +1,15 @@
 """The work of a run's step on a device: shape of the model, examples of a pass, directions."""
 
-from client.streaming.loading import choose_tier
-from client.training.model_runtime import EVALUATION_MICRO_BATCH
-from devices.hardware.estimate import UNIT
-from devices.hardware.model_shape import ModelShape, model_shape
-from devices.hardware.roofline import Grouping, Quantization, Workload
-from shared.config import RunConfig
-from shared.model.model_folder import find_embedded_model
-from shared.sections import EMBEDDED_MODEL
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.client.streaming.loading import choose_tier
+from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH
+from samara.devices.hardware.estimate import UNIT
+from samara.devices.hardware.model_shape import ModelShape, model_shape
+from samara.devices.hardware.roofline import Grouping, Quantization, Workload
+from samara.shared.config import RunConfig
+from samara.shared.model.model_folder import find_embedded_model
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 _GROUPINGS: dict[str, Grouping] = {
     "sequential": "sequential",

@@ -15,8 +15,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from shared.errors import DeviceError
-from shared.files import write_durably
+from samara.shared.errors import DeviceError
+from samara.shared.files import write_durably
 
 _TRIAL = (
     "import time; begun = time.monotonic(); time.sleep(0.05); "

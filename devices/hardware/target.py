@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, exp, log
 from typing import Any
 
-from devices.hardware.estimate import StepEstimate, estimate_readout, estimate_step
-from devices.hardware.profile import DeviceProfile
-from devices.hardware.roofline import Workload
-from devices.hardware.run_step import label_count, shape_of, workload_of
-from shared.config import RunConfig
-from shared.errors import ConfigError
+from samara.devices.hardware.estimate import StepEstimate, estimate_readout, estimate_step
+from samara.devices.hardware.profile import DeviceProfile
+from samara.devices.hardware.roofline import Workload
+from samara.devices.hardware.run_step import label_count, shape_of, workload_of
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
 
 PASSES = {2.0: (18_000, 92_000), 3.0: (111_000, 252_000), 4.0: (166_000, 449_000)}
 """Passes of all clients together, least and most of eight runs, until the accuracy was so many

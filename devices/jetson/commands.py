@@ -31,9 +31,14 @@ def wheelhouse(
 
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from devices.jetson.downloads import RemoteFile
-    from devices.jetson.wheelhouse import Request, installed_source, make_plan, make_wheelhouse
-    from shared.errors import ConfigError
+    from samara.devices.jetson.downloads import RemoteFile
+    from samara.devices.jetson.wheelhouse import (
+        Request,
+        installed_source,
+        make_plan,
+        make_wheelhouse,
+    )
+    from samara.shared.errors import ConfigError
 
     if sha256 and not torch_wheel:
         raise ConfigError("--sha256 is the checksum of --torch-wheel URL, which is missing")

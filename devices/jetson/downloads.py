@@ -8,8 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from shared.blob_store import blob_hash
-from shared.errors import DeviceError
+from samara.shared.blob_store import blob_hash
+from samara.shared.errors import DeviceError
 
 PARTIAL = ".part"
 """The suffix of files of which more is to be fetched."""

@@ -248,7 +248,7 @@ if [[ -n "$service" ]]; then
         || run useradd --system --user-group --home-dir /var/lib/samara --shell /usr/sbin/nologin samara
     run install -d -o root -g samara -m 0750 /etc/samara
     shipped="$here/samara-client@.service"
-    [[ -r "$shipped" ]] || shipped="$("$interpreter" -c 'import devices.jetson as j; print(j.__path__[0])')/samara-client@.service"
+    [[ -r "$shipped" ]] || shipped="$("$interpreter" -c 'import samara.devices.jetson as j; print(j.__path__[0])')/samara-client@.service"
     sed "s|/opt/samara/|$prefix/|g" "$shipped" | write "$unit"
     options="/etc/samara/$service.env"
     if [[ ! -e "$options" ]]; then

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.errors import ConfigError, DeviceError
-from shared.files import write_durably
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.files import write_durably
 
 log = logging.getLogger("samara.device")
 

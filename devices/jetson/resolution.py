@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from devices.jetson.downloads import RemoteFile
-from shared.errors import ConfigError, DeviceError
+from samara.devices.jetson.downloads import RemoteFile
+from samara.shared.errors import ConfigError, DeviceError
 
 _OLDEST_GLIBC = 17
 """The glibc 2.17 of the oldest tag that uv and pip know for this processor."""

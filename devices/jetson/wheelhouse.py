@@ -22,12 +22,12 @@ from urllib.request import url2pathname
 import tomli_w
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from devices.jetson.downloads import PARTIAL, RemoteFile, fetch, with_sizes
-from devices.jetson.resolution import JETPACKS, Resolver, run_uv
-from shared import DISTRIBUTION
-from shared.blob_store import blob_hash
-from shared.errors import ConfigError, DeviceError
-from shared.files import write_durably
+from samara.devices.jetson.downloads import PARTIAL, RemoteFile, fetch, with_sizes
+from samara.devices.jetson.resolution import JETPACKS, Resolver, run_uv
+from samara.shared import DISTRIBUTION
+from samara.shared.blob_store import blob_hash
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.files import write_durably
 
 CHECKSUMS = "SHA256SUMS"
 _FACTS = "wheelhouse.toml"
@@ -182,7 +182,7 @@ def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
     for path, file in plan.files.items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         digests[path] = fetch(file, out / path, advance)
-    own = {name: (resources("devices.jetson") / name).read_bytes() for name in _INSTALLER}
+    own = {name: (resources("samara.devices.jetson") / name).read_bytes() for name in _INSTALLER}
     if plan.own_wheel:
         own[f"wheels/{plan.own_wheel.name}"] = plan.own_wheel.read_bytes()
     for path, content in own.items():

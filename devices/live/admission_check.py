@@ -4,12 +4,12 @@ import http.client
 from base64 import b64encode
 from datetime import UTC, datetime
 
-from devices.live.settings import ClientSettings
-from devices.live.tls_contexts import verifying_context
-from shared.addresses import parse_address
-from shared.errors import SamaraError
-from shared.rejection import HEADER, RejectionCode, rejection_in
-from shared.signing import SigningKey
+from samara.devices.live.settings import ClientSettings
+from samara.devices.live.tls_contexts import verifying_context
+from samara.shared.addresses import parse_address
+from samara.shared.errors import SamaraError
+from samara.shared.rejection import HEADER, RejectionCode, rejection_in
+from samara.shared.signing import SigningKey
 
 _PATH = "/v1/fleet/push-object"
 """An empty part of a reply, which belongs to none: the server passes nothing of it on to Flower."""
@@ -40,7 +40,7 @@ def ask_admission(settings: ClientSettings) -> RejectionCode | None:
 
 def signed_headers(key: SigningKey) -> dict[str, str]:
     """Return the headers of a request to the fleet API that is signed with a key, now."""
-    from shared.flower_compat import (
+    from samara.shared.flower_compat import (
         FLEET_HTTP_PUBLIC_KEY_HEADER,
         FLEET_HTTP_SIGNATURE_HEADER,
         TIMESTAMP_HEADER,

@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from client.protocol.question_limits import MAX_TEXTS, MODELS, PERSONAL
-from client.protocol.remote_model import RemoteModel
-from shared.errors import QuestionError
-from shared.proto.trainer_pb2 import (
+from samara.client.protocol.question_limits import MAX_TEXTS, MODELS, PERSONAL
+from samara.client.protocol.remote_model import RemoteModel
+from samara.shared.errors import QuestionError
+from samara.shared.proto.trainer_pb2 import (
     ChatMessage,
     Classification,
     DescribeReply,

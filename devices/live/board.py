@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from client.protocol.client_handler import decode_instruction, make_refusal
-from client.protocol.remote_trainer import RemoteTrainer
-from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.runs import run_id_of
-from shared.wire import Kind, kind_of
+from samara.client.protocol.client_handler import decode_instruction, make_refusal
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.runs import run_id_of
+from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.device")
 

@@ -1,9 +1,9 @@
 """The preflight's checks of a Jetson board: power mode, clocks, memory to win, kernels of torch."""
 
-from devices.jetson import board_state, telemetry
-from devices.jetson.nvpmodel import fastest_power_mode, read_power_mode, read_power_modes
-from shared.check_result import CheckResult, Outcome
-from shared.errors import DeviceError
+from samara.devices.jetson import board_state, telemetry
+from samara.devices.jetson.nvpmodel import fastest_power_mode, read_power_mode, read_power_modes
+from samara.shared.check_result import CheckResult, Outcome
+from samara.shared.errors import DeviceError
 
 _WORTH_SAYING = 100 * 2**20
 """Bytes from which memory to be won is warned about."""

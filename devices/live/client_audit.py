@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from client.protocol.answer_log import ANSWERS_FILE, AnswerHistory
-from client.protocol.logged_answers import AnswerTotals, LoggedAnswer
+from samara.client.protocol.answer_log import ANSWERS_FILE, AnswerHistory
+from samara.client.protocol.logged_answers import AnswerTotals, LoggedAnswer
 
 CLOCK_NOTE = "Times are those of this device's clock, which may be wrong."
 

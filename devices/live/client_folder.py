@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from shared.errors import ConfigError, DeviceError
+from samara.shared.errors import ConfigError, DeviceError
 
 SETTINGS_FILE = "client.json"
 """Name of the file with the client's settings."""

@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client.personal.personalizations import describe_personalizations
-from client.protocol.answer_log import ANSWERS_FILE, read_answers
-from client.protocol.joined_runs import JoinedRuns, latest_data_settings
-from client.protocol.logged_answers import LoggedAnswer
-from client.protocol.model_in_use import describe_model_in_use
-from client.protocol.pass_counts import PassCounts
-from client.protocol.privacy_budget import ChargeLog, describe_charges
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.scenario_folder import describe_scenarios
-from client.protocol.session_store import decode_session
-from client.protocol.work_costs import WorkCost, WorkCosts
-from client.training.growing_data import DataFacts, GrowingData
-from devices.live.pause_log import Pause, read_pauses
-from devices.live.server_contact import describe_contact
-from devices.live.settings import ClientSettings
-from shared.errors import CatchUpError, SamaraError, TrainerError
-from shared.scalar_ratio import ScalarCount
-from shared.tasks.catalog import load_task
+from samara.client.personal.personalizations import describe_personalizations
+from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
+from samara.client.protocol.joined_runs import JoinedRuns, latest_data_settings
+from samara.client.protocol.logged_answers import LoggedAnswer
+from samara.client.protocol.model_in_use import describe_model_in_use
+from samara.client.protocol.pass_counts import PassCounts
+from samara.client.protocol.privacy_budget import ChargeLog, describe_charges
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.scenario_folder import describe_scenarios
+from samara.client.protocol.session_store import decode_session
+from samara.client.protocol.work_costs import WorkCost, WorkCosts
+from samara.client.training.growing_data import DataFacts, GrowingData
+from samara.devices.live.pause_log import Pause, read_pauses
+from samara.devices.live.server_contact import describe_contact
+from samara.devices.live.settings import ClientSettings
+from samara.shared.errors import CatchUpError, SamaraError, TrainerError
+from samara.shared.scalar_ratio import ScalarCount
+from samara.shared.tasks.catalog import load_task
 
 _PATIENCE_SECONDS = 2.0
 

@@ -12,20 +12,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from client.protocol.remote_trainer import RemoteTrainer
-from devices.jetson.nvpmodel import in_power_mode
-from devices.live.board_checks import explain_crash
-from devices.live.client_folder import (
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.devices.jetson.nvpmodel import in_power_mode
+from samara.devices.live.board_checks import explain_crash
+from samara.devices.live.client_folder import (
     UP_LOCK,
     check_is_no_phones,
     check_not_moved,
     client_folder,
 )
-from devices.live.dashboard import dashboard
-from devices.live.flower_wire import FlowerWire
-from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
-from devices.live.local_trainer import ANOTHER_SERVES
-from devices.live.processes import (
+from samara.devices.live.dashboard import dashboard
+from samara.devices.live.flower_wire import FlowerWire
+from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from samara.devices.live.local_trainer import ANOTHER_SERVES
+from samara.devices.live.processes import (
     OUT_OF_MEMORY,
     UNUSABLE_INPUT,
     SupervisedProcess,
@@ -34,13 +34,13 @@ from devices.live.processes import (
     module_command,
     status_of_rejection,
 )
-from devices.live.server_contact import note_end, note_rejection
-from devices.live.service_manager import ALIVE, READY, notify_service_manager
-from devices.live.settings import ClientSettings
-from devices.live.stream_wire import StreamWire
-from shared.errors import DeviceError, RejectedError, TrainerError
-from shared.files import make_private_folder
-from shared.rejection import RejectionCode, describe_rejection
+from samara.devices.live.server_contact import note_end, note_rejection
+from samara.devices.live.service_manager import ALIVE, READY, notify_service_manager
+from samara.devices.live.settings import ClientSettings
+from samara.devices.live.stream_wire import StreamWire
+from samara.shared.errors import DeviceError, RejectedError, TrainerError
+from samara.shared.files import make_private_folder
+from samara.shared.rejection import RejectionCode, describe_rejection
 
 log = logging.getLogger("samara.device")
 

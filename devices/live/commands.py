@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from devices.live import learning_commands, owner_commands, question_commands
-from devices.live.owner_commands import Home, Name
-from shared.command_group import command_group
+from samara.devices.live import learning_commands, owner_commands, question_commands
+from samara.devices.live.owner_commands import Home, Name
+from samara.shared.command_group import command_group
 
 app = command_group("Take part in a run with this machine.")
 
@@ -98,20 +98,20 @@ def up(
 
     Example: samara client up --name kitchen-orin --model MODEL --data DATA --task sst2
     """
-    from client.protocol.scenario_folder import take_scenario
-    from devices.jetson.nvpmodel import check_power_mode
-    from devices.live import client_supervisor as live
-    from devices.live.client_folder import check_name, client_folder
-    from devices.live.limits import check_hours
-    from devices.live.settings import (
+    from samara.client.protocol.scenario_folder import take_scenario
+    from samara.devices.jetson.nvpmodel import check_power_mode
+    from samara.devices.live import client_supervisor as live
+    from samara.devices.live.client_folder import check_name, client_folder
+    from samara.devices.live.limits import check_hours
+    from samara.devices.live.settings import (
         ClientSettings,
         resolve_device,
         resolve_device_settings,
     )
-    from devices.live.wire_choice import WireChoice, choose_wire
-    from shared.errors import ConfigError
-    from shared.tasks.catalog import load_task
-    from shared.tasks.embedded import check_data_is_given
+    from samara.devices.live.wire_choice import WireChoice, choose_wire
+    from samara.shared.errors import ConfigError
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.embedded import check_data_is_given
 
     folder = client_folder(name, home)
     given = WireChoice(wire.value if wire else None, superlink, tuple(gateways or ()), key, certs)
@@ -171,9 +171,9 @@ def join(
 
     Example: samara client join example.org:8000 CODE --name kitchen-orin
     """
-    from devices.live.client_folder import client_folder
-    from devices.live.join import join_run
-    from shared.invitation import InvitationCode
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.join import join_run
+    from samara.shared.invitation import InvitationCode
 
     folder = client_folder(name, home)
     print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
@@ -192,9 +192,9 @@ def status(
     """
     from rich.console import Console
 
-    from devices.live.client_folder import client_folder
-    from devices.live.client_status import StatusReader
-    from devices.live.status_display import render_status
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.client_status import StatusReader
+    from samara.devices.live.status_display import render_status
 
     Console().print(render_status(StatusReader(client_folder(name, home)).read()))
 
@@ -215,11 +215,11 @@ def audit(
 
     from rich.console import Console
 
-    from client.protocol.answer_log import read_answers
-    from devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
-    from devices.live.client_folder import SETTINGS_FILE, client_folder
-    from devices.live.settings import ClientSettings
-    from devices.live.status_display import SHARES_ENERGY
+    from samara.client.protocol.answer_log import read_answers
+    from samara.devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
+    from samara.devices.live.client_folder import SETTINGS_FILE, client_folder
+    from samara.devices.live.settings import ClientSettings
+    from samara.devices.live.status_display import SHARES_ENERGY
 
     folder = client_folder(name, home)
     history = read_answers(folder)
@@ -253,8 +253,8 @@ def doctor(
 
     Example: samara client doctor --name kitchen-orin
     """
-    from devices.live.client_folder import client_folder
-    from devices.live.doctor import write_report
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.doctor import write_report
 
     folder = client_folder(name, home)
     file = (out or Path(f"{name or folder.name}-doctor.json")).absolute()

@@ -15,10 +15,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from devices.live.client_folder import MESSAGES_FILE
-from devices.live.client_status import StatusReader
-from devices.live.status_display import render_status
-from shared.errors import SamaraError
+from samara.devices.live.client_folder import MESSAGES_FILE
+from samara.devices.live.client_status import StatusReader
+from samara.devices.live.status_display import render_status
+from samara.shared.errors import SamaraError
 
 _SECONDS_BETWEEN = 2.0
 _LINES_SHOWN = 6

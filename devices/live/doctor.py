@@ -18,17 +18,17 @@ from typing import Any
 
 import psutil
 
-from devices.jetson import telemetry
-from devices.jetson.nvpmodel import read_power_mode
-from devices.live.client_folder import MESSAGES_FILE
-from devices.live.client_status import ClientStatus, StatusReader
-from devices.live.known_messages import hide_insertions
-from devices.live.limits import DeviceLimits
-from devices.live.settings import ClientSettings
-from shared import DISTRIBUTION
-from shared.errors import SamaraError
-from shared.files import write_requested
-from shared.wire import FRAME_VERSION
+from samara.devices.jetson import telemetry
+from samara.devices.jetson.nvpmodel import read_power_mode
+from samara.devices.live.client_folder import MESSAGES_FILE
+from samara.devices.live.client_status import ClientStatus, StatusReader
+from samara.devices.live.known_messages import hide_insertions
+from samara.devices.live.limits import DeviceLimits
+from samara.devices.live.settings import ClientSettings
+from samara.shared import DISTRIBUTION
+from samara.shared.errors import SamaraError
+from samara.shared.files import write_requested
+from samara.shared.wire import FRAME_VERSION
 
 _PACKAGES = (
     *(DISTRIBUTION, "flwr", "torch", "triton", "numba", "numpy", "transformers", "tokenizers"),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from client.protocol.resident_trainer import ResidentTrainer
-from client.training.local_steps import take_local_steps
-from devices.live.settings import ClientSettings
-from shared.errors import SamaraError
-from shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
-from shared.machine import peak_memory_bytes
-from shared.replay import digest, zero_state
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.training.local_steps import take_local_steps
+from samara.devices.live.settings import ClientSettings
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
+from samara.shared.machine import peak_memory_bytes
+from samara.shared.replay import digest, zero_state
 
 
 def dry_run(settings: ClientSettings) -> str:

@@ -16,10 +16,10 @@ import httpx
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from client.app import error_reply
-from devices.live.bundle_check import describe_difference
-from shared.errors import SamaraError
-from shared.flower_compat import (
+from samara.client.app import error_reply
+from samara.devices.live.bundle_check import describe_difference
+from samara.shared.errors import SamaraError
+from samara.shared.flower_compat import (
     AcquireTaskRequest,
     Fab,
     HeartbeatSender,
@@ -37,7 +37,7 @@ from shared.flower_compat import (
     push_message,
     push_task_output,
 )
-from shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.polling import LEAST_PAUSE, pause_before_asking
 
 log = logging.getLogger("samara.device")
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from client.app import TRAINER, app
-from devices.live.processes import (
+from samara.client.app import TRAINER, app
+from samara.devices.live.processes import (
     SupervisedProcess,
     check_not_revoked,
     child_environment,
@@ -19,13 +19,13 @@ from devices.live.processes import (
     is_run_finished,
     module_command,
 )
-from devices.live.settings import ClientSettings
-from shared.errors import DeviceError
-from shared.files import write_secret
-from shared.proxies import DIRECT
+from samara.devices.live.settings import ClientSettings
+from samara.shared.errors import DeviceError
+from samara.shared.files import write_secret
+from samara.shared.proxies import DIRECT
 
 if TYPE_CHECKING:
-    from devices.live.executor import Executor
+    from samara.devices.live.executor import Executor
 
 _EXECUTOR_SECONDS = 5.0
 
@@ -90,7 +90,7 @@ class FlowerWire:
 
     def _executor(self) -> "Executor":
         try:
-            from devices.live.executor import Executor
+            from samara.devices.live.executor import Executor
         except ImportError as error:
             raise DeviceError(
                 f"this version of Flower is built otherwise ({error}); pip install 'flwr==1.41.*'"

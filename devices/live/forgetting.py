@@ -5,19 +5,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from client.protocol.answer_log import ANSWERS_FILE, read_answers
-from client.protocol.answered_runs import ANSWERED_FILE
-from client.protocol.joined_runs import find_run_folder
-from client.protocol.model_in_use import VALIDATION_FILE
-from client.protocol.pass_counts import PASSES_FILE
-from client.protocol.resident_trainer import BLOBS_FOLDER
-from client.protocol.work_costs import COSTS_FILE
-from client.training.own_examples import OWN_EXAMPLES_FILE
-from devices.live.client_folder import MESSAGES_FILE
-from devices.live.pause_log import PAUSES_FILE
-from devices.live.processes import stopped_client
-from shared.errors import DeviceError
-from shared.files import sync_folder
+from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
+from samara.client.protocol.answered_runs import ANSWERED_FILE
+from samara.client.protocol.joined_runs import find_run_folder
+from samara.client.protocol.model_in_use import VALIDATION_FILE
+from samara.client.protocol.pass_counts import PASSES_FILE
+from samara.client.protocol.resident_trainer import BLOBS_FOLDER
+from samara.client.protocol.work_costs import COSTS_FILE
+from samara.client.training.own_examples import OWN_EXAMPLES_FILE
+from samara.devices.live.client_folder import MESSAGES_FILE
+from samara.devices.live.pause_log import PAUSES_FILE
+from samara.devices.live.processes import stopped_client
+from samara.shared.errors import DeviceError
+from samara.shared.files import sync_folder
 
 
 class Forgotten(StrEnum):

@@ -2,12 +2,12 @@
 
 import socket
 
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.settings import ClientSettings
-from shared.addresses import parse_address
-from shared.check_result import CheckResult, Outcome
-from shared.errors import DeviceError
-from shared.proxies import remark_on_proxy
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.settings import ClientSettings
+from samara.shared.addresses import parse_address
+from samara.shared.check_result import CheckResult, Outcome
+from samara.shared.errors import DeviceError
+from samara.shared.proxies import remark_on_proxy
 
 GATEWAY = "gateway"
 """The subject of the check whether a gateway answers."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from devices.live.certificate_errors import explain_certificate_error
-from devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
-from devices.live.tls_contexts import unverified_context, verifying_context
-from shared.addresses import parse_address
+from samara.devices.live.certificate_errors import explain_certificate_error
+from samara.devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
+from samara.devices.live.tls_contexts import unverified_context, verifying_context
+from samara.shared.addresses import parse_address
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_TASK_BYTES),

@@ -2,7 +2,7 @@
 
 import grpc
 
-from shared.wire import MAX_FRAME_BYTES
+from samara.shared.wire import MAX_FRAME_BYTES
 
 PROTOCOL = 1
 """Version of the stream's messages, which the challenge names."""

@@ -16,19 +16,19 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from client.protocol.question_limits import MODELS
-from client.training.own_examples import OwnExample
-from devices.live.http_body import read_body
-from devices.live.http_requests import (
+from samara.client.protocol.question_limits import MODELS
+from samara.client.training.own_examples import OwnExample
+from samara.devices.live.http_body import read_body
+from samara.devices.live.http_requests import (
     ChatBody,
     ClassifyBody,
     CompletionBody,
     FeedbackBody,
     parse_body,
 )
-from shared.errors import DataError, QuestionError, SamaraError, UnknownModelError
-from shared.http.guard import Guard, RequestError, error_body, error_response
-from shared.proto.trainer_pb2 import (
+from samara.shared.errors import DataError, QuestionError, SamaraError, UnknownModelError
+from samara.shared.http.guard import Guard, RequestError, error_body, error_response
+from samara.shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,
     DescribeReply,

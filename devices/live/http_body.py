@@ -4,8 +4,8 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
-from devices.live.http_requests import MAX_BODY_BYTES
-from shared.http.guard import RequestError
+from samara.devices.live.http_requests import MAX_BODY_BYTES
+from samara.shared.http.guard import RequestError
 
 BODY_SECONDS = 30.0
 """Longest time in which a body arrives."""

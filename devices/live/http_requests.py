@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, Never, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from client.protocol.question_limits import (
+from samara.client.protocol.question_limits import (
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TEXTS,
     MODELS,
     PERSONAL,
 )
-from shared.errors import QuestionError, UnknownModelError
-from shared.proto.trainer_pb2 import ChatMessage, GenerateRequest
+from samara.shared.errors import QuestionError, UnknownModelError
+from samara.shared.proto.trainer_pb2 import ChatMessage, GenerateRequest
 
 MAX_BODY_BYTES = 2**20
 """Most bytes of a request's body."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import uvicorn
 
-from client.protocol.remote_model import RemoteModel
-from client.training.own_examples import OwnExample
-from devices.live.http_api import HttpApi
-from devices.live.http_requests import FeedbackBody
-from shared.errors import ConfigError, DeviceError
-from shared.http.guard import is_loopback
-from shared.http.listening import server_config
+from samara.client.protocol.remote_model import RemoteModel
+from samara.client.training.own_examples import OwnExample
+from samara.devices.live.http_api import HttpApi
+from samara.devices.live.http_requests import FeedbackBody
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.http.guard import is_loopback
+from samara.shared.http.listening import server_config
 
 _OWNER_ONLY_UMASK = 0o177
 

@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from client.protocol.scenario_folder import ScenarioFolder
-from devices.live.certificate_errors import explain_certificate_error
-from devices.live.client_folder import UP_LOCK, check_is_no_phones, check_not_moved
-from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
-from devices.live.local_trainer import ANOTHER_SERVES
-from devices.live.processes import exclusive_lock
-from devices.live.tls_contexts import invited_context, unverified_context
-from shared.addresses import parse_address
-from shared.errors import ConfigError, DeviceError, InvitationError
-from shared.files import make_private_folder, write_durably
-from shared.invitation import (
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.devices.live.certificate_errors import explain_certificate_error
+from samara.devices.live.client_folder import UP_LOCK, check_is_no_phones, check_not_moved
+from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from samara.devices.live.local_trainer import ANOTHER_SERVES
+from samara.devices.live.processes import exclusive_lock
+from samara.devices.live.tls_contexts import invited_context, unverified_context
+from samara.shared.addresses import parse_address
+from samara.shared.errors import ConfigError, DeviceError, InvitationError
+from samara.shared.files import make_private_folder, write_durably
+from samara.shared.invitation import (
     JOIN_PATH,
     MAX_WELCOME_BYTES,
     InvitationCode,
@@ -33,9 +33,9 @@ from shared.invitation import (
     Welcome,
     join_proof,
 )
-from shared.proxies import remark_on_proxy
-from shared.signed_scenario import SignedScenario
-from shared.signing import SigningKey
+from samara.shared.proxies import remark_on_proxy
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.signing import SigningKey
 
 AUTHORITY_FILE = "ca.pem"
 """Name of the file with the server's authority in the folder of a client that has joined."""

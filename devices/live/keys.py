@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from shared.client_index import (
+from samara.shared.client_index import (
     MAX_CLIENT,
     client_index_of_key,
     index_in_key_file,
     index_line,
 )
-from shared.errors import DeviceError
-from shared.files import write_secret
+from samara.shared.errors import DeviceError
+from samara.shared.files import write_secret
 
 OWN_KEY_FILE = "own.key"
 """Name of the key that a client makes in its folder if it was given none."""

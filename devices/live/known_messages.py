@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 HIDDEN = "…"
 """The sign for everything that was inserted into a message."""
-_PACKAGES = ("client", "devices", "shared")
+_PACKAGES = ("samara.client", "samara.devices", "samara.shared")
 _LEAST_LETTERS = 12
 """Fewest letters of the code's own by which a message is recognized."""
 _DEPTH = 3

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from devices.live.owner_commands import Home, Name
+from samara.devices.live.owner_commands import Home, Name
 
 _SHOWN_LETTERS = 60
 
@@ -25,13 +25,13 @@ def learn(
 
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
-    from client.protocol.joined_runs import latest_data_settings
-    from client.training.own_examples import OwnExamples, parse_rows, row_of_text
-    from devices.live.client_folder import check_not_moved, client_folder
-    from devices.live.settings import ClientSettings
-    from shared.errors import ConfigError
-    from shared.tasks.catalog import load_task
-    from shared.tasks.growing import split_of
+    from samara.client.protocol.joined_runs import latest_data_settings
+    from samara.client.training.own_examples import OwnExamples, parse_rows, row_of_text
+    from samara.devices.live.client_folder import check_not_moved, client_folder
+    from samara.devices.live.settings import ClientSettings
+    from samara.shared.errors import ConfigError
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.growing import split_of
 
     folder = client_folder(name, home)
     config = ClientSettings.read(folder).config
@@ -62,10 +62,10 @@ def unlearn(
     What they have already changed stays: a model that was trained on them, and scalars that were
     sent about them. Example: samara client unlearn 3f2a9c01b7de --name kitchen-orin
     """
-    from client.training.own_examples import OwnExamples
-    from devices.live.client_folder import client_folder
-    from devices.live.settings import ClientSettings
-    from shared.errors import ConfigError
+    from samara.client.training.own_examples import OwnExamples
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.settings import ClientSettings
+    from samara.shared.errors import ConfigError
 
     folder = client_folder(name, home)
     ClientSettings.read(folder)
@@ -85,7 +85,7 @@ def _show(folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from client.training.own_examples import OwnExamples
+    from samara.client.training.own_examples import OwnExamples
 
     examples, problems = OwnExamples(folder).read()
     table = Table("id", "learned (UTC)", "row", title=f"{len(examples)} learned examples")

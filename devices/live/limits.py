@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from devices.jetson.telemetry import Reading
-from shared.errors import ConfigError
+from samara.devices.jetson.telemetry import Reading
+from samara.shared.errors import ConfigError
 
 BUSY_PERCENT = 50.0
 """Load of other software above which a machine counts as busy."""

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import grpc
 
-from client.protocol.trainer_socket import open_channel
-from devices.live.client_folder import SOCKET, UP_LOCK, check_was_started
-from devices.live.processes import (
+from samara.client.protocol.trainer_socket import open_channel
+from samara.devices.live.client_folder import SOCKET, UP_LOCK, check_was_started
+from samara.devices.live.processes import (
     UNUSABLE_INPUT,
     child_environment,
     exclusive_lock,
     module_command,
 )
-from shared.errors import DeviceError, SamaraError, TrainerError
+from samara.shared.errors import DeviceError, SamaraError, TrainerError
 
 log = logging.getLogger("samara.device")
 

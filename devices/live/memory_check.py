@@ -1,15 +1,15 @@
 """Memory that is free on a device, and memory that a step is expected to take."""
 
-from devices.hardware.memory_footprint import (
+from samara.devices.hardware.memory_footprint import (
     MemoryFootprint,
     memory_footprint,
     readout_footprint,
 )
-from devices.hardware.profile import DeviceProfile, shipped_devices
-from devices.hardware.run_step import label_count, shape_of, workload_of
-from devices.jetson import telemetry
-from shared.config import RunConfig
-from shared.free_memory import free_memory
+from samara.devices.hardware.profile import DeviceProfile, shipped_devices
+from samara.devices.hardware.run_step import label_count, shape_of, workload_of
+from samara.devices.jetson import telemetry
+from samara.shared.config import RunConfig
+from samara.shared.free_memory import free_memory
 
 
 def free_on(device: str) -> int:

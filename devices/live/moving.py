@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
-from devices.live.keys import OWN_KEY_FILE, read_client_index
-from devices.live.processes import stopped_client
-from devices.live.sealed_archive import extract_archive, write_archive
-from devices.live.settings import ClientSettings
-from shared.archive import ArchivedFile, is_safe_path
-from shared.errors import DeviceError
-from shared.files import UNFINISHED, make_folder, sync_folder, write_durably
+from samara.devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
+from samara.devices.live.keys import OWN_KEY_FILE, read_client_index
+from samara.devices.live.processes import stopped_client
+from samara.devices.live.sealed_archive import extract_archive, write_archive
+from samara.devices.live.settings import ClientSettings
+from samara.shared.archive import ArchivedFile, is_safe_path
+from samara.shared.errors import DeviceError
+from samara.shared.files import UNFINISHED, make_folder, sync_folder, write_durably
 
 KEY_FILE, CERTIFICATES_FILE = "client.key", "ca.pem"
 """Names that a key and a certificate get that lay outside the client's folder."""

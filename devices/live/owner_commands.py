@@ -37,10 +37,10 @@ def export(
     """
     from rich.console import Console
 
-    from client.personal.model_folder import write_new_folder
-    from client.protocol.client_model import read_model_in_use
-    from devices.live.client_folder import client_folder
-    from devices.live.settings import ClientSettings
+    from samara.client.personal.model_folder import write_new_folder
+    from samara.client.protocol.client_model import read_model_in_use
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.settings import ClientSettings
 
     folder = client_folder(name, home)
     settings = ClientSettings.read(folder)
@@ -68,8 +68,8 @@ def move(
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """
-    from devices.live.client_folder import client_folder
-    from devices.live.moving import move_client
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.moving import move_client
 
     folder = client_folder(name, home)
     moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
@@ -91,8 +91,8 @@ def import_(
 
     Example: samara client import kitchen.moved --name kitchen-new
     """
-    from devices.live.client_folder import client_folder
-    from devices.live.moving import import_client
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.moving import import_client
 
     folder = client_folder(name, home)
     settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
@@ -127,10 +127,10 @@ def forget(
 
     Example: samara client forget --name kitchen-orin --private
     """
-    from devices.live.client_folder import client_folder
-    from devices.live.forgetting import Forgotten, describe_rest, find_files
-    from devices.live.forgetting import forget as delete
-    from shared.errors import ConfigError
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.forgetting import Forgotten, describe_rest, find_files
+    from samara.devices.live.forgetting import forget as delete
+    from samara.shared.errors import ConfigError
 
     if bool(run) + private + everything != 1:
         raise ConfigError("give one of --run RUN, --private and --all")
@@ -155,7 +155,7 @@ def _read_passphrase(file: Path | None, confirm: bool = False) -> str:
     Raises:
         ConfigError: if the file cannot be read.
     """
-    from shared.errors import ConfigError
+    from samara.shared.errors import ConfigError
 
     if file is None:
         typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm)

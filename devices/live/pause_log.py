@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.events import append_event
-from shared.files import write_durably
+from samara.shared.events import append_event
+from samara.shared.files import write_durably
 
 log = logging.getLogger("samara.device")
 

@@ -16,28 +16,28 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from client.protocol.scenario_folder import ScenarioFolder
-from client.streaming.loading import choose_tier, stream_folder
-from client.streaming.reading import measure_disk_rate
-from devices.hardware.profile import DeviceProfile, load_device
-from devices.hardware.run_step import examples_in_pass
-from devices.live.admission_check import ask_admission
-from devices.live.board_checks import check_board, name_missing_kernels
-from devices.live.certificate_errors import explain_certificate_error
-from devices.live.gateway_check import GATEWAY, check_gateways
-from devices.live.memory_check import default_profile, expected_footprint, free_on
-from devices.live.processes import status_of_rejection
-from devices.live.server_contact import note_answer, note_silence
-from devices.live.settings import ClientSettings
-from devices.live.tls_contexts import unverified_context
-from shared.addresses import parse_address
-from shared.check_result import OF_OTHERS, CheckResult, Outcome, check_disk, describe_size
-from shared.config import RunConfig
-from shared.errors import SamaraError, ScenarioError
-from shared.proxies import remark_on_proxy
-from shared.rejection import RejectionCode, describe_rejection
-from shared.sections import ModelSettings
-from shared.signed_scenario import describe_operator
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.client.streaming.loading import choose_tier, stream_folder
+from samara.client.streaming.reading import measure_disk_rate
+from samara.devices.hardware.profile import DeviceProfile, load_device
+from samara.devices.hardware.run_step import examples_in_pass
+from samara.devices.live.admission_check import ask_admission
+from samara.devices.live.board_checks import check_board, name_missing_kernels
+from samara.devices.live.certificate_errors import explain_certificate_error
+from samara.devices.live.gateway_check import GATEWAY, check_gateways
+from samara.devices.live.memory_check import default_profile, expected_footprint, free_on
+from samara.devices.live.processes import status_of_rejection
+from samara.devices.live.server_contact import note_answer, note_silence
+from samara.devices.live.settings import ClientSettings
+from samara.devices.live.tls_contexts import unverified_context
+from samara.shared.addresses import parse_address
+from samara.shared.check_result import OF_OTHERS, CheckResult, Outcome, check_disk, describe_size
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError, ScenarioError
+from samara.shared.proxies import remark_on_proxy
+from samara.shared.rejection import RejectionCode, describe_rejection
+from samara.shared.sections import ModelSettings
+from samara.shared.signed_scenario import describe_operator
 
 _PYTHON = (3, 11)
 _SUPERLINK = "superlink"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-import devices
-from devices.live.client_folder import TRAINER_LOCK, UP_LOCK
-from shared.errors import DeviceError, RejectedError
-from shared.machine import HUGE_PAGES
-from shared.rejection import RejectionCode, describe_rejection
+from samara.devices.live.client_folder import TRAINER_LOCK, UP_LOCK
+from samara.shared.errors import DeviceError, RejectedError
+from samara.shared.machine import HUGE_PAGES
+from samara.shared.rejection import RejectionCode, describe_rejection
 
 OUT_OF_MEMORY = (
     "as the kernel does when memory runs out: free memory, quantize (--set "
@@ -43,15 +42,13 @@ _ENVIRONMENT = {
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this package, not of the working directory."""
-    return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
+    """Return the command that runs a module of this package."""
+    return [sys.executable, "-m", f"samara.devices.live.{module}", *map(str, arguments)]
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment in which child processes import the code of this process."""
-    here = str(Path(str(devices.__file__)).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT, **HUGE_PAGES}
+    """Return the environment of child processes."""
+    return {**os.environ, **_ENVIRONMENT, **HUGE_PAGES}
 
 
 def restart_delay(failures: int) -> float:

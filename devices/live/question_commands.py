@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from devices.live.owner_commands import Home, Name, Run
+from samara.devices.live.owner_commands import Home, Name, Run
 
 
 def ask(
@@ -39,11 +39,11 @@ def ask(
     from rich.table import Table
     from rich.text import Text
 
-    from client.protocol.question_limits import MODELS, PERSONAL
-    from devices.live.ask import Choice, Reply
-    from devices.live.ask import ask as ask_models
-    from devices.live.client_folder import client_folder
-    from devices.live.local_trainer import find_or_start_trainer
+    from samara.client.protocol.question_limits import MODELS, PERSONAL
+    from samara.devices.live.ask import Choice, Reply
+    from samara.devices.live.ask import ask as ask_models
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.local_trainer import find_or_start_trainer
 
     table, notes = Table("text", *MODELS), dict[str, None]()
 
@@ -97,14 +97,14 @@ def serve(
     """
     from contextlib import suppress
 
-    from client.training.own_examples import OwnExample, OwnExamples, row_of_text
-    from devices.live import http_server
-    from devices.live.client_folder import check_not_moved, client_folder
-    from devices.live.http_requests import FeedbackBody
-    from devices.live.local_trainer import keep_trainer
-    from devices.live.settings import ClientSettings
-    from shared.http.listening import open_tcp, read_token
-    from shared.tasks.catalog import load_task
+    from samara.client.training.own_examples import OwnExample, OwnExamples, row_of_text
+    from samara.devices.live import http_server
+    from samara.devices.live.client_folder import check_not_moved, client_folder
+    from samara.devices.live.http_requests import FeedbackBody
+    from samara.devices.live.local_trainer import keep_trainer
+    from samara.devices.live.settings import ClientSettings
+    from samara.shared.http.listening import open_tcp, read_token
+    from samara.shared.tasks.catalog import load_task
 
     folder = client_folder(name, home)
     if socket is None:

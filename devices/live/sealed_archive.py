@@ -20,8 +20,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from shared.archive import ArchivedFile, archive_pieces, extract_pieces, write_new_file
-from shared.errors import ArchiveError
+from samara.shared.archive import ArchivedFile, archive_pieces, extract_pieces, write_new_file
+from samara.shared.errors import ArchiveError
 
 CHUNK_BYTES = 2**20
 SCRYPT_COST = 2**17

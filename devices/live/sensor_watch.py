@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from devices.jetson.telemetry import Reading
-from devices.live.limits import DeviceLimits
+from samara.devices.jetson.telemetry import Reading
+from samara.devices.live.limits import DeviceLimits
 
 log = logging.getLogger("samara.device")
 

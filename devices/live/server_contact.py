@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shared.files import write_durably
+from samara.shared.files import write_durably
 
 log = logging.getLogger("samara.device")
 

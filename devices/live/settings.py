@@ -7,17 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from client.protocol.answer_limits import LIVE_LEAST_BATCH
-from devices.hardware.profile import load_device
-from devices.live.client_folder import SETTINGS_FILE, SOCKET, check_was_started
-from devices.live.limits import DeviceLimits
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import ConfigError, DeviceError
-from shared.files import write_durably
-from shared.sections import EMBEDDED_MODEL
-from shared.settings import Scalar, describe, parse_assignment
-from shared.tasks.catalog import shipped_tasks
+from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH
+from samara.devices.hardware.profile import load_device
+from samara.devices.live.client_folder import SETTINGS_FILE, SOCKET, check_was_started
+from samara.devices.live.limits import DeviceLimits
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.files import write_durably
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings import Scalar, describe, parse_assignment
+from samara.shared.tasks.catalog import shipped_tasks
 
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 

@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from client.protocol.work_costs import WorkCost
-from client.training.growing_data import DataFacts
-from devices.live.client_status import ClientStatus, RunProgress
-from devices.live.pause_log import Pause
-from shared.tasks.sources import SPLITS
+from samara.client.protocol.work_costs import WorkCost
+from samara.client.training.growing_data import DataFacts
+from samara.devices.live.client_status import ClientStatus, RunProgress
+from samara.devices.live.pause_log import Pause
+from samara.shared.tasks.sources import SPLITS
 
 SHARES_ENERGY = "the server is told the seconds, pauses and joules of each report (--share-energy)"
 _SHOWN_PROBLEMS = 20

@@ -2,14 +2,14 @@
 
 import threading
 
-from devices.live.board import Board
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.live.keys import OWN_KEY_FILE
-from devices.live.server_contact import Reachability
-from devices.live.settings import ClientSettings
-from shared.errors import SamaraError
-from shared.signing import SigningKey
+from samara.devices.live.board import Board
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.keys import OWN_KEY_FILE
+from samara.devices.live.server_contact import Reachability
+from samara.devices.live.settings import ClientSettings
+from samara.shared.errors import SamaraError
+from samara.shared.signing import SigningKey
 
 LONGEST_PAUSE = 60.0
 """Most seconds before a board tries a gateway again, but for the random part."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from devices.live.certificate_errors import certificate_error_in, explain_certificate_error
-from devices.live.processes import exit_with_parent, status_of_rejection
-from devices.live.server_contact import Reachability
-from shared.rejection import HEADER, rejection_in
+from samara.devices.live.certificate_errors import certificate_error_in, explain_certificate_error
+from samara.devices.live.processes import exit_with_parent, status_of_rejection
+from samara.devices.live.server_contact import Reachability
+from samara.shared.rejection import HEADER, rejection_in
 
 log = logging.getLogger("samara.device")
 
@@ -91,7 +91,7 @@ def main() -> None:
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     watch_requests(Reachability(Path(folder)))
     silence_foreign_lines()
-    from shared.flower_compat import (
+    from samara.shared.flower_compat import (
         end_tasks_of_lost_messages,
         flower_supernode,
         pass_on_many_messages_at_once,

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from shared.errors import DeviceError, InvitationError
+from samara.shared.errors import DeviceError, InvitationError
 
 
 def verifying_context(authority: Path | None) -> ssl.SSLContext:

@@ -11,17 +11,17 @@ from typing import NoReturn
 
 import psutil
 
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from devices.jetson.telemetry import Sensors
-from devices.live.client_folder import TRAINER_LOCK
-from devices.live.keys import OWN_KEY_FILE
-from devices.live.pause_log import PauseLog
-from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
-from devices.live.sensor_watch import SensorWatch
-from devices.live.settings import ClientSettings
-from shared.errors import SamaraError
-from shared.signing import SigningKey
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.jetson.telemetry import Sensors
+from samara.devices.live.client_folder import TRAINER_LOCK
+from samara.devices.live.keys import OWN_KEY_FILE
+from samara.devices.live.pause_log import PauseLog
+from samara.devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
+from samara.devices.live.sensor_watch import SensorWatch
+from samara.devices.live.settings import ClientSettings
+from samara.shared.errors import SamaraError
+from samara.shared.signing import SigningKey
 
 log = logging.getLogger("samara.trainer")
 

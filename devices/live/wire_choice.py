@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from devices.live.client_folder import SETTINGS_FILE
-from devices.live.join import read_joined_server
-from devices.live.keys import OWN_KEY_FILE
-from devices.live.settings import ClientSettings, Wire
-from shared.addresses import parse_address
-from shared.errors import ConfigError, DeviceError
+from samara.devices.live.client_folder import SETTINGS_FILE
+from samara.devices.live.join import read_joined_server
+from samara.devices.live.keys import OWN_KEY_FILE
+from samara.devices.live.settings import ClientSettings, Wire
+from samara.shared.addresses import parse_address
+from samara.shared.errors import ConfigError, DeviceError
 
 
 class WireChoice(NamedTuple):

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.errors import DeviceError
-from shared.signing import normalize_public_key
-from shared.watched_folder import WatchedFolder
+from samara.shared.errors import DeviceError
+from samara.shared.signing import normalize_public_key
+from samara.shared.watched_folder import WatchedFolder
 
 log = logging.getLogger("samara.gateway")
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devices.live.owner_commands import Home, Name
-from shared.command_group import command_group
+from samara.devices.live.owner_commands import Home, Name
+from samara.shared.command_group import command_group
 
 if TYPE_CHECKING:
-    from shared.settings import Scalar
+    from samara.shared.settings import Scalar
 
 app = command_group("Export programs for phones and run the reference phone.")
 gateway = command_group("Let phones take part in a run.")
@@ -82,11 +82,11 @@ def export(
 
     Example: samara phone export --model MODEL --task sst2 --batch 4 --seq 64 --out model.pte
     """
-    from devices.phone.export import ProgramShapes, export_program, prepare_model
-    from devices.phone.extra import require_executorch, require_onnx
-    from shared.config import RunConfig
-    from shared.machine import silence_libraries
-    from shared.settings import parse_assignment
+    from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+    from samara.devices.phone.extra import require_executorch, require_onnx
+    from samara.shared.config import RunConfig
+    from samara.shared.machine import silence_libraries
+    from samara.shared.settings import parse_assignment
 
     silence_libraries()
     is_onnx = runtime is Runtime.ONNX
@@ -125,9 +125,9 @@ def rows(
 
     Example: samara phone rows --program model.pte --data DATA --task sst2 --out rows.jsonl
     """
-    from devices.phone.tokenization import write_examples
-    from shared.config import RunConfig
-    from shared.settings import parse_assignment
+    from samara.devices.phone.tokenization import write_examples
+    from samara.shared.config import RunConfig
+    from samara.shared.settings import parse_assignment
 
     flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
     flat |= dict(map(parse_assignment, settings or []))
@@ -143,7 +143,7 @@ def check(
 
     Example: samara phone check model.pte
     """
-    from devices.phone.reference_client.readout_program import load_program
+    from samara.devices.phone.reference_client.readout_program import load_program
 
     worst = load_program(program).check()
     print(f"{program}: replay is exact; losses differ by at most {worst:.2g} nats")
@@ -161,8 +161,8 @@ def key(
 
     Example: samara phone key phone.key > phone.pem
     """
-    from devices.live.keys import create_key
-    from shared.signing import SigningKey
+    from samara.devices.live.keys import create_key
+    from samara.shared.signing import SigningKey
 
     create_key(out, client)
     sys.stdout.write(SigningKey(out).public.decode())
@@ -179,9 +179,9 @@ def join(
 
     Example: samara phone join example.org:8000 CODE --name pocket
     """
-    from devices.live.client_folder import client_folder
-    from devices.phone.reference_client.joining import join_run
-    from shared.invitation import InvitationCode
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.phone.reference_client.joining import join_run
+    from samara.shared.invitation import InvitationCode
 
     folder = client_folder(name, home)
     print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
@@ -227,13 +227,13 @@ def up(
 
     Example: samara phone up --name pocket --rows rows.jsonl
     """
-    from client.protocol.answer_limits import AnswerLimits
-    from devices.live.client_folder import client_folder
-    from devices.live.gateway_endpoint import GatewayEndpoint
-    from devices.phone.reference_client.joining import read_joined_gateway
-    from devices.phone.reference_client.phone_process import up as run
-    from shared.addresses import parse_address
-    from shared.errors import ConfigError
+    from samara.client.protocol.answer_limits import AnswerLimits
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.gateway_endpoint import GatewayEndpoint
+    from samara.devices.phone.reference_client.joining import read_joined_gateway
+    from samara.devices.phone.reference_client.phone_process import up as run
+    from samara.shared.addresses import parse_address
+    from samara.shared.errors import ConfigError
 
     folder, owners = client_folder(name, home), _read_owners_settings(settings or [])
     _configure_logging()
@@ -301,12 +301,12 @@ def gateway_up(
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
     --name gateway.example
     """
-    from devices.live.client_folder import client_folder
-    from devices.phone.gateway_process import up as serve
-    from devices.phone.gateway_settings import GatewaySettings
-    from devices.phone.page_server.settings import PageSettings
-    from shared.addresses import parse_address, parse_origin
-    from shared.errors import ConfigError
+    from samara.devices.live.client_folder import client_folder
+    from samara.devices.phone.gateway_process import up as serve
+    from samara.devices.phone.gateway_settings import GatewaySettings
+    from samara.devices.phone.page_server.settings import PageSettings
+    from samara.shared.addresses import parse_address, parse_origin
+    from samara.shared.errors import ConfigError
 
     parse_address(superlink)
     web_origin = parse_origin(web_origin, "--web-origin") if web_origin else ""
@@ -342,9 +342,9 @@ def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
     Raises:
         ConfigError: if they are not valid, or not for the owner of a phone to decide.
     """
-    from shared.config import RunConfig
-    from shared.errors import ConfigError
-    from shared.settings import describe, parse_assignment
+    from samara.shared.config import RunConfig
+    from samara.shared.errors import ConfigError
+    from samara.shared.settings import describe, parse_assignment
 
     given = dict(map(parse_assignment, assignments))
     theirs = [key for key, about in describe(RunConfig).items() if about.owner == "either"]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from devices.phone.index_export import write_index
-from devices.phone.lowering import Method, Methods, lower_to_executorch
-from devices.phone.manifest import (
+from samara.client.forward.body import PerturbedBody
+from samara.devices.phone.index_export import write_index
+from samara.devices.phone.lowering import Method, Methods, lower_to_executorch
+from samara.devices.phone.manifest import (
     Delegate,
     Form,
     Manifest,
@@ -21,9 +21,9 @@ from devices.phone.manifest import (
     SelfCheck,
     WeightsFile,
 )
-from devices.phone.onnx_lowering import lower_to_onnx
-from devices.phone.onnx_weights import split_weights
-from devices.phone.program import (
+from samara.devices.phone.onnx_lowering import lower_to_onnx
+from samara.devices.phone.onnx_weights import split_weights
+from samara.devices.phone.program import (
     AdapterScoresModule,
     AlgorithmOneModule,
     Candidates,
@@ -32,7 +32,7 @@ from devices.phone.program import (
     TrainStepModule,
     Words,
 )
-from devices.phone.quantization import (
+from samara.devices.phone.quantization import (
     block_products,
     quantize_to_4_bit,
     round_to_4_bits,
@@ -40,20 +40,20 @@ from devices.phone.quantization import (
     round_tokens_to_8_bits,
     use_batched_products,
 )
-from devices.phone.readout_export import ReadoutParts
-from shared.config import RunConfig
-from shared.directions import prefix_tokens, query_seeds
-from shared.errors import ConfigError, DeviceError
-from shared.features import check_features, kind_of
-from shared.files import write_durably
-from shared.layout import Layout
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import inject
-from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer, scorer_for
-from shared.replay import digest, zero_state
-from shared.replay_numpy import NumpyBackend
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.devices.phone.readout_export import ReadoutParts
+from samara.shared.config import RunConfig
+from samara.shared.directions import prefix_tokens, query_seeds
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.features import check_features, kind_of
+from samara.shared.files import write_durably
+from samara.shared.layout import Layout
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer, scorer_for
+from samara.shared.replay import digest, zero_state
+from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions of one call of ``replay``, or of a readout's ``directions``."""

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from shared.errors import DeviceError
+from samara.shared.errors import DeviceError
 
 MISSING = (
     "a program for phones needs ExecuTorch, which cannot be used here ({error}); install it with "

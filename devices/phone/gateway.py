@@ -16,22 +16,22 @@ from typing import Any
 
 import grpc
 
-from devices.live.gateway_protocol import FINISHED, PROTOCOL
-from devices.phone.gateway_admission import Admission, RejectionError
-from devices.phone.gateway_requests import (
+from samara.devices.live.gateway_protocol import FINISHED, PROTOCOL
+from samara.devices.phone.gateway_admission import Admission, RejectionError
+from samara.devices.phone.gateway_requests import (
     MAX_PART_BYTES,
     RECONNECT_SECONDS,
     GatewayRequest,
     SignedAnswer,
 )
-from devices.phone.phone_stream import GrpcStream, PhoneStream
-from shared.client_index import client_index_of_key
-from shared.errors import DeviceError, FrameError
-from shared.proto.trainer_pb2 import Challenge, FromPhone, Task, ToPhone
-from shared.proto.trainer_pb2_grpc import GatewayServicer
-from shared.rate_limit import RateLimit
-from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
-from shared.wire import Kind, kind_of
+from samara.devices.phone.phone_stream import GrpcStream, PhoneStream
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import DeviceError, FrameError
+from samara.shared.proto.trainer_pb2 import Challenge, FromPhone, Task, ToPhone
+from samara.shared.proto.trainer_pb2_grpc import GatewayServicer
+from samara.shared.rate_limit import RateLimit
+from samara.shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
+from samara.shared.wire import Kind, kind_of
 
 NONCE_BYTES, SESSION_BYTES = 32, 8
 MAX_ANSWER_BYTES = 2 * 2**20

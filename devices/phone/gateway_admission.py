@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import grpc
 
-from shared.errors import DeviceError
-from shared.rate_limit import RateLimit, network_of
+from samara.shared.errors import DeviceError
+from samara.shared.rate_limit import RateLimit, network_of
 
 log = logging.getLogger("samara.gateway")
 

@@ -4,9 +4,9 @@ import logging
 import ssl
 import time
 
-from devices.phone.gateway_settings import GatewaySettings
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from shared.errors import DeviceError, SamaraError
+from samara.devices.phone.gateway_settings import GatewaySettings
+from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.errors import DeviceError, SamaraError
 
 log = logging.getLogger("samara.gateway")
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devices.live.executor import Executor
-from devices.live.flower_wire import supernode_command
-from devices.live.keys import read_client_index
-from devices.live.processes import (
+from samara.devices.live.executor import Executor
+from samara.devices.live.flower_wire import supernode_command
+from samara.devices.live.keys import read_client_index
+from samara.devices.live.processes import (
     SupervisedProcess,
     check_not_revoked,
     child_environment,
@@ -20,25 +20,25 @@ from devices.live.processes import (
     exclusive_lock,
     is_run_finished,
 )
-from devices.live.supernode import FOR_GATEWAY
-from devices.live.tls_contexts import verifying_context
-from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.gateway import Gateway
-from devices.phone.gateway_certificate import GatewayCertificate
-from devices.phone.gateway_server import start_gateway
-from devices.phone.gateway_settings import GatewaySettings
-from devices.phone.registered_keys import RegisteredKeys
-from devices.phone.relay import gateway_app
-from devices.phone.server_requests import ServerRequests
-from shared.certificates import CERTIFICATES_FOLDER
-from shared.client_index import client_index_of_key
-from shared.errors import DeviceError
-from shared.files import make_private_folder, write_secret
-from shared.flower_compat import fetch_messages_quickly, transfer_parts_together
-from shared.proxies import DIRECT
+from samara.devices.live.supernode import FOR_GATEWAY
+from samara.devices.live.tls_contexts import verifying_context
+from samara.devices.phone.admitted_keys import AdmittedKeys
+from samara.devices.phone.gateway import Gateway
+from samara.devices.phone.gateway_certificate import GatewayCertificate
+from samara.devices.phone.gateway_server import start_gateway
+from samara.devices.phone.gateway_settings import GatewaySettings
+from samara.devices.phone.registered_keys import RegisteredKeys
+from samara.devices.phone.relay import gateway_app
+from samara.devices.phone.server_requests import ServerRequests
+from samara.shared.certificates import CERTIFICATES_FOLDER
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import DeviceError
+from samara.shared.files import make_private_folder, write_secret
+from samara.shared.flower_compat import fetch_messages_quickly, transfer_parts_together
+from samara.shared.proxies import DIRECT
 
 if TYPE_CHECKING:
-    from devices.phone.page_server.listening import PageServer
+    from samara.devices.phone.page_server.listening import PageServer
 
 log = logging.getLogger("samara.gateway")
 
@@ -176,10 +176,10 @@ def _page_server(
     """Return what serves browsers, not started yet; None if nothing is to."""
     if (web := settings.web) is None:
         return None
-    from devices.phone.page_server.join_relay import JoinRelay
-    from devices.phone.page_server.listening import PageServer
-    from devices.phone.page_server.page_app import PageApp
-    from devices.phone.page_server.published_files import page_files, program_files
+    from samara.devices.phone.page_server.join_relay import JoinRelay
+    from samara.devices.phone.page_server.listening import PageServer
+    from samara.devices.phone.page_server.page_app import PageApp
+    from samara.devices.phone.page_server.published_files import page_files, program_files
 
     files = page_files(web.page_folder) | program_files(web.program)
     app = PageApp(gateway, files, JoinRelay(asked), web.origin)

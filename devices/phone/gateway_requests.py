@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shared.proto.trainer_pb2 import Task
+from samara.shared.proto.trainer_pb2 import Task
 
 RECONNECT_SECONDS = 60.0
 """Seconds that a request waits for a phone or board to attach again."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 
-from devices.live.gateway_protocol import GATEWAY_KEEPALIVE, MAX_TASK_BYTES
-from devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
-from shared.errors import DeviceError
-from shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
+from samara.devices.live.gateway_protocol import GATEWAY_KEEPALIVE, MAX_TASK_BYTES
+from samara.devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
+from samara.shared.errors import DeviceError
+from samara.shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port in use is an error

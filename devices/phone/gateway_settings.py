@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.phone.page_server.settings import PageSettings
+from samara.devices.phone.page_server.settings import PageSettings
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from devices.phone.manifest import Manifest, hash_program, manifest_file
-from devices.phone.program_index import (
+from samara.devices.phone.manifest import Manifest, hash_program, manifest_file
+from samara.devices.phone.program_index import (
     ListedFile,
     ListedWeights,
     ProgramIndex,
@@ -14,10 +14,10 @@ from devices.phone.program_index import (
     index_file,
     tokenizer_folder,
 )
-from shared.files import make_folder, write_durably
-from shared.model.loading import BaseModel
-from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.shared.files import make_folder, write_durably
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 """The files of a tokenizer that the Hugging Face library for browsers reads, if there are any."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from devices.phone.extra import MISSING
-from devices.phone.manifest import Delegate
-from shared.errors import DeviceError
+from samara.devices.phone.extra import MISSING
+from samara.devices.phone.manifest import Delegate
+from samara.shared.errors import DeviceError
 
 
 class Method(NamedTuple):

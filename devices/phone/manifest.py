@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from shared.errors import CodeError, DeviceError, SamaraError
-from shared.files import write_durably
-from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.errors import CodeError, DeviceError, SamaraError
+from samara.shared.files import write_durably
+from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
 MANIFEST_VERSION = 5
 """Latest version that is read: 5 is of adapters inside the model for ONNX Runtime, 4 has `weights`,

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from devices.phone.extra import MISSING_ONNX
-from devices.phone.lowering import Method, warnings_suppressed
-from devices.phone.manifest import PhoneQuantization
-from devices.phone.onnx_weights import store_as_float16, store_tables_as_int8
-from devices.phone.quantization import GROUP
-from shared.errors import ConfigError, DeviceError
+from samara.devices.phone.extra import MISSING_ONNX
+from samara.devices.phone.lowering import Method, warnings_suppressed
+from samara.devices.phone.manifest import PhoneQuantization
+from samara.devices.phone.onnx_weights import store_as_float16, store_tables_as_int8
+from samara.devices.phone.quantization import GROUP
+from samara.shared.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -31,10 +31,10 @@ def lower_to_onnx(
             adapters.
         quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
             of 32 inputs; their weights must have been rounded already
-            (`devices.phone.quantization.round_to_4_bits`), so that this changes none. With
+            (`samara.devices.phone.quantization.round_to_4_bits`), so that this changes none. With
             ``float16`` they are stored so, and must have been rounded, too. With ``int8`` and
             ``int4`` the tokens' embeddings are int8, if they have been rounded
-            (`devices.phone.quantization.round_tokens_to_8_bits`).
+            (`samara.devices.phone.quantization.round_tokens_to_8_bits`).
         products: inputs and outputs of each linear layer in the blocks; other products, as those
             of an adapter's A, keep their weights.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.phone.manifest import WeightsFile
+from samara.devices.phone.manifest import WeightsFile
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

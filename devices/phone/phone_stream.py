@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from shared.proto.trainer_pb2 import FromPhone, ToPhone
+from samara.shared.proto.trainer_pb2 import FromPhone, ToPhone
 
 
 class PhoneStream(Protocol):

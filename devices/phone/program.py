@@ -7,18 +7,18 @@ and a pure function can be repeated after a crash.
 import torch
 from torch import Tensor, nn
 
-from client.forward.body import PerturbedBody
-from shared.directions import DIRECTION_BITS
-from shared.layout import Layout
-from shared.model.damping import Damping
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.head import tiled_logits
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
-from shared.model.replay_torch import directions
-from shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
-from shared.normal_table import NORMAL_TABLE
-from shared.replay import STATE_BITS
+from samara.client.forward.body import PerturbedBody
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.layout import Layout
+from samara.shared.model.damping import Damping
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.head import tiled_logits
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
+from samara.shared.model.replay_torch import directions
+from samara.shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
+from samara.shared.normal_table import NORMAL_TABLE
+from samara.shared.replay import STATE_BITS
 
 
 class SeededModule(nn.Module):

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from devices.phone.manifest import manifest_file
-from shared.errors import DeviceError
-from shared.files import write_durably
+from samara.devices.phone.manifest import manifest_file
+from samara.shared.errors import DeviceError
+from samara.shared.files import write_durably
 
 PROGRAM_PATH = "/program"
 INDEX_PATH = f"{PROGRAM_PATH}/index.json"

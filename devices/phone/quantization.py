@@ -11,10 +11,10 @@ import types
 import torch
 from torch import Tensor, nn
 
-from devices.phone.extra import MISSING
-from shared.errors import ConfigError, DeviceError
-from shared.model.loading import BaseModel
-from shared.model.quantized import Int8Linear
+from samara.devices.phone.extra import MISSING
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.quantized import Int8Linear
 
 GROUP = 32
 """Number of inputs that share a scale in the 4-bit forms."""
@@ -108,8 +108,9 @@ def round_tokens_to_8_bits(base: BaseModel) -> None:
     """Round the table of the tokens' embeddings to what 8 bits can hold, in place.
 
     A token's numbers share a scale, the one farthest from zero divided by −128.
-    `devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result. A table
-    that the model's head shares stays as it is, since a graph would need it in float32 for that.
+    `samara.devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result. A
+    table that the model's head shares stays as it is, since a graph would need it in float32 for
+    that.
     """
     weight, head = base.network.get_input_embeddings().weight, base.network.get_output_embeddings()
     if head is None or head.weight is not weight:

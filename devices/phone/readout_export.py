@@ -5,19 +5,19 @@ import hashlib
 import numpy as np
 import torch
 
-from client.forward.readout import make_readout
-from client.training.client_data import ExampleTokenizer
-from devices.phone.lowering import Method, Methods
-from devices.phone.manifest import ReadoutDescription, SelfCheck
-from devices.phone.program import Candidates, DirectionsModule, RepresentationModule, Words
-from shared.contrasts import contrasts
-from shared.directions import directions
-from shared.layout import LABEL_BIAS_GROUP, Layout
-from shared.model.damping import Damping
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import LABEL_BIAS, Perturbations
-from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
-from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.client.forward.readout import make_readout
+from samara.client.training.client_data import ExampleTokenizer
+from samara.devices.phone.lowering import Method, Methods
+from samara.devices.phone.manifest import ReadoutDescription, SelfCheck
+from samara.devices.phone.program import Candidates, DirectionsModule, RepresentationModule, Words
+from samara.shared.contrasts import contrasts
+from samara.shared.directions import directions
+from samara.shared.layout import LABEL_BIAS_GROUP, Layout
+from samara.shared.model.damping import Damping
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import LABEL_BIAS, Perturbations
+from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 
 class ReadoutParts:

@@ -1,11 +1,11 @@
 """The keys that a gateway without a folder of keys admits: those of the server's clients."""
 
-from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.server_requests import ServerRequests
-from shared.errors import DeviceError
-from shared.files import make_private_folder, write_durably
-from shared.invitation import KEYS_PATH
-from shared.signing import fingerprint_of
+from samara.devices.phone.admitted_keys import AdmittedKeys
+from samara.devices.phone.server_requests import ServerRequests
+from samara.shared.errors import DeviceError
+from samara.shared.files import make_private_folder, write_durably
+from samara.shared.invitation import KEYS_PATH
+from samara.shared.signing import fingerprint_of
 
 
 class RegisteredKeys:

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import unpack_message
-from devices.phone.gateway import Gateway
-from devices.phone.gateway_requests import SignedAnswer
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.features import check_features
-from shared.frames.instructions import TrainInstruction
-from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.proto.trainer_pb2 import Task, TaskKind
-from shared.runs import identity_bytes
-from shared.wire import (
+from samara.client.app import unpack_message
+from samara.devices.phone.gateway import Gateway
+from samara.devices.phone.gateway_requests import SignedAnswer
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.features import check_features
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.runs import identity_bytes
+from samara.shared.wire import (
     ATTACHED,
     BLOB_ACTION,
     CLIENTS,

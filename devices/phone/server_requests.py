@@ -3,10 +3,10 @@
 import http.client
 from pathlib import Path
 
-from devices.live.tls_contexts import verifying_context
-from shared.addresses import parse_address
-from shared.errors import DeviceError
-from shared.invitation import MAX_WELCOME_BYTES
+from samara.devices.live.tls_contexts import verifying_context
+from samara.shared.addresses import parse_address
+from samara.shared.errors import DeviceError
+from samara.shared.invitation import MAX_WELCOME_BYTES
 
 _SECONDS = 10.0
 

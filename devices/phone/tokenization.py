@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from client.training.client_data import ClientData
-from client.training.model_runtime import load_run
-from devices.phone.manifest import Manifest
-from shared.config import RunConfig
-from shared.errors import DataError, DeviceError
-from shared.files import write_durably
-from shared.frames.instructions import Split
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.manifest import Manifest
+from samara.shared.config import RunConfig
+from samara.shared.errors import DataError, DeviceError
+from samara.shared.files import write_durably
+from samara.shared.frames.instructions import Split
 
 
 def write_examples(config: RunConfig, program: Path, client: int | None, out: Path) -> int:

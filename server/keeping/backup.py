@@ -12,16 +12,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from server.keeping.backup_file import write_backup
-from server.live.connections import CONNECTIONS_FILE
-from server.live.run_lock import MOVED_FILE, SERVER_LOCK, check_not_moved, is_locked, lock_run
-from server.live.run_supervisor import FLOWER_FOLDER
-from server.restored_run import RESTORED_FILE
-from server.store import (
+from samara.server.keeping.backup_file import write_backup
+from samara.server.live.connections import CONNECTIONS_FILE
+from samara.server.live.run_lock import (
+    MOVED_FILE,
+    SERVER_LOCK,
+    check_not_moved,
+    is_locked,
+    lock_run,
+)
+from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.restored_run import RESTORED_FILE
+from samara.server.store import (
     LAYOUT_FILE,
     LEDGER_FOLDER,
     METRICS_FILE,
@@ -29,18 +34,18 @@ from server.store import (
     cluster_folders,
     read_layout,
 )
-from server.watch.dashboard import TOKEN_FILE
-from shared import DISTRIBUTION
-from shared.archive import ArchivedFile, is_safe_path
-from shared.blob_store import BlobStore, parse_reference
-from shared.errors import ArchiveError, BlobError, SamaraError
-from shared.event_parts import count_parts, is_part
-from shared.events import read_events, read_whole_lines
-from shared.files import UNFINISHED, write_durably
-from shared.ledger.copying import copy_ledger
-from shared.ledger.reading import LOCK_FILE
-from shared.result import RESULT_FILE
-from shared.run_settings import SETTINGS_FILE
+from samara.server.watch.dashboard import TOKEN_FILE
+from samara.shared.archive import ArchivedFile, is_safe_path
+from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.errors import ArchiveError, BlobError, SamaraError
+from samara.shared.event_parts import count_parts, is_part
+from samara.shared.events import read_events, read_whole_lines
+from samara.shared.files import UNFINISHED, write_durably
+from samara.shared.installed_code import samara_version
+from samara.shared.ledger.copying import copy_ledger
+from samara.shared.ledger.reading import LOCK_FILE
+from samara.shared.result import RESULT_FILE
+from samara.shared.run_settings import SETTINGS_FILE
 
 MANIFEST_FILE = "backup.json"
 BLOBS_FOLDER = "blobs"
@@ -125,7 +130,7 @@ def _write(run: Path, target: Path, moved: bool) -> Backup:
     try:
         rounds, left_out = _stage(run, staged)
         missing = _add_blobs(staged)
-        taken = {"samara backup": FORMAT, "time": _now(), "samara": version(DISTRIBUTION)}
+        taken = {"samara backup": FORMAT, "time": _now(), "samara": samara_version()}
         manifest = json.dumps(taken | {"rounds": rounds, "moved": moved, "run": run.name})
         paths = {path.relative_to(staged).as_posix(): path for path in _files_in(staged)}
         files = [ArchivedFile(MANIFEST_FILE, manifest.encode())]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.archive import (
+from samara.shared.archive import (
     PIECE_BYTES,
     ArchivedFile,
     archive_pieces,
@@ -22,7 +22,7 @@ from shared.archive import (
     extract_pieces,
     write_new_file,
 )
-from shared.errors import ArchiveError
+from samara.shared.errors import ArchiveError
 
 _MAGIC, _VERSION = b"SAMARABK", 1
 _HEADER = struct.Struct("<8sH6x")

@@ -12,29 +12,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from server.keeping.folder_checks import check_certificates, check_keys, check_permissions
-from server.live.connections import read_connections
-from server.live.flower_processes import find_superlinks
-from server.live.run_lock import check_not_moved
-from server.live.run_supervisor import FLOWER_FOLDER
-from server.restored_run import RestoredRun
-from server.rounds.releases import RELEASES_FILE, parse_releases
-from server.store import LAYOUT_FILE, LEDGER_FOLDER, METRICS_FILE, cluster_folders, read_layout
-from shared.blob_store import BlobStore, parse_reference
-from shared.check_result import CheckResult, Outcome, check_disk
-from shared.config import RunConfig
-from shared.errors import BlobError, SamaraError
-from shared.events import read_whole_events
-from shared.ledger.copying import copy_ledger
-from shared.ledger.latest_state import read_latest_state
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import Record
-from shared.privacy.accountant import ROUNDING, epsilon_of
-from shared.result import RESULT_FILE
-from shared.run_settings import SETTINGS_FILE
-from shared.run_terms import RunTerms
-from shared.settings import describe
-from shared.step_record import STEP_SIZE_FILE
+from samara.server.keeping.folder_checks import check_certificates, check_keys, check_permissions
+from samara.server.live.connections import read_connections
+from samara.server.live.flower_processes import find_superlinks
+from samara.server.live.run_lock import check_not_moved
+from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.restored_run import RestoredRun
+from samara.server.rounds.releases import RELEASES_FILE, parse_releases
+from samara.server.store import (
+    LAYOUT_FILE,
+    LEDGER_FOLDER,
+    METRICS_FILE,
+    cluster_folders,
+    read_layout,
+)
+from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.check_result import CheckResult, Outcome, check_disk
+from samara.shared.config import RunConfig
+from samara.shared.errors import BlobError, SamaraError
+from samara.shared.events import read_whole_events
+from samara.shared.ledger.copying import copy_ledger
+from samara.shared.ledger.latest_state import read_latest_state
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import Record
+from samara.shared.privacy.accountant import ROUNDING, epsilon_of
+from samara.shared.result import RESULT_FILE
+from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.run_terms import RunTerms
+from samara.shared.settings import describe
+from samara.shared.step_record import STEP_SIZE_FILE
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"
 

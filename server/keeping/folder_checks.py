@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.run_supervisor import FLOWER_FOLDER
-from server.watch.dashboard import TOKEN_FILE
-from shared.certificates import (
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.watch.dashboard import TOKEN_FILE
+from samara.shared.certificates import (
     CERTIFICATES_FOLDER,
     RENEWAL_TIME,
     authority_key,
@@ -17,8 +17,8 @@ from shared.certificates import (
     is_key_of,
     tls_files,
 )
-from shared.check_result import OF_OTHERS, CheckResult, Outcome
-from shared.errors import SamaraError
+from samara.shared.check_result import OF_OTHERS, CheckResult, Outcome
+from samara.shared.errors import SamaraError
 
 _SECRETS = (
     f"{CERTIFICATES_FOLDER}/*.key",

@@ -9,23 +9,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.keeping.backup import BLOBS_FOLDER, FORMAT, MANIFEST_FILE
-from server.keeping.backup_file import extract_backup
-from server.restored_run import RestoredRun
-from server.rounds.event_log import LOST, EventLog, RoundEvent
-from server.rounds.releases import RELEASES_FILE, Release, ReleaseLog
-from server.store import LEDGER_FOLDER, RunStore, read_layout
-from shared.archive import damaged
-from shared.blob_store import BlobStore
-from shared.errors import ArchiveError, ConfigError, SamaraError
-from shared.events import append_event
-from shared.files import make_folder, sync_folder
-from shared.ledger.reading import read_header
-from shared.ledger.recovery import recover
-from shared.round_delta import RoundDelta
-from shared.run_settings import SETTINGS_FILE
-from shared.run_terms import RunTerms
-from shared.step_record import STEP_SIZE_FILE
+from samara.server.keeping.backup import BLOBS_FOLDER, FORMAT, MANIFEST_FILE
+from samara.server.keeping.backup_file import extract_backup
+from samara.server.restored_run import RestoredRun
+from samara.server.rounds.event_log import LOST, EventLog, RoundEvent
+from samara.server.rounds.releases import RELEASES_FILE, Release, ReleaseLog
+from samara.server.store import LEDGER_FOLDER, RunStore, read_layout
+from samara.shared.archive import damaged
+from samara.shared.blob_store import BlobStore
+from samara.shared.errors import ArchiveError, ConfigError, SamaraError
+from samara.shared.events import append_event
+from samara.shared.files import make_folder, sync_folder
+from samara.shared.ledger.reading import read_header
+from samara.shared.ledger.recovery import recover
+from samara.shared.round_delta import RoundDelta
+from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.run_terms import RunTerms
+from samara.shared.step_record import STEP_SIZE_FILE
 
 _UNFINISHED = ".restoring"
 _PROBLEM = (

@@ -1,6 +1,6 @@
 """The errors of requests to Flower's SuperLink: a refusal, or no answer in time."""
 
-from shared.errors import SamaraError
+from samara.shared.errors import SamaraError
 
 
 class NoAnswerError(SamaraError):

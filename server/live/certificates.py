@@ -3,9 +3,9 @@
 import socket
 from pathlib import Path
 
-from shared.addresses import parse_address
-from shared.certificates import TlsFiles, certificate_names, tls_files
-from shared.errors import SamaraError
+from samara.shared.addresses import parse_address
+from samara.shared.certificates import TlsFiles, certificate_names, tls_files
+from samara.shared.errors import SamaraError
 
 
 def check_certificates(certificate: Path, key: Path | None, authority: Path | None) -> TlsFiles:

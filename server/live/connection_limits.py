@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.http.limited_listener import LimitedListener, tls_limits
+from samara.shared.http.limited_listener import LimitedListener, tls_limits
 
 HEAD_SECONDS = 15.0
 """Time in which a connection must begin a request; checked this often."""

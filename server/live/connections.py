@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.live.superlink_process import Node
-from shared.files import write_durably
+from samara.server.live.superlink_process import Node
+from samara.shared.files import write_durably
 
 CONNECTIONS_FILE = "connections.json"
 """Name of the file in a run's folder."""

@@ -7,9 +7,9 @@ told by a later `server up` of the finished run, which serves until nobody is le
 from collections.abc import Iterable
 from pathlib import Path
 
-from server.live.keys import ClientKeys
-from server.live.superlink_process import Node
-from server.live.told_clients import TOLD_FILE, ToldClients
+from samara.server.live.keys import ClientKeys
+from samara.server.live.superlink_process import Node
+from samara.server.live.told_clients import TOLD_FILE, ToldClients
 
 _NAMES_SHOWN = 5
 

@@ -13,18 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from server.live.keys import ClientKey, ClientKeys
-from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
-from server.live.told_clients import TOLD_FILE, ToldClients
-from shared.flower_compat import (
+from samara.server.live.keys import ClientKey, ClientKeys
+from samara.server.live.open_requests import OpenRequests, PushError, UnknownRequestError
+from samara.server.live.told_clients import TOLD_FILE, ToldClients
+from samara.shared.flower_compat import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     PushMessagesRequest,
     PushObjectRequest,
 )
-from shared.rejection import RejectionCode
-from shared.signing import is_signed_by
+from samara.shared.rejection import RejectionCode
+from samara.shared.signing import is_signed_by
 
 MEDIA_TYPE = b"application/protobuf"
 MAX_HEADER_BYTES = 8192

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-SUPERLINK, DATABASE = "server.live.superlink", "superlink.db"
+SUPERLINK, DATABASE = "samara.server.live.superlink", "superlink.db"
 SUPEREXEC, SERVER_APP = "flower-superexec", "flwr-serverapp"
 _STOP_SECONDS = 10.0
 

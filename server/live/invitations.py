@@ -14,12 +14,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.blob_store import blob_hash
-from shared.errors import SamaraError
-from shared.files import copy_durably, make_private_folder, write_durably
-from shared.invitation import GatewayWelcome, InvitationCode, JoinRequest, PhoneWelcome, Welcome
-from shared.signed_scenario import read_scenario
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.blob_store import blob_hash
+from samara.shared.errors import SamaraError
+from samara.shared.files import copy_durably, make_private_folder, write_durably
+from samara.shared.invitation import (
+    GatewayWelcome,
+    InvitationCode,
+    JoinRequest,
+    PhoneWelcome,
+    Welcome,
+)
+from samara.shared.signed_scenario import read_scenario
 
 INVITATIONS_FOLDER = "invitations"
 PROGRAMS_FOLDER = "programs"

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from server.live.invitations import Invitations, JoinError
-from shared.errors import InvitationError
-from shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
-from shared.rate_limit import RateLimit, network_of
+from samara.server.live.invitations import Invitations, JoinError
+from samara.shared.errors import InvitationError
+from samara.shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
 """Most requests of one address in a minute; joining takes two, of a phone four."""

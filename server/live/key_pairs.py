@@ -6,9 +6,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.client_index import client_index_of_key
-from shared.errors import DeviceError, SamaraError
-from shared.signing import normalize_public_key
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import DeviceError, SamaraError
+from samara.shared.signing import normalize_public_key
 
 
 def read_public_key(file: Path) -> bytes:

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from server.live.key_pairs import encode_key, new_key, read_public_key
-from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
-from shared.errors import ClientKeyError, RevokedKeyError, SamaraError
-from shared.files import make_folder, write_durably, write_secret
-from shared.signing import fingerprint_of
-from shared.watched_folder import WatchedFolder
+from samara.server.live.key_pairs import encode_key, new_key, read_public_key
+from samara.shared.client_index import MAX_CLIENT, client_index_of_key, index_line
+from samara.shared.errors import ClientKeyError, RevokedKeyError, SamaraError
+from samara.shared.files import make_folder, write_durably, write_secret
+from samara.shared.signing import fingerprint_of
+from samara.shared.watched_folder import WatchedFolder
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import tomli_w
 
-from shared.blob_store import BlobStore
-from shared.blobs import publish_blobs
-from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError
-from shared.features import check_features
-from shared.files import write_durably
-from shared.settings import nest, parse_assignment
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import publish_blobs
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import ConfigError
+from samara.shared.features import check_features
+from samara.shared.files import write_durably
+from samara.shared.settings import nest, parse_assignment
 
 SCENARIO_FILE = "scenario.toml"
 """Name of the file in a run's folder with the settings that it is served under."""

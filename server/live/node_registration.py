@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from server.live.busy import explain_http_error
+from samara.server.live.busy import explain_http_error
 
 REGISTRATION_PATH = "/samara/register-nodes"
 """Path that registers keys: the body is a JSON object of names by public key, PEM."""
@@ -76,7 +76,7 @@ def _register(app: Any, names: Mapping[str, str]) -> None:
         Exception: if Flower refuses a key; none is registered then.
     """
     # in the SuperLink's process, which has imported all of Flower's server
-    from shared.flower_compat import (
+    from samara.shared.flower_compat import (
         RegisterNodeRequest,
         _create_noop_account_info,
         register_node,

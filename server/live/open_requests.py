@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.flower_compat import SUPERLINK_NODE_ID, iterate_object_tree
+from samara.shared.flower_compat import SUPERLINK_NODE_ID, iterate_object_tree
 
 if TYPE_CHECKING:
-    from shared.flower_compat import (
+    from samara.shared.flower_compat import (
         ObjectTree,
         PushAppMessagesRequest,
         PushMessagesRequest,

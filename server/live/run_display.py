@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.live.server_log import LOG_FILE
-from server.store import METRICS_FILE
-from shared.events import EventFollower
-from shared.result import RESULT_FILE
+from samara.server.live.server_log import LOG_FILE
+from samara.server.store import METRICS_FILE
+from samara.shared.events import EventFollower
+from samara.shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shared.errors import SamaraError
-from shared.files import make_folder
+from samara.shared.errors import SamaraError
+from samara.shared.files import make_folder
 
 SERVER_LOCK = "server.lock"
 """Name of the file in a run's folder that the server of the run holds a lock on."""

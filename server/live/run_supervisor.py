@@ -7,20 +7,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from server.live.bundle import build_bundle
-from server.live.busy import NoAnswerError
-from server.live.connections import CONNECTIONS_FILE, write_connections
-from server.live.farewell import count_untold, describe_names, find_untold
-from server.live.keys import ClientKeys
-from server.live.run_display import RunDisplay
-from server.live.run_lock import lock_run
-from server.live.server_log import LOG_FILE, limit_log
-from server.live.superlink import RUN_ERROR
-from server.live.superlink_process import SuperLinkProcess
-from server.store import METRICS_FILE
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.result import RESULT_FILE
+from samara.server.live.bundle import build_bundle
+from samara.server.live.busy import NoAnswerError
+from samara.server.live.connections import CONNECTIONS_FILE, write_connections
+from samara.server.live.farewell import count_untold, describe_names, find_untold
+from samara.server.live.keys import ClientKeys
+from samara.server.live.run_display import RunDisplay
+from samara.server.live.run_lock import lock_run
+from samara.server.live.server_log import LOG_FILE, limit_log
+from samara.server.live.superlink import RUN_ERROR
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.server.store import METRICS_FILE
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.result import RESULT_FILE
 
 FLOWER_FOLDER = "flower"
 _POLL_SECONDS = 0.5

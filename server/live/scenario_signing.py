@@ -5,13 +5,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from shared.blobs import file_settings
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.files import make_folder, write_durably, write_secret
-from shared.runs import identity_bytes
-from shared.signed_scenario import SignedScenario, describe_operator
-from shared.signing import SigningKey
+from samara.shared.blobs import file_settings
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.files import make_folder, write_durably, write_secret
+from samara.shared.runs import identity_bytes
+from samara.shared.signed_scenario import SignedScenario, describe_operator
+from samara.shared.signing import SigningKey
 
 
 def create_operator_key(file: Path) -> str:

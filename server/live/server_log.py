@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shared.files import write_durably
+from samara.shared.files import write_durably
 
 LOG_FILE = "log.jsonl"
 REFUSED_EVENT = "refused"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shared.files import write_durably
+from samara.shared.files import write_durably
 
 DEFAULT_PORT = 8000
 """Port of a server unless it is given another."""

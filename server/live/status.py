@@ -4,17 +4,17 @@ import json
 from collections import deque
 from pathlib import Path
 
-from server.live.connections import read_connections
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.run_status import AWAY, CONNECTED, ClientStatus, EventSums, RunStatus
-from server.live.server_log import LOG_FILE, REFUSED_EVENT
-from server.store import METRICS_FILE, ledger_of
-from shared.errors import SamaraError
-from shared.events import EventFollower
-from shared.ledger.reading import read_ledger, segment_paths
-from shared.ledger.records import Record
-from shared.result import RESULT_FILE
-from shared.run_settings import SETTINGS_FILE
+from samara.server.live.connections import read_connections
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.run_status import AWAY, CONNECTED, ClientStatus, EventSums, RunStatus
+from samara.server.live.server_log import LOG_FILE, REFUSED_EVENT
+from samara.server.store import METRICS_FILE, ledger_of
+from samara.shared.errors import SamaraError
+from samara.shared.events import EventFollower
+from samara.shared.ledger.reading import read_ledger, segment_paths
+from samara.shared.ledger.records import Record
+from samara.shared.result import RESULT_FILE
+from samara.shared.run_settings import SETTINGS_FILE
 
 
 def read_status(run: Path) -> RunStatus:

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from server.live.run_status import RunStatus
+from samara.server.live.run_status import RunStatus
 
 
 def make_status_table(status: RunStatus) -> Table:

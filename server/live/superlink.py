@@ -3,11 +3,11 @@
 A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API that
 starts runs and registers keys, and the runtime API for the processes that run apps. Without an
 account service Flower lets anybody use the last two, and a run is code that this machine and every
-client execute. ``python -m server.live.superlink`` is ``flower-superlink`` with an `AccessFilter`
-in front of it, which wants a secret of whoever uses the control API: a request from this machine's
-own address may come from elsewhere, through a forwarder or an SSH tunnel. Flower's SuperExec, which
-fetches tasks from the runtime API, signs with the same secret, and the processes of tasks have
-tokens of Flower's.
+client execute. ``python -m samara.server.live.superlink`` is ``flower-superlink`` with an
+`AccessFilter` in front of it, which wants a secret of whoever uses the control API: a request from
+this machine's own address may come from elsewhere, through a forwarder or an SSH tunnel. Flower's
+SuperExec, which fetches tasks from the runtime API, signs with the same secret, and the processes
+of tasks have tokens of Flower's.
 """
 
 import hmac
@@ -21,18 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.live.fleet_filter import FleetFilter, RejectedRequestError
-from server.live.invitations import Invitations
-from server.live.join_filter import JoinFilter
-from server.live.keys import KEYS_VARIABLE, ClientKeys, keys_of_environment
-from server.live.node_registration import REGISTRATION_PATH, answer_registration
-from server.live.open_requests import OpenRequests
-from server.live.server_log import write_server_log
-from shared.config import RunConfig
-from shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
-from shared.invitation import JOIN_PATH
-from shared.rejection import HEADER, RejectionCode
-from shared.result import RESULT_FILE
+from samara.server.live.fleet_filter import FleetFilter, RejectedRequestError
+from samara.server.live.invitations import Invitations
+from samara.server.live.join_filter import JoinFilter
+from samara.server.live.keys import KEYS_VARIABLE, ClientKeys, keys_of_environment
+from samara.server.live.node_registration import REGISTRATION_PATH, answer_registration
+from samara.server.live.open_requests import OpenRequests
+from samara.server.live.server_log import write_server_log
+from samara.shared.config import RunConfig
+from samara.shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
+from samara.shared.invitation import JOIN_PATH
+from samara.shared.rejection import HEADER, RejectionCode
+from samara.shared.result import RESULT_FILE
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable of a ServerApp whose clients come and go."""
@@ -201,7 +201,7 @@ def _header(name: str, number: int) -> tuple[bytes, bytes]:
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     """Call uvicorn's `run` with an `AccessFilter` around the app, and limits of connections."""
-    from server.live.connection_limits import MAX_HEAD_BYTES, LimitedLoop, LimitedProtocol
+    from samara.server.live.connection_limits import MAX_HEAD_BYTES, LimitedLoop, LimitedProtocol
 
     keys = keys_of_environment()
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
@@ -223,7 +223,7 @@ def main() -> None:
     """
     import uvicorn
 
-    from shared.flower_compat import flower_superlink
+    from samara.shared.flower_compat import flower_superlink
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

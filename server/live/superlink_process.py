@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from server.live.busy import explain_http_error
-from server.live.flower_processes import (
+from samara.server.live.busy import explain_http_error
+from samara.server.live.flower_processes import (
     DATABASE,
     SERVER_APP,
     SUPEREXEC,
@@ -25,24 +25,24 @@ from server.live.flower_processes import (
     find_programs,
     find_superlinks,
 )
-from server.live.keys import KEYS_VARIABLE
-from server.live.node_registration import request_registration
-from server.live.server_port import note_port
-from server.live.superlink import (
+from samara.server.live.keys import KEYS_VARIABLE
+from samara.server.live.node_registration import request_registration
+from samara.server.live.server_port import note_port
+from samara.server.live.superlink import (
     FILTER_PATH,
     LIVE_VARIABLE,
     MAX_BYTES_VARIABLE,
     SECRET_HEADER,
     SECRET_VARIABLE,
 )
-from shared.certificates import TlsFiles
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.files import make_private_folder, write_secret
-from shared.proxies import DIRECT
+from samara.shared.certificates import TlsFiles
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.files import make_private_folder, write_secret
+from samara.shared.proxies import DIRECT
 
 if TYPE_CHECKING:
-    from shared.flower_compat import ControlHttpClient
+    from samara.shared.flower_compat import ControlHttpClient
 
 _START_SECONDS = 180.0
 """On a small or busy machine the imports alone take a minute."""
@@ -208,7 +208,12 @@ class SuperLinkProcess:
         Raises:
             SamaraError: if Flower refuses.
         """
-        from shared.flower_compat import Fab, StartRunRequest, fab_to_proto, user_config_to_proto
+        from samara.shared.flower_compat import (
+            Fab,
+            StartRunRequest,
+            fab_to_proto,
+            user_config_to_proto,
+        )
 
         self.stop_runs()
         end_processes(find_programs(self.folder, SERVER_APP))
@@ -221,7 +226,7 @@ class SuperLinkProcess:
 
     def stop_runs(self) -> None:
         """Stop all runs that are not finished."""
-        from shared.flower_compat import ListRunsRequest, StopRunRequest
+        from samara.shared.flower_compat import ListRunsRequest, StopRunRequest
 
         with self._control() as control:
             for run in control.ListRuns(ListRunsRequest()).run_dict.values():
@@ -230,7 +235,7 @@ class SuperLinkProcess:
 
     def run_status(self, run: int) -> tuple[str, str]:
         """Return a run's status (pending, starting, running or finished), and how it ended."""
-        from shared.flower_compat import ListRunsRequest
+        from samara.shared.flower_compat import ListRunsRequest
 
         with self._control() as control:
             status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
@@ -238,7 +243,7 @@ class SuperLinkProcess:
 
     def list_nodes(self) -> list[Node]:
         """Return the registered SuperNodes."""
-        from shared.flower_compat import ListNodesRequest
+        from samara.shared.flower_compat import ListNodesRequest
 
         with self._control() as control:
             nodes = control.ListNodes(ListNodesRequest()).nodes_info
@@ -266,7 +271,7 @@ class SuperLinkProcess:
 
     def unregister(self, nodes: Iterable[int]) -> None:
         """Disconnect SuperNodes and refuse their keys."""
-        from shared.flower_compat import UnregisterNodeRequest
+        from samara.shared.flower_compat import UnregisterNodeRequest
 
         with self._control() as control:
             for node in nodes:
@@ -282,7 +287,7 @@ class SuperLinkProcess:
         """
         import httpx
 
-        from shared.flower_compat import ControlHttpClient, RuntimeVersionHttpInterceptor
+        from samara.shared.flower_compat import ControlHttpClient, RuntimeVersionHttpInterceptor
 
         client = ControlHttpClient.from_server_address(
             f"127.0.0.1:{self._port}",

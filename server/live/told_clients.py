@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from shared.signing import fingerprint_of
+from samara.shared.signing import fingerprint_of
 
 log = logging.getLogger("samara.server")
 

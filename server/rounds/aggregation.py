@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds.robust_rules import (
+from samara.server.rounds.robust_rules import (
     centering_weights,
     coordinate_median,
     krum_selection,
@@ -15,17 +15,17 @@ from server.rounds.robust_rules import (
     trimmed_mean,
     usual_limit,
 )
-from server.rounds.rule import MEAN, Contribution, Rule
-from shared.directions import DIRECTION_BITS, pool_seeds
-from shared.errors import ReportError
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, MaskedReport
-from shared.layout import Layout
-from shared.privacy.mechanism import Mechanism
-from shared.replay import default_backend, quantize, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
-from shared.step_size import Observation
+from samara.server.rounds.rule import MEAN, Contribution, Rule
+from samara.shared.directions import DIRECTION_BITS, pool_seeds
+from samara.shared.errors import ReportError
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.layout import Layout
+from samara.shared.privacy.mechanism import Mechanism
+from samara.shared.replay import default_backend, quantize, zero_state
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from samara.shared.step_size import Observation
 
 Answer = tuple[TrainInstruction, Report]
 """A report with the instruction that it answers."""

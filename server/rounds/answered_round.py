@@ -7,17 +7,17 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from server.rounds.event_log import client_fields, hidden_client_fields
-from server.rounds.planner import Request
-from server.rounds.private_aggregator import PrivateAggregator
-from server.rounds.round_aggregator import TOO_LARGE, AggregatedRound, RoundAggregator
-from server.rounds.secure_aggregation import SecureAggregation
-from server.rounds.validator import ReplyValidator
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.errors import TrainingError
-from shared.frames.instructions import TrainInstruction
-from shared.layout import Layout
+from samara.server.rounds.event_log import client_fields, hidden_client_fields
+from samara.server.rounds.planner import Request
+from samara.server.rounds.private_aggregator import PrivateAggregator
+from samara.server.rounds.round_aggregator import TOO_LARGE, AggregatedRound, RoundAggregator
+from samara.server.rounds.secure_aggregation import SecureAggregation
+from samara.server.rounds.validator import ReplyValidator
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.errors import TrainingError
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.layout import Layout
 
 
 @dataclass(frozen=True)

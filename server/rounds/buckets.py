@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds.releases import ReleasedSum
-from server.rounds.robust_rules import trimmed_mean
-from shared.privacy.vector import VectorSum, read_sum
-from shared.secure_aggregation.buckets import LEAST_TRIMMED
+from samara.server.rounds.releases import ReleasedSum
+from samara.server.rounds.robust_rules import trimmed_mean
+from samara.shared.privacy.vector import VectorSum, read_sum
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED
 
 NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
 """The noise of a median of normal numbers in units of that of their mean, at most; a trimmed mean

@@ -18,9 +18,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds.clustering import cluster_clients, nearest_cluster
-from shared.errors import LedgerError
-from shared.files import write_durably
+from samara.server.rounds.clustering import cluster_clients, nearest_cluster
+from samara.shared.errors import LedgerError
+from samara.shared.files import write_durably
 
 ASSIGNMENTS_FILE = "clusters.json"
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from shared.contrasts import contrasts
-from shared.frames.instructions import GLOBAL_TRACK
-from shared.layout import Layout
-from shared.replay import COEFFICIENT_BITS, DenseValues
-from shared.round_delta import RoundDelta
+from samara.shared.contrasts import contrasts
+from samara.shared.frames.instructions import GLOBAL_TRACK
+from samara.shared.layout import Layout
+from samara.shared.replay import COEFFICIENT_BITS, DenseValues
+from samara.shared.round_delta import RoundDelta
 
 
 def common_intercept(delta: RoundDelta, layout: Layout) -> RoundDelta:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from server.rounds.robust_rules import hostile_count, trimmed_mean
-from shared.columns import GLOBAL, PERSONALIZED
-from shared.errors import ReportError
-from shared.frames.evaluation import Evaluation
-from shared.frames.report import MAX_GRADIENT
-from shared.label_scores import Confusion
+from samara.server.rounds.robust_rules import hostile_count, trimmed_mean
+from samara.shared.columns import GLOBAL, PERSONALIZED
+from samara.shared.errors import ReportError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.report import MAX_GRADIENT
+from samara.shared.label_scores import Confusion
 
 TRIMMED_ACCURACY = "trimmed_client_accuracy"
 """The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
-from server.store import RunStore
-from shared.frames.report import Report
-from shared.frames.round_cost import RoundCost
-from shared.ledger.reading import read_ledger
-from shared.round_delta import RoundDelta
+from samara.server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
+from samara.server.store import RunStore
+from samara.shared.frames.report import Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.round_delta import RoundDelta
 
 log = logging.getLogger("samara.server")
 

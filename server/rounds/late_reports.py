@@ -2,14 +2,14 @@
 
 from flwr.app import Message
 
-from server.rounds.aggregation import check_report
-from server.rounds.recorded_cohorts import origin_rounds
-from server.transport.messages import read_frame
-from shared.errors import ReportError, SamaraError
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.round_delta import RoundDelta
-from shared.wire import Kind, kind_of
+from samara.server.rounds.aggregation import check_report
+from samara.server.rounds.recorded_cohorts import origin_rounds
+from samara.server.transport.messages import read_frame
+from samara.shared.errors import ReportError, SamaraError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.round_delta import RoundDelta
+from samara.shared.wire import Kind, kind_of
 
 _REMEMBERED_ROUNDS = 16
 _REPORTS = (

@@ -8,16 +8,21 @@ from typing import Any, TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.rounds.unmasking import MaskedRound
-from server.rounds.validator import ReplyValidator, ValidatedReplies
-from server.transport.messages import make_message
-from shared.errors import ReportError
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.masking import MaskingKeys, RevealedShares, SealedShares, SurvivorSignature
-from shared.frames.vector_report import MaskedReport
-from shared.ledger.catch_up import CatchUp
-from shared.secure_aggregation.masks import Masked
-from shared.wire import MASKING_ACTION
+from samara.server.rounds.unmasking import MaskedRound
+from samara.server.rounds.validator import ReplyValidator, ValidatedReplies
+from samara.server.transport.messages import make_message
+from samara.shared.errors import ReportError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.masking import (
+    MaskingKeys,
+    RevealedShares,
+    SealedShares,
+    SurvivorSignature,
+)
+from samara.shared.frames.vector_report import MaskedReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.secure_aggregation.masks import Masked
+from samara.shared.wire import MASKING_ACTION
 
 MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
 """Flower's message type of the messages of secure aggregation."""

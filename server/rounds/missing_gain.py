@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from server.rounds.evaluation import is_global_validation
-from shared.choices import AUTO, READOUT, choose
-from shared.columns import GLOBAL
+from samara.server.rounds.evaluation import is_global_validation
+from samara.shared.choices import AUTO, READOUT, choose
+from samara.shared.columns import GLOBAL
 
 Figures = Mapping[str, Mapping[str, Any]]
 """The figures of an evaluation by client."""

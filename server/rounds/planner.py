@@ -9,26 +9,26 @@ from typing import Generic, TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.restored_run import RestoredRun
-from server.rounds.health import ClientHealth
-from server.rounds.late_reports import report_token
-from server.rounds.recorded_cohorts import RecordedCohorts
-from server.rounds.sampling import sample_cohort
-from server.rounds.stray_clients import StrayClients
-from server.store import RunStore
-from server.transport.messages import make_message
-from server.transport.roster import Roster, RosterEntry, await_clients
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.frames.instructions import (
+from samara.server.restored_run import RestoredRun
+from samara.server.rounds.health import ClientHealth
+from samara.server.rounds.late_reports import report_token
+from samara.server.rounds.recorded_cohorts import RecordedCohorts
+from samara.server.rounds.sampling import sample_cohort
+from samara.server.rounds.stray_clients import StrayClients
+from samara.server.store import RunStore
+from samara.server.transport.messages import make_message
+from samara.server.transport.roster import Roster, RosterEntry, await_clients
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     EvaluateInstruction,
     Split,
     TrainInstruction,
     token_of,
 )
-from shared.intercept_round import intercept_instruction
-from shared.step_size import StepSize
+from samara.shared.intercept_round import intercept_instruction
+from samara.shared.step_size import StepSize
 
 Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
 

@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds.buckets import clip_sum, combine_sums
-from server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog
-from server.rounds.round_aggregator import AggregatedRound
-from server.rounds.validator import ValidatedReplies
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.errors import ReplayError
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.vector_report import AnyVectorReport, NoisedVectorReport, VectorReport
-from shared.privacy.adaptive_clip import next_clip
-from shared.privacy.discrete_gaussian import Noise, sample_noise
-from shared.privacy.mechanism import TRUST
-from shared.privacy.vector import (
+from samara.server.rounds.buckets import clip_sum, combine_sums
+from samara.server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog
+from samara.server.rounds.round_aggregator import AggregatedRound
+from samara.server.rounds.validator import ValidatedReplies
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.errors import ReplayError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.vector_report import AnyVectorReport, NoisedVectorReport, VectorReport
+from samara.shared.privacy.adaptive_clip import next_clip
+from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.shared.privacy.mechanism import TRUST
+from samara.shared.privacy.vector import (
     CURVATURE_SCALE,
     SENSITIVITY,
     VectorSum,
@@ -33,10 +33,10 @@ from shared.privacy.vector import (
     noise_of_others,
     read_sum,
 )
-from shared.replay import quantize
-from shared.round_delta import DerivedSeeds, Group, RoundDelta
-from shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
-from shared.step_size import Observation
+from samara.shared.replay import quantize
+from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
+from samara.shared.step_size import Observation
 
 log = logging.getLogger("samara.server")
 

@@ -4,14 +4,14 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from server.rounds.common_intercept import common_intercept
-from server.rounds.evaluation import is_comparison
-from server.rounds.event_log import INTERCEPT, RoundEvent, reasons_by_text
-from server.rounds.strategy import ScalarStrategy
-from shared.errors import TrainingError
-from shared.frames.instructions import GLOBAL_TRACK
-from shared.replay import to_float32
-from shared.round_delta import RoundDelta
+from samara.server.rounds.common_intercept import common_intercept
+from samara.server.rounds.evaluation import is_comparison
+from samara.server.rounds.event_log import INTERCEPT, RoundEvent, reasons_by_text
+from samara.server.rounds.strategy import ScalarStrategy
+from samara.shared.errors import TrainingError
+from samara.shared.frames.instructions import GLOBAL_TRACK
+from samara.shared.replay import to_float32
+from samara.shared.round_delta import RoundDelta
 
 
 class ReadoutStrategy(ScalarStrategy):

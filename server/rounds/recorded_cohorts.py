@@ -5,12 +5,12 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from server.store import ledger_of
-from server.transport.roster import Roster
-from shared.errors import LedgerError
-from shared.ledger.reading import read_ledger
-from shared.round_delta import DerivedSeeds, RoundDelta
-from shared.step_record import STEP_SIZE_FILE, read_observed_clients
+from samara.server.store import ledger_of
+from samara.server.transport.roster import Roster
+from samara.shared.errors import LedgerError
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.round_delta import DerivedSeeds, RoundDelta
+from samara.shared.step_record import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
 """The rounds whose instructions were answered, by round and contributor; a late report answers an

@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError, TrainingError
-from shared.events import append_event, read_events
-from shared.privacy.accountant import ROUNDING, epsilon_of
+from samara.shared.errors import LedgerError, TrainingError
+from samara.shared.events import append_event, read_events
+from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 
 log = logging.getLogger("samara.server")
 

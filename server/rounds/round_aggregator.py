@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from server.rounds.aggregation import Answer, aggregate, mean_loss, observe_round
-from server.rounds.rule import Rule
-from server.rounds.validator import ValidatedReplies
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.errors import ReplayError
-from shared.frames.instructions import TrainInstruction
-from shared.frames.report import Report
-from shared.round_delta import RoundDelta
-from shared.step_size import Observation
+from samara.server.rounds.aggregation import Answer, aggregate, mean_loss, observe_round
+from samara.server.rounds.rule import Rule
+from samara.server.rounds.validator import ValidatedReplies
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.errors import ReplayError
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.round_delta import RoundDelta
+from samara.shared.step_size import Observation
 
 log = logging.getLogger("samara.server")
 

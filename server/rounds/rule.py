@@ -7,9 +7,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import ConfigError
-from shared.extensions import extension, is_extension
-from shared.layout import Layout
+from samara.shared.errors import ConfigError
+from samara.shared.extensions import extension, is_extension
+from samara.shared.layout import Layout
 
 Gradients = NDArray[np.float64]
 

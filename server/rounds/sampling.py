@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from shared.directions import cohort_keys
+from samara.shared.directions import cohort_keys
 
 
 def sample_cohort(

@@ -1,9 +1,9 @@
 """Secure aggregation on the server: a round of masked reports, of which it learns the sums.
 
 Before the train instruction it collects keys and sealed shares, and after it signatures of the one
-list of survivors and the shares that lift their masks (`shared.frames.masking`). Whatever goes
-wrong abandons the round: the ledger gets a round that changes nothing, and the next one has another
-token and fresh masks.
+list of survivors and the shares that lift their masks (`samara.shared.frames.masking`). Whatever
+goes wrong abandons the round: the ledger gets a round that changes nothing, and the next one has
+another token and fresh masks.
 """
 
 import logging
@@ -15,19 +15,19 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from server.rounds.aggregation import check_vector_report
-from server.rounds.masking_exchange import MaskingExchange
-from server.rounds.planner import Request
-from server.rounds.private_aggregator import PrivateAggregator, RoundTotal, VectorTotal
-from server.rounds.unmasking import MaskedRound, recover_sum
-from server.rounds.validator import ReplyValidator
-from server.store import RunStore
-from shared.config import RunConfig
-from shared.errors import LedgerError, MaskingError, ReportError
-from shared.events import append_event, read_events
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.instructions import TrainInstruction
-from shared.frames.masking import (
+from samara.server.rounds.aggregation import check_vector_report
+from samara.server.rounds.masking_exchange import MaskingExchange
+from samara.server.rounds.planner import Request
+from samara.server.rounds.private_aggregator import PrivateAggregator, RoundTotal, VectorTotal
+from samara.server.rounds.unmasking import MaskedRound, recover_sum
+from samara.server.rounds.validator import ReplyValidator
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
+from samara.shared.errors import LedgerError, MaskingError, ReportError
+from samara.shared.events import append_event, read_events
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -37,13 +37,13 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.vector_report import MaskedReport
-from shared.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
-from shared.secure_aggregation.graph import least_number, neighbourhoods
-from shared.secure_aggregation.keys import load_public
-from shared.secure_aggregation.masks import Masked
-from shared.signing import is_signed_by
-from shared.wire import RECORD, SHARES
+from samara.shared.frames.vector_report import MaskedReport
+from samara.shared.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
+from samara.shared.secure_aggregation.graph import least_number, neighbourhoods
+from samara.shared.secure_aggregation.keys import load_public
+from samara.shared.secure_aggregation.masks import Masked
+from samara.shared.signing import is_signed_by
+from samara.shared.wire import RECORD, SHARES
 
 log = logging.getLogger("samara.server")
 

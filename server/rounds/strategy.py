@@ -13,32 +13,32 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from server.rounds.answered_round import RoundAnswers
-from server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
-from server.rounds.event_log import (
+from samara.server.rounds.answered_round import RoundAnswers
+from samara.server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
+from samara.server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
     RoundEvent,
     describe_refusals,
     reasons_by_text,
 )
-from server.rounds.health import ClientHealth
-from server.rounds.late_reports import LateReportFilter
-from server.rounds.planner import Request, RoundPlanner
-from server.rounds.recorded_cohorts import RecordedCohorts
-from server.rounds.validator import ReplyValidator
-from server.store import RunStore
-from server.transport.clock import Clock, SystemClock
-from server.transport.roster import Roster
-from shared.columns import requested_columns
-from shared.config import RunConfig
-from shared.errors import LedgerError, TrainingError
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
-from shared.ledger.reading import read_ledger
-from shared.round_delta import RoundDelta, revert_delta
-from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from shared.step_size import StepSize
-from shared.wire import PERSONAL_ACTION
+from samara.server.rounds.health import ClientHealth
+from samara.server.rounds.late_reports import LateReportFilter
+from samara.server.rounds.planner import Request, RoundPlanner
+from samara.server.rounds.recorded_cohorts import RecordedCohorts
+from samara.server.rounds.validator import ReplyValidator
+from samara.server.store import RunStore
+from samara.server.transport.clock import Clock, SystemClock
+from samara.server.transport.roster import Roster
+from samara.shared.columns import requested_columns
+from samara.shared.config import RunConfig
+from samara.shared.errors import LedgerError, TrainingError
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.round_delta import RoundDelta, revert_delta
+from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
+from samara.shared.step_size import StepSize
+from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 

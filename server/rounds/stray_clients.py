@@ -7,8 +7,8 @@ ledger before, the same is the sign of a second server.
 
 import logging
 
-from server.restored_run import RestoredRun
-from server.transport.roster import RosterEntry
+from samara.server.restored_run import RestoredRun
+from samara.server.transport.roster import RosterEntry
 
 log = logging.getLogger("samara.server")
 

@@ -11,10 +11,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import MaskingError
-from shared.frames.masking import MaskingKeys, RevealedShares
-from shared.secure_aggregation.graph import least_number
-from shared.secure_aggregation.keys import (
+from samara.shared.errors import MaskingError
+from samara.shared.frames.masking import MaskingKeys, RevealedShares
+from samara.shared.secure_aggregation.graph import least_number
+from samara.shared.secure_aggregation.keys import (
     MASKING,
     SECRET_BYTES,
     RoundKey,
@@ -22,8 +22,8 @@ from shared.secure_aggregation.keys import (
     digest_of_clients,
     pair_of,
 )
-from shared.secure_aggregation.masks import Masked, unmask_sum
-from shared.secure_aggregation.shamir import PRIME, combine_shares
+from samara.shared.secure_aggregation.masks import Masked, unmask_sum
+from samara.shared.secure_aggregation.shamir import PRIME, combine_shares
 
 
 @dataclass(frozen=True)

@@ -8,36 +8,36 @@ from typing import Generic, TypeVar
 
 from flwr.app import Message
 
-from server.live.superlink import max_reply_bytes
-from server.rounds.aggregation import check_report, check_vector_report
-from server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
-from server.rounds.event_log import EventLog
-from server.rounds.late_reports import LateReportFilter, report_token
-from server.transport.messages import (
+from samara.server.live.superlink import max_reply_bytes
+from samara.server.rounds.aggregation import check_report, check_vector_report
+from samara.server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
+from samara.server.rounds.event_log import EventLog
+from samara.server.rounds.late_reports import LateReportFilter, report_token
+from samara.server.transport.messages import (
     LOST,
     cut_foreign_text,
     decode_foreign,
     read_cost,
     read_frame,
 )
-from server.transport.roster import Roster, RosterEntry
-from shared.config import RunConfig
-from shared.errors import RefusalCode, ReportError, SamaraError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.masking import (
+from samara.server.transport.roster import Roster, RosterEntry
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, ReportError, SamaraError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from samara.shared.frames.masking import (
     MaskingKeys,
     RevealedShares,
     SealedShares,
     SurvivorSignature,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
-from shared.privacy.mechanism import Mechanism
-from shared.signing import normalize_public_key
-from shared.wire import Kind, kind_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
+from samara.shared.privacy.mechanism import Mechanism
+from samara.shared.signing import normalize_public_key
+from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 

@@ -15,16 +15,16 @@ from typing import Self
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from server.transport.messages import BLOB_MESSAGE, LOST, make_message, read_frame
-from shared.blob_store import BlobStore, parse_reference
-from shared.blobs import blob_settings, resolve_blob
-from shared.errors import FrameError, RefusalCode, SamaraError
-from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.settings import Settings
-from shared.wire import BLOB_ACTION, Kind, kind_of
+from samara.server.transport.messages import BLOB_MESSAGE, LOST, make_message, read_frame
+from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.blobs import blob_settings, resolve_blob
+from samara.shared.errors import FrameError, RefusalCode, SamaraError
+from samara.shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.settings import Settings
+from samara.shared.wire import BLOB_ACTION, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 

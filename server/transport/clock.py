@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from shared.polling import pause_before_asking
+from samara.shared.polling import pause_before_asking
 
 _POLL_SECONDS = 1.0
 

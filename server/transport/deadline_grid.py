@@ -13,11 +13,11 @@ from math import inf
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.live.keys import ClientKeys
-from server.transport.clock import Clock, SystemClock
-from server.transport.delegating_grid import DelegatingGrid
-from server.transport.guarded_grid import GuardedGrid
-from server.transport.phone_grid import PhoneGrid
+from samara.server.live.keys import ClientKeys
+from samara.server.transport.clock import Clock, SystemClock
+from samara.server.transport.delegating_grid import DelegatingGrid
+from samara.server.transport.guarded_grid import GuardedGrid
+from samara.server.transport.phone_grid import PhoneGrid
 
 log = logging.getLogger("samara.server")
 
@@ -32,7 +32,7 @@ def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
         keys: client keys of the run; None if any client may join and be a gateway.
     """
     # here, since with it Flower imports its databases, which a simulation has no use for
-    from shared.flower_compat import HttpGrid, transfer_parts_together
+    from samara.shared.flower_compat import HttpGrid, transfer_parts_together
 
     if not isinstance(grid, HttpGrid):
         return grid

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from shared.flower_compat import Run
+from samara.shared.flower_compat import Run
 
 
 class DelegatingGrid(Grid):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import httpx
 from flwr.app import Error, Message, RecordDict
 
-from server.transport.delegating_grid import DelegatingGrid
-from server.transport.messages import LOST, cut_foreign_text
-from shared.errors import FrameError
-from shared.flower_compat import (
+from samara.server.transport.delegating_grid import DelegatingGrid
+from samara.server.transport.messages import LOST, cut_foreign_text
+from samara.shared.errors import FrameError
+from samara.shared.flower_compat import (
     SUPERLINK_NODE_ID,
     ConfirmMessageReceivedRequest,
     ErrorCode,
@@ -38,7 +38,7 @@ from shared.flower_compat import (
 )
 
 if TYPE_CHECKING:
-    from shared.flower_compat import HttpGrid
+    from samara.shared.flower_compat import HttpGrid
 
 log = logging.getLogger("samara.server")
 

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from shared.errors import FrameError, RefusalCode, SamaraError
-from shared.flower_compat import ErrorCode
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
+from samara.shared.errors import FrameError, RefusalCode, SamaraError
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from server.live.keys import ClientKeys
-from shared.client_index import client_index_of_key
-from shared.errors import SamaraError
-from shared.signing import answer_bytes, is_signed_by
-from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from samara.server.live.keys import ClientKeys
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import SamaraError
+from samara.shared.signing import answer_bytes, is_signed_by
+from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 MAX_PHONES = 10_000
 """Most phones of one gateway."""

@@ -19,24 +19,24 @@ from uuid import uuid4
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.live.keys import ClientKeys
-from server.transport.delegating_grid import DelegatingGrid
-from server.transport.guarded_grid import GuardedGrid
-from server.transport.messages import (
+from samara.server.live.keys import ClientKeys
+from samara.server.transport.delegating_grid import DelegatingGrid
+from samara.server.transport.guarded_grid import GuardedGrid
+from samara.server.transport.messages import (
     BLOB_MESSAGE,
     client_of_hello,
     cut_foreign_text,
     decode_foreign,
     make_message,
 )
-from server.transport.phone_answers import PhonePlace, make_reply, read_answers, read_numbers
-from server.transport.phone_relay import PhoneRelay
-from server.transport.refusal_notices import PhoneNotices
-from shared.client_index import client_index_of_key
-from shared.errors import SamaraError
-from shared.flower_compat import set_message_id
-from shared.ledger.catch_up import CatchUp
-from shared.wire import (
+from samara.server.transport.phone_answers import PhonePlace, make_reply, read_answers, read_numbers
+from samara.server.transport.phone_relay import PhoneRelay
+from samara.server.transport.refusal_notices import PhoneNotices
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import SamaraError
+from samara.shared.flower_compat import set_message_id
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import (
     ATTACHED,
     FRAMES,
     IN_PARTS,

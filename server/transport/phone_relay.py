@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from server.live.keys import ClientKeys
-from server.transport.messages import LOST
-from server.transport.phone_answers import (
+from samara.server.live.keys import ClientKeys
+from samara.server.transport.messages import LOST
+from samara.server.transport.phone_answers import (
     PhonePlace,
     make_reply,
     node_of_key,
     read_answers,
     read_numbers,
 )
-from shared.flower_compat import ErrorCode
-from shared.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
 
 _LEAST_SECONDS = 1.0
 """Time to live that a message must have left to be sent again."""

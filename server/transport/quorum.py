@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from shared.config import RunConfig
-from shared.errors import LayoutError, ModelError
-from shared.layout import Layout
+from samara.shared.config import RunConfig
+from samara.shared.errors import LayoutError, ModelError
+from samara.shared.layout import Layout
 
 
 @dataclass(frozen=True)

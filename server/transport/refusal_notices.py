@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.transport.messages import make_message
-from shared.errors import SamaraError
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.wire import CLIENTS, RECORD, REFUSED_ACTION
+from samara.server.transport.messages import make_message
+from samara.shared.errors import SamaraError
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import CLIENTS, RECORD, REFUSED_ACTION
 
 REFUSED_MESSAGE = f"{MessageType.QUERY}.{REFUSED_ACTION}"
 """Flower's message type of a notice."""

@@ -10,21 +10,21 @@ from typing import Any
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.live.keys import ClientKeys
-from server.live.server_log import REFUSED_EVENT
-from server.transport.blob_sender import BlobSender
-from server.transport.clock import SystemClock
-from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import (
+from samara.server.live.keys import ClientKeys
+from samara.server.live.server_log import REFUSED_EVENT
+from samara.server.transport.blob_sender import BlobSender
+from samara.server.transport.clock import SystemClock
+from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.server.transport.messages import (
     LOST,
     cut_foreign_text,
     decode_foreign,
     make_message,
     read_frame,
 )
-from server.transport.quorum import Quorum, RunIdentity
-from server.transport.refusal_notices import RefusalNotices
-from shared.errors import (
+from samara.server.transport.quorum import Quorum, RunIdentity
+from samara.server.transport.refusal_notices import RefusalNotices
+from samara.shared.errors import (
     BlobError,
     ClientKeyError,
     ConfigError,
@@ -35,12 +35,12 @@ from shared.errors import (
     SamaraError,
     TakenIndexError,
 )
-from shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stated_count
-from shared.frames.instructions import Split
-from shared.frames.refusal import Refusal
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.wire import Kind, kind_of
+from samara.shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stated_count
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 

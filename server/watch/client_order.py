@@ -2,7 +2,7 @@
 
 import re
 
-from server.live.run_status import AWAY, STREAM, ClientStatus, RunStatus
+from samara.server.live.run_status import AWAY, STREAM, ClientStatus, RunStatus
 
 _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 

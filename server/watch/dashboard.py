@@ -7,8 +7,8 @@ from typing import Self
 
 import uvicorn
 
-from server.watch.page import LOGIN_PATH, RunPage
-from shared.http.listening import open_tcp, read_token, server_config
+from samara.server.watch.page import LOGIN_PATH, RunPage
+from samara.shared.http.listening import open_tcp, read_token, server_config
 
 TOKEN_FILE = "dashboard.token"
 """Name of the token's file in a run's folder."""

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
-from server.live.run_status import CONNECTED, ClientStatus, RunStatus
+from samara.server.live.run_status import CONNECTED, ClientStatus, RunStatus
 
 MOST_CLIENTS = 1000
 """Most clients of a run that have series of their own; of a larger one there are sums alone."""

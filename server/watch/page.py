@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from server.live.run_status import ClientStatus, RunStatus
-from server.live.status import StatusReader
-from server.watch.client_order import clients_to_show, link_of, power_of, reason_of
-from server.watch.metrics import metrics_text
-from shared.errors import SamaraError
-from shared.http.guard import Guard, RequestError, error_response, is_same_token
+from samara.server.live.run_status import ClientStatus, RunStatus
+from samara.server.live.status import StatusReader
+from samara.server.watch.client_order import clients_to_show, link_of, power_of, reason_of
+from samara.server.watch.metrics import metrics_text
+from samara.shared.errors import SamaraError
+from samara.shared.http.guard import Guard, RequestError, error_response, is_same_token
 
 LOGIN_PATH = "/login"
 MOST_STREAMS = 16
@@ -151,7 +151,7 @@ class RunPage:
 
     async def _file(self, request: Request) -> Response:
         name, media_type = _FILES[request.url.path]
-        text = (resources.files("server.watch") / name).read_text(encoding="utf-8")
+        text = (resources.files("samara.server.watch") / name).read_text(encoding="utf-8")
         return Response(text, headers=_HEADERS, media_type=media_type)
 
     async def _status(self, request: Request) -> Response:

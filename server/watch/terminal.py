@@ -9,10 +9,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.live.run_status import AWAY, ClientStatus, RoundStatus, RunStatus
-from server.live.status import StatusReader
-from server.watch.client_order import clients_to_show, link_of, power_of, reason_of
-from shared.errors import SamaraError
+from samara.server.live.run_status import AWAY, ClientStatus, RoundStatus, RunStatus
+from samara.server.live.status import StatusReader
+from samara.server.watch.client_order import clients_to_show, link_of, power_of, reason_of
+from samara.shared.errors import SamaraError
 
 _SECONDS_BETWEEN = 1.0
 _ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3

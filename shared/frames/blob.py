@@ -4,10 +4,10 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shared.blob_store import MAX_BLOB_BYTES
-from shared.client_index import check_client_index
-from shared.errors import FrameError
-from shared.wire import Kind, Reader, pack, unpack
+from samara.shared.blob_store import MAX_BLOB_BYTES
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import FrameError
+from samara.shared.wire import Kind, Reader, pack, unpack
 
 PART_BYTES = 4 * 2**20
 """Most bytes of a blob in one part; a transfer that is interrupted loses at most these."""

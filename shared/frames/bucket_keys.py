@@ -4,10 +4,10 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
-from shared.errors import FrameError
-from shared.frames.masking import KeyList
-from shared.secure_aggregation.buckets import DIGEST_BYTES, draw_buckets
-from shared.wire import Kind, Reader, pack, unpack
+from samara.shared.errors import FrameError
+from samara.shared.frames.masking import KeyList
+from samara.shared.secure_aggregation.buckets import DIGEST_BYTES, draw_buckets
+from samara.shared.wire import Kind, Reader, pack, unpack
 
 _COUNT = struct.Struct("<I")
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import FrameError
-from shared.wire import Kind, Reader, encode_text, pack, unpack
+from samara.shared.errors import FrameError
+from samara.shared.wire import Kind, Reader, encode_text, pack, unpack
 
 MAX_LABELS = 1024
 MAX_COLUMNS = 64

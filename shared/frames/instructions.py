@@ -9,9 +9,9 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import Differences, pool_indices, pool_seeds, query_seeds, round_root
-from shared.errors import FrameError
-from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.directions import Differences, pool_indices, pool_seeds, query_seeds, round_root
+from samara.shared.errors import FrameError
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1

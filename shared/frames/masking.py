@@ -16,13 +16,13 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from shared.client_index import check_client_index
-from shared.errors import FrameError
-from shared.privacy.vector import MAX_VECTORS
-from shared.secure_aggregation.graph import DEGREE
-from shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES, digest_of_clients
-from shared.secure_aggregation.shamir import SHARE_BYTES
-from shared.wire import Kind, Reader, pack, unpack
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import FrameError
+from samara.shared.privacy.vector import MAX_VECTORS
+from samara.shared.secure_aggregation.graph import DEGREE
+from samara.shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES, digest_of_clients
+from samara.shared.secure_aggregation.shamir import SHARE_BYTES
+from samara.shared.wire import Kind, Reader, pack, unpack
 
 COMMITMENT_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES

@@ -4,9 +4,9 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shared.client_index import check_client_index
-from shared.errors import RefusalCode, SamaraError
-from shared.wire import Kind, Reader, pack, unpack
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import RefusalCode, SamaraError
+from samara.shared.wire import Kind, Reader, pack, unpack
 
 _SENTENCES: dict[int, str] = {
     RefusalCode.UNKNOWN: "it cannot carry out the instruction",

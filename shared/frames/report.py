@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.client_index import check_client_index
-from shared.errors import FrameError
-from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import FrameError
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 MAX_GRADIENT = 1e6
 """The limit of a projected gradient or mean loss; a report with a larger one is refused."""
@@ -27,7 +27,7 @@ class Report:
         examples: number of the client's training examples.
         mean_loss: loss near the round's start. If every step's batch is all of the client's
             examples, the mean over the first step's perturbations; otherwise over those of all
-            steps that began within `shared.step_size.REACH` of the start.
+            steps that began within `samara.shared.step_size.REACH` of the start.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
             use (`TrainInstruction.sums`).
         summed_steps: K if the gradients are sums, 0 otherwise.

@@ -7,9 +7,9 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shared.client_index import check_client_index
-from shared.errors import FrameError
-from shared.wire import Kind, Reader, pack, unpack
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import FrameError
+from samara.shared.wire import Kind, Reader, pack, unpack
 
 MAX_COST_SECONDS = 1e7
 MAX_COST_JOULES = 1e9

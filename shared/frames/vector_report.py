@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.client_index import check_client_index
-from shared.errors import FrameError
-from shared.frames.report import Report
-from shared.privacy.discrete_gaussian import Noise, sample_noise
-from shared.privacy.vector import (
+from samara.shared.client_index import check_client_index
+from samara.shared.errors import FrameError
+from samara.shared.frames.report import Report
+from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.shared.privacy.vector import (
     NOISED_LIMIT,
     OTHERS,
     add_noise,
@@ -19,7 +19,7 @@ from shared.privacy.vector import (
     encode_vector,
     is_within_sensitivity,
 )
-from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 _FIELDS = struct.Struct("<8sII")
 
@@ -33,7 +33,8 @@ class VectorReport:
     Attributes:
         token: token of the instruction that it answers, 8 bytes.
         client: client index.
-        vector: int32 [K · q + 3 or 4], of a norm of at most `shared.privacy.vector.SENSITIVITY`.
+        vector: int32 [K · q + 3 or 4], of a norm of at most
+        `samara.shared.privacy.vector.SENSITIVITY`.
     """
 
     token: bytes
@@ -80,7 +81,7 @@ class NoisedVectorReport:
         token: token of the instruction that it answers, 8 bytes.
         client: client index.
         vector: int64 [K · q + 3 or 4], of which none is farther from 0 than
-            `shared.privacy.vector.NOISED_LIMIT`.
+            `samara.shared.privacy.vector.NOISED_LIMIT`.
     """
 
     token: bytes

@@ -10,7 +10,7 @@ import json
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from shared.http.guard import error_body
+from samara.shared.http.guard import error_body
 
 REQUEST_SECONDS = 30.0
 """Longest time in which a request's headers arrive, counted from connection or the last answer."""

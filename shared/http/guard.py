@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shared.errors import BusyError, QuestionError, SamaraError, UnknownModelError
+from samara.shared.errors import BusyError, QuestionError, SamaraError, UnknownModelError
 
 OPEN_PATH = "/healthz"
 """The path that needs no token by default."""

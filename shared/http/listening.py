@@ -8,9 +8,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from shared.errors import ConfigError, DeviceError
-from shared.files import write_secret
-from shared.http.connection import Connection
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.files import write_secret
+from samara.shared.http.connection import Connection
 
 _KEEP_ALIVE_SECONDS = 5
 _SHUTDOWN_SECONDS = 5

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError, ReplayError
-from shared.layout import Layout
-from shared.ledger.records import Record
-from shared.replay import Backend, digest, rebuild
+from samara.shared.errors import LedgerError, ReplayError
+from samara.shared.layout import Layout
+from samara.shared.ledger.records import Record
+from samara.shared.replay import Backend, digest, rebuild
 
 CHECK_EVERY = 256
 """The most rounds between two digest checks; hashing d numbers takes time."""

@@ -4,10 +4,10 @@ import shutil
 import time
 from pathlib import Path
 
-from shared.errors import LedgerError
-from shared.layout import Layout
-from shared.ledger.reading import read_header, segment_paths, snapshot_paths
-from shared.ledger.recovery import Recovery, recover
+from samara.shared.errors import LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger.reading import read_header, segment_paths, snapshot_paths
+from samara.shared.ledger.recovery import Recovery, recover
 
 _TRIES, _PAUSE_SECONDS = 8, 0.25
 """A writer that compacts the ledger deletes files while they are copied."""

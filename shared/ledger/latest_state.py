@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
-from shared.layout import Layout
-from shared.ledger.catch_up import replay_records
-from shared.ledger.reading import read_header, read_ledger, snapshot_paths
-from shared.ledger.snapshots import read_snapshot
-from shared.replay import zero_state
+from samara.shared.errors import LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import replay_records
+from samara.shared.ledger.reading import read_header, read_ledger, snapshot_paths
+from samara.shared.ledger.snapshots import read_snapshot
+from samara.shared.replay import zero_state
 
 
 def read_latest_state(folder: Path, layout: Layout) -> tuple[int, NDArray[np.int64]]:

@@ -15,11 +15,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError, ReplayError
-from shared.files import make_folder, sync_folder, write_durably
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp, replay_records
-from shared.ledger.reading import (
+from samara.shared.errors import LedgerError, ReplayError
+from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp, replay_records
+from samara.shared.ledger.reading import (
     LOCK_FILE,
     Segment,
     read_ledger,
@@ -28,7 +28,7 @@ from shared.ledger.reading import (
     snapshot_path,
     snapshot_paths,
 )
-from shared.ledger.records import (
+from samara.shared.ledger.records import (
     SEGMENT_HEADER_BYTES,
     LedgerHeader,
     Link,
@@ -36,15 +36,15 @@ from shared.ledger.records import (
     encode_segment_header,
     skip_records,
 )
-from shared.ledger.recovery import recover
-from shared.ledger.snapshots import (
+from samara.shared.ledger.recovery import recover
+from samara.shared.ledger.snapshots import (
     Snapshot,
     UnreadableError,
     read_snapshot,
     snapshot_bytes,
 )
-from shared.replay import check_fits, digest, replay, zero_state
-from shared.round_delta import RoundDelta
+from samara.shared.replay import check_fits, digest, replay, zero_state
+from samara.shared.round_delta import RoundDelta
 
 SEGMENT_BYTES = 16 * 2**20
 """The size from which a segment gets no more records."""

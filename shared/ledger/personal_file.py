@@ -32,12 +32,12 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import round_root
-from shared.errors import FrameError, LedgerError
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.layout import Layout
-from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
-from shared.replay import (
+from samara.shared.directions import round_root
+from samara.shared.errors import FrameError, LedgerError
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.layout import Layout
+from samara.shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
+from samara.shared.replay import (
     MAX_SHIFT,
     MAX_SHRINK,
     CoefficientBlock,
@@ -47,8 +47,8 @@ from shared.replay import (
     replay,
     zero_state,
 )
-from shared.round_delta import DerivedSeeds, Group, encode_dense_values, read_dense_values
-from shared.wire import Reader
+from samara.shared.round_delta import DerivedSeeds, Group, encode_dense_values, read_dense_values
+from samara.shared.wire import Reader
 
 PERSONAL_MAGIC = b"SAMARAPB"
 FIT_MAGIC = b"SAMARAPV"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import LedgerError
-from shared.ledger.records import (
+from samara.shared.errors import LedgerError
+from samara.shared.ledger.records import (
     HASH_BYTES,
     LedgerHeader,
     Position,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, Self
 
-from shared.errors import FrameError, LedgerError
-from shared.round_delta import RoundDelta
-from shared.wire import MAX_FRAME_BYTES
+from samara.shared.errors import FrameError, LedgerError
+from samara.shared.round_delta import RoundDelta
+from samara.shared.wire import MAX_FRAME_BYTES
 
 LEDGER_VERSION = 2
 SEGMENT_MAGIC = b"SAMARALG"

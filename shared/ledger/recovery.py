@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import LedgerError
-from shared.files import UNFINISHED
-from shared.layout import Layout
-from shared.ledger.reading import (
+from samara.shared.errors import LedgerError
+from samara.shared.files import UNFINISHED
+from samara.shared.layout import Layout
+from samara.shared.ledger.reading import (
     Segment,
     last_hash,
     read_segment,
     segment_paths,
     snapshot_paths,
 )
-from shared.ledger.records import (
+from samara.shared.ledger.records import (
     SEGMENT_HEADER_BYTES,
     LedgerHeader,
     Position,
@@ -23,7 +23,7 @@ from shared.ledger.records import (
     is_unwritten_record,
     read_records,
 )
-from shared.ledger.snapshots import UnreadableError, read_snapshot
+from samara.shared.ledger.snapshots import UnreadableError, read_snapshot
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
-from shared.layout import Layout
-from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Link, Position
-from shared.replay import digest
+from samara.shared.errors import LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Link, Position
+from samara.shared.replay import digest
 
 SNAPSHOT_MAGIC = b"SAMARASN"
 _COUNT = struct.Struct("<I")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
-from shared.layout import Layout
-from shared.ledger.catch_up import replay_batch
-from shared.ledger.reading import (
+from samara.shared.errors import LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import replay_batch
+from samara.shared.ledger.reading import (
     LOCK_FILE,
     read_header,
     read_ledger,
@@ -18,9 +18,9 @@ from shared.ledger.reading import (
     segment_paths,
     snapshot_paths,
 )
-from shared.ledger.records import Position, Record
-from shared.ledger.snapshots import read_snapshot
-from shared.replay import zero_state
+from samara.shared.ledger.records import Position, Record
+from samara.shared.ledger.snapshots import read_snapshot
+from samara.shared.replay import zero_state
 
 
 class VerifiedRound(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from shared.model.loading import BaseModel
-from shared.model.scorers import Scorer
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.scorers import Scorer
 
 
 def cache_key(kind: str, **inputs: object) -> bytes:

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
-from shared.tasks.chats import ANSWERING
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
+from samara.shared.tasks.chats import ANSWERING
 
 _PROBE = [{"role": "user", "content": "a"}]
 _ANSWER = "b"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
-from shared.model.completeness import (
+from samara.shared.errors import ModelError
+from samara.shared.model.completeness import (
     check_names,
     of_another_shape,
     replace_tensor,
@@ -23,9 +23,9 @@ from shared.model.completeness import (
     tie,
     tied_groups,
 )
-from shared.model.damaged_files import damaged
-from shared.model.model_folder import find_checkpoint, read_index, weight_files
-from shared.model.quantized import Quantization, empty_quantized_linear, quantize_linear
+from samara.shared.model.damaged_files import damaged
+from samara.shared.model.model_folder import find_checkpoint, read_index, weight_files
+from samara.shared.model.quantized import Quantization, empty_quantized_linear, quantize_linear
 
 _CACHE_LINE = 64
 

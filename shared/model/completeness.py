@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
+from samara.shared.errors import ModelError
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
 _UNUSED = "pooler"

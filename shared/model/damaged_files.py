@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError
+from samara.shared.errors import ModelError
 
 _POINTER = b"version https://git-lfs"
 _FIRST_BYTES = 512

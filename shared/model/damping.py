@@ -18,17 +18,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from shared.blob_store import BlobStore, blob_hash
-from shared.blobs import resolve_blob
-from shared.directions import text_tokens
-from shared.errors import ConfigError, ModelError
-from shared.files import cache_folder, make_folder, write_once
-from shared.layout import RANDOM_TOKENS, DampingRecipe
-from shared.model.cache_key import cache_key, model_inputs, threads_in_use
-from shared.model.loading import BaseModel
-from shared.model.scorers import Prompt
-from shared.tasks.kinds import ChoiceTask, Task
-from shared.tasks.rows import Example
+from samara.shared.blob_store import BlobStore, blob_hash
+from samara.shared.blobs import resolve_blob
+from samara.shared.directions import text_tokens
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.files import cache_folder, make_folder, write_once
+from samara.shared.layout import RANDOM_TOKENS, DampingRecipe
+from samara.shared.model.cache_key import cache_key, model_inputs, threads_in_use
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.kinds import ChoiceTask, Task
+from samara.shared.tasks.rows import Example
 
 RANDOM_TEXTS = 256
 """The number of texts of random tokens."""

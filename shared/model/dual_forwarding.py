@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.directions import DIRECTION_BITS
-from shared.layout import Layout
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

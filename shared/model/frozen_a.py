@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
-from shared.layout import Layout
+from samara.shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
+from samara.shared.layout import Layout
 
 
 def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:

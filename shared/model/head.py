@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
 """Most bytes of logits at a time."""

@@ -3,10 +3,10 @@
 from torch import Tensor as TorchTensor
 from torch import nn
 
-from shared.errors import ModelError
-from shared.model.loading import BaseModel
-from shared.model.quantized import QuantizedLinear
-from shared.sections import AdapterSettings
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.quantized import QuantizedLinear
+from samara.shared.sections import AdapterSettings
 
 ADVICE = "adapter_projections"
 """Key of config.json with the names of the linear layers that the model's authors would adapt."""

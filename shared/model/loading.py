@@ -11,17 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from shared.errors import ModelError
-from shared.machine import silence_libraries
-from shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
-from shared.model.completeness import check_complete, fill_unused
-from shared.model.model_folder import check_files, find_model_folder, model_id
-from shared.model.optional_imports import triton_hidden
-from shared.model.products import use_faster_products
-from shared.model.quantized import Quantization, check_quantization
-from shared.model.sentence_pooling import SentencePooling, load_pooling
-from shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
-from shared.model.tokenizer import load_tokenizer
+from samara.shared.errors import ModelError
+from samara.shared.machine import silence_libraries
+from samara.shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
+from samara.shared.model.completeness import check_complete, fill_unused
+from samara.shared.model.model_folder import check_files, find_model_folder, model_id
+from samara.shared.model.optional_imports import triton_hidden
+from samara.shared.model.products import use_faster_products
+from samara.shared.model.quantized import Quantization, check_quantization
+from samara.shared.model.sentence_pooling import SentencePooling, load_pooling
+from samara.shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
+from samara.shared.model.tokenizer import load_tokenizer
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 

@@ -6,7 +6,7 @@ the last small product, one batched matmul with B ± ε·z, is computed per pert
 
 This dual-forwarding layer has two forms, which differ in the source of the perturbed B's:
 `Perturbations` keeps one master copy and computes them during the forward (P-RGE, section 3.2),
-`shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
+`samara.shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
 import weakref
@@ -21,22 +21,22 @@ from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 from torch import nn
 
-from shared.basis import Basis, read_basis
-from shared.directions import BOTH_SIDES, DIRECTION_BITS
-from shared.errors import ConfigError, ModelError
-from shared.layout import (
+from samara.shared.basis import Basis, read_basis
+from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.layout import (
     ADAPTER_GROUP,
     LABEL_BIAS_GROUP,
     READOUT_GROUP,
     Layout,
     Tensor,
 )
-from shared.model.damping import damping_recipe
-from shared.model.frozen_a import frozen_matrices
-from shared.model.layer_selection import adapted_layers, chosen_blocks, features
-from shared.model.loading import BaseModel
-from shared.sections import AdapterSettings
-from shared.start import Start, read_start
+from samara.shared.model.damping import damping_recipe
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
+from samara.shared.model.loading import BaseModel
+from samara.shared.sections import AdapterSettings
+from samara.shared.start import Start, read_start
 
 LABEL_BIAS = "label bias"
 READOUT = "readout"

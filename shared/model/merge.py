@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.errors import ModelError
-from shared.layout import ADAPTER_GROUP, Layout
-from shared.model.frozen_a import frozen_matrices
-from shared.model.layer_selection import features
-from shared.model.loading import BaseModel
+from samara.shared.errors import ModelError
+from samara.shared.layout import ADAPTER_GROUP, Layout
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.layer_selection import features
+from samara.shared.model.loading import BaseModel
 
 
 @torch.no_grad()

@@ -1,20 +1,16 @@
 """Folders of base models: where they lie, which files are read, and the hashes of these."""
 
 import hashlib
-import json
 from collections.abc import Collection, Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from shared import DISTRIBUTION
-from shared.errors import ModelError
-from shared.model.damaged_files import check_content, damaged, read_json, stored_types
-from shared.model.sentence_modules import hashed_module_files, module_files
-from shared.sections import EMBEDDED_MODEL
+from samara.shared.errors import ModelError
+from samara.shared.model.damaged_files import check_content, damaged, read_json, stored_types
+from samara.shared.model.sentence_modules import hashed_module_files, module_files
+from samara.shared.sections import EMBEDDED_MODEL
 
-_EMBEDDED_FOLDER = Path("shared", "model", "embedded")
+_EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _CHECKPOINTS = (*_SAFETENSORS, *_PICKLES)
@@ -49,7 +45,7 @@ def find_model_folder(path: str) -> Path:
     """Return the folder of a base model whose configuration can be used.
 
     Args:
-        path: as in `shared.model.loading.load_base_model`.
+        path: as in `samara.shared.model.loading.load_base_model`.
 
     Raises:
         ModelError: if the folder is missing or incomplete, or the model is quantized already, is an
@@ -200,7 +196,7 @@ def model_id_of(path: str) -> bytes:
     """Return the model id of a base model, which is not loaded.
 
     Args:
-        path: as in `shared.model.loading.load_base_model`.
+        path: as in `samara.shared.model.loading.load_base_model`.
 
     Raises:
         ModelError: if the folder is missing or incomplete.
@@ -290,18 +286,13 @@ def _missing_files(folder: Path) -> Iterator[str]:
 
 
 def find_embedded_model() -> Path:
-    """Return the folder of the embedded model in the installed distribution.
+    """Return the folder of the embedded model.
 
-    The model is not looked up beside this file: in Flower's bundle a copy of this file shadows the
-    installed package, and the bundle holds no weights.
+    Raises:
+        ModelError: if it is not there.
     """
-    for installed in distributions(name=DISTRIBUTION):
-        roots = [Path(str(installed.locate_file("")))]
-        if origin := installed.read_text("direct_url.json"):
-            roots.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))
-        for root in roots:
-            if (root / _EMBEDDED_FOLDER / "model.safetensors").is_file():
-                return root / _EMBEDDED_FOLDER
-    raise ModelError(
-        "the embedded model is not installed here; install Samara with pip, or set model.path"
-    )
+    if not (_EMBEDDED_FOLDER / "model.safetensors").is_file():
+        raise ModelError(
+            f"{_EMBEDDED_FOLDER}: has no embedded model; install Samara again, or set model.path"
+        )
+    return _EMBEDDED_FOLDER

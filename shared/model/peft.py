@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
-from shared.errors import ModelError
-from shared.files import write_durably
-from shared.layout import ADAPTER_GROUP, Layout
-from shared.model.frozen_a import frozen_matrices
-from shared.model.layer_selection import features
-from shared.model.loading import BaseModel
+from samara.shared.errors import ModelError
+from samara.shared.files import write_durably
+from samara.shared.layout import ADAPTER_GROUP, Layout
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.layer_selection import features
+from samara.shared.model.loading import BaseModel
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
-from shared.model.products import linear
+from samara.shared.errors import ModelError
+from samara.shared.model.products import linear
 
 Quantization = Literal["none", "nf4", "int8"]
 

@@ -1,9 +1,10 @@
 """The readout: trained weights on the last representation of an example.
 
 scores = scores of the base + Hᵀ·(W·φ(h)): h is the representation from which the scorer computes
-its scores, φ its damping (`shared.model.damping`), W [labels − 1, features] the trained readout and
-H [labels − 1, labels] an orthonormal basis of the contrasts between labels (Helmert's). The mean of
-all scores, of which the loss does not depend, so takes no numbers. W = 0 is the base model.
+its scores, φ its damping (`samara.shared.model.damping`), W [labels − 1, features] the trained
+readout and H [labels − 1, labels] an orthonormal basis of the contrasts between labels (Helmert's).
+The mean of all scores, of which the loss does not depend, so takes no numbers. W = 0 is the base
+model.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.contrasts import contrasts
-from shared.model.damping import Damping
-from shared.model.lora_fa import READOUT, PerturbedAdapters
-from shared.model.scorers import EncoderScorer, Prompt, Scorer
+from samara.shared.contrasts import contrasts
+from samara.shared.model.damping import Damping
+from samara.shared.model.lora_fa import READOUT, PerturbedAdapters
+from samara.shared.model.scorers import EncoderScorer, Prompt, Scorer
 
 
 class Readout:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from shared.directions import Distribution
-from shared.normal_table import NORMAL_TABLE
+from samara.shared.directions import Distribution
+from samara.shared.normal_table import NORMAL_TABLE
 
 _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
@@ -108,7 +108,7 @@ def _fill(
 
 
 class CudaBackend:
-    """The replay backend on a GPU; see `shared.replay.Backend`.
+    """The replay backend on a GPU; see `samara.shared.replay.Backend`.
 
     Triton launches on the thread's current device, which is set to that of the tensors.
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.directions import Distribution, Domain
-from shared.errors import ReplayError
-from shared.normal_table import NORMAL_TABLE
-from shared.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
+from samara.shared.directions import Distribution, Domain
+from samara.shared.errors import ReplayError
+from samara.shared.normal_table import NORMAL_TABLE
+from samara.shared.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -60,7 +60,7 @@ def directions(
 
     Args:
         seeds: bits of the seeds, int64 [n].
-        table: `shared.normal_table.NORMAL_TABLE` on the seeds' torch device, int16 [65536].
+        table: `samara.shared.normal_table.NORMAL_TABLE` on the seeds' torch device, int16 [65536].
         count: number of elements.
         distribution: ``gaussian`` or ``rademacher``.
         first: index of the first element, a multiple of `WHOLE_BLOCKS`.
@@ -113,7 +113,7 @@ def shrink(state: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class TorchBackend:
-    """The replay backend on a torch device; see `shared.replay.Backend`.
+    """The replay backend on a torch device; see `samara.shared.replay.Backend`.
 
     Attributes:
         device: torch device that computes.
@@ -213,7 +213,7 @@ def backend_for(device: torch.device, threads: int = 0) -> Backend:
         return TorchBackend(device)
     if forced == "cuda" or (not forced and device.type == "cuda"):
         try:
-            from shared.model.replay_cuda import CudaBackend
+            from samara.shared.model.replay_cuda import CudaBackend
 
             return CudaBackend(device)
         except ImportError as error:

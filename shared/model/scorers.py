@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError, TaskError
-from shared.model.chat_template import ChatTemplate
-from shared.model.head import (
+from samara.shared.errors import ModelError, TaskError
+from samara.shared.model.chat_template import ChatTemplate
+from samara.shared.model.head import (
     log_likelihoods,
     mean_log_likelihoods,
     tiled_logits,
     token_predictions,
 )
-from shared.model.loading import BaseModel
-from shared.model.truncation import truncate
-from shared.model.word_tokens import Ids, continuation_tokens, word_tokens
-from shared.tasks.base_task import Span
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.truncation import truncate
+from samara.shared.model.word_tokens import Ids, continuation_tokens, word_tokens
+from samara.shared.tasks.base_task import Span
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 COSINE_TEMPERATURE = 0.05
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.errors import ModelError
-from shared.model.damaged_files import read_json
+from samara.shared.errors import ModelError
+from samara.shared.model.damaged_files import read_json
 
 MODULE_LIST = "modules.json"
 MODULE_SETTINGS = "config.json"

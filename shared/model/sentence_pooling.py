@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
-from shared.model.damaged_files import stored_types
-from shared.model.sentence_modules import (
+from samara.shared.errors import ModelError
+from samara.shared.model.damaged_files import stored_types
+from samara.shared.model.sentence_modules import (
     MODULE_LIST,
     MODULE_SETTINGS,
     NETWORK_SETTINGS,

@@ -1,7 +1,7 @@
 """The structure of a network: its family, its body below the head, and the body's blocks.
 
 They come from the classes that a configuration names and from how their modules are nested. What
-a model computes is checked when it is first run (`client.forward.self_check`).
+a model computes is checked when it is first run (`samara.client.forward.self_check`).
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from shared.errors import ModelError
-from shared.model.damaged_files import read_json
+from samara.shared.errors import ModelError
+from samara.shared.model.damaged_files import read_json
 
 Family = Literal["causal", "masked", "encoder"]
 

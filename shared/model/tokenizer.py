@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError
-from shared.model.model_folder import check_tokenizer_files
-from shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
+from samara.shared.errors import ModelError
+from samara.shared.model.model_folder import check_tokenizer_files
+from samara.shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 
 
 def load_tokenizer(folder: Path) -> Any:

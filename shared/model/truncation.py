@@ -1,7 +1,7 @@
 """Shortening of texts to a number of tokens."""
 
-from shared.model.loading import BaseModel
-from shared.tasks.base_task import Span
+from samara.shared.model.loading import BaseModel
+from samara.shared.tasks.base_task import Span
 
 
 def truncate(

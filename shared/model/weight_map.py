@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.basis import Basis, read_basis
-from shared.errors import ModelError, ReplayError
-from shared.layout import Layout
-from shared.replay import to_float32
-from shared.sections import AdapterSettings
-from shared.start import Start, read_start
+from samara.shared.basis import Basis, read_basis
+from samara.shared.errors import ModelError, ReplayError
+from samara.shared.layout import Layout
+from samara.shared.replay import to_float32
+from samara.shared.sections import AdapterSettings
+from samara.shared.start import Start, read_start
 
 STATE_LIMIT = 2**62
 """The absolute value that every number of a state stays below, in its units; a start too."""

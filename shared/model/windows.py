@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shared.model.scorers import GenerationScorer
-from shared.tasks.rows import Example
+from samara.shared.model.scorers import GenerationScorer
+from samara.shared.tasks.rows import Example
 
 
 def cut_into_windows(examples: Sequence[Example], scorer: GenerationScorer) -> list[Example]:

@@ -1,8 +1,8 @@
 """Tokens of label words and answers, as they follow the text before them."""
 
-from shared.errors import TaskError
-from shared.model.loading import BaseModel
-from shared.tasks.kinds import ClassificationTask
+from samara.shared.errors import TaskError
+from samara.shared.model.loading import BaseModel
+from samara.shared.tasks.kinds import ClassificationTask
 
 Ids = tuple[int, ...]
 

@@ -32,7 +32,7 @@ def rho_of_summed_noise(sensitivity: float, sigma: float, summands: int, *, numb
     Such a sum is no discrete Gaussian, but close to one of σ·√n: with τ = 10·Σ exp(−2π²σ²k/(k+1)),
     k from 1 to n − 1, a release of d numbers and sensitivity Δ is ½(Δ/(σ√n) + τ√d)²-zCDP (Kairouz,
     Liu, Steinke, The Distributed Discrete Gaussian Mechanism, 2021, Theorem 1). In units as fine as
-    those of a vector (`shared.privacy.vector`) τ is below what float64 can hold.
+    those of a vector (`samara.shared.privacy.vector`) τ is below what float64 can hold.
 
     Args:
         sensitivity: Δ, the most that one client changes, as an L2 norm.

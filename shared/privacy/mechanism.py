@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from shared.privacy.accountant import noise_multiplier_for, rho_of, rho_of_summed_noise
-from shared.privacy.vector import SENSITIVITY
+from samara.shared.privacy.accountant import noise_multiplier_for, rho_of, rho_of_summed_noise
+from samara.shared.privacy.vector import SENSITIVITY
 
 Mode = Literal["central", "local", "distributed"]
 

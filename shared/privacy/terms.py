@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from shared.errors import ScenarioError
-from shared.privacy.accountant import epsilon_of
-from shared.privacy.mechanism import MASKED_TRUST, TRUST, Mechanism, make_mechanism
-from shared.privacy.vector import numbers_of
-from shared.secure_aggregation.buckets import fewest_in_a_sum
-from shared.secure_aggregation.graph import LEAST_CLIENTS
-from shared.setting_values import read_flag, read_number, read_text, read_whole
+from samara.shared.errors import ScenarioError
+from samara.shared.privacy.accountant import epsilon_of
+from samara.shared.privacy.mechanism import MASKED_TRUST, TRUST, Mechanism, make_mechanism
+from samara.shared.privacy.vector import numbers_of
+from samara.shared.secure_aggregation.buckets import fewest_in_a_sum
+from samara.shared.secure_aggregation.graph import LEAST_CLIENTS
+from samara.shared.setting_values import read_flag, read_number, read_text, read_whole
 
 _DEFAULTS = {
     "privacy.clip": 1.0,

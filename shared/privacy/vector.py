@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
 
 SENSITIVITY = 2**24
 """The largest norm of a vector, in units of its whole numbers."""

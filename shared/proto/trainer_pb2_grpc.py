@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from shared.proto import trainer_pb2 as shared_dot_proto_dot_trainer__pb2
+from samara.shared.proto import trainer_pb2 as samara_dot_shared_dot_proto_dot_trainer__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in shared/proto/trainer_pb2_grpc.py depends on'
+        + f' but the generated code in samara/shared/proto/trainer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,33 +36,33 @@ class TrainerStub(object):
         """
         self.CatchUp = channel.unary_unary(
                 '/samara.Trainer/CatchUp',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
         self.Train = channel.unary_unary(
                 '/samara.Trainer/Train',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
         self.Evaluate = channel.unary_unary(
                 '/samara.Trainer/Evaluate',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
         self.ReceiveBlob = channel.unary_unary(
                 '/samara.Trainer/ReceiveBlob',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
         self.Mask = channel.unary_unary(
                 '/samara.Trainer/Mask',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/samara.Trainer/Status',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.StatusReply.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.StatusReply.FromString,
                 _registered_method=True)
 
 
@@ -117,33 +117,33 @@ def add_TrainerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'CatchUp': grpc.unary_unary_rpc_method_handler(
                     servicer.CatchUp,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.CatchUpRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Train': grpc.unary_unary_rpc_method_handler(
                     servicer.Train,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.TrainRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Evaluate': grpc.unary_unary_rpc_method_handler(
                     servicer.Evaluate,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.EvaluateRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'ReceiveBlob': grpc.unary_unary_rpc_method_handler(
                     servicer.ReceiveBlob,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Mask': grpc.unary_unary_rpc_method_handler(
                     servicer.Mask,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.MaskRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.StatusRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.StatusReply.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.StatusRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -171,8 +171,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/CatchUp',
-            shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -198,8 +198,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/Train',
-            shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -225,8 +225,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/Evaluate',
-            shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -252,8 +252,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/ReceiveBlob',
-            shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -279,8 +279,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/Mask',
-            shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -306,8 +306,8 @@ class Trainer(object):
             request,
             target,
             '/samara.Trainer/Status',
-            shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.StatusReply.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -333,18 +333,18 @@ class PersonalModelStub(object):
         """
         self.Describe = channel.unary_unary(
                 '/samara.PersonalModel/Describe',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
                 _registered_method=True)
         self.Classify = channel.unary_unary(
                 '/samara.PersonalModel/Classify',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/samara.PersonalModel/Generate',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
                 _registered_method=True)
 
 
@@ -380,18 +380,18 @@ def add_PersonalModelServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.DescribeRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.DescribeReply.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeReply.SerializeToString,
             ),
             'Classify': grpc.unary_unary_rpc_method_handler(
                     servicer.Classify,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.ClassifyRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.ClassifyReply.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyReply.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.GenerateRequest.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.GeneratePart.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.GenerateRequest.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.GeneratePart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -422,8 +422,8 @@ class PersonalModel(object):
             request,
             target,
             '/samara.PersonalModel/Describe',
-            shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -449,8 +449,8 @@ class PersonalModel(object):
             request,
             target,
             '/samara.PersonalModel/Classify',
-            shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -476,8 +476,8 @@ class PersonalModel(object):
             request,
             target,
             '/samara.PersonalModel/Generate',
-            shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
             options,
             channel_credentials,
             insecure,
@@ -503,8 +503,8 @@ class GatewayStub(object):
         """
         self.Attach = channel.stream_stream(
                 '/samara.Gateway/Attach',
-                request_serializer=shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
-                response_deserializer=shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
                 _registered_method=True)
 
 
@@ -525,8 +525,8 @@ def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=shared_dot_proto_dot_trainer__pb2.FromPhone.FromString,
-                    response_serializer=shared_dot_proto_dot_trainer__pb2.ToPhone.SerializeToString,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.FromPhone.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.ToPhone.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -557,8 +557,8 @@ class Gateway(object):
             request_iterator,
             target,
             '/samara.Gateway/Attach',
-            shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
-            shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ see anyone else's. So no client chooses its bucket, and every client can check w
 import hashlib
 from collections.abc import Mapping
 
-from shared.secure_aggregation.graph import least_number
+from samara.shared.secure_aggregation.graph import least_number
 
 LEAST_TRIMMED = 5
 """The fewest buckets of which a trimmed mean is taken; of fewer a plain sum."""

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from shared.errors import MaskingError
+from samara.shared.errors import MaskingError
 
 KEY_BYTES = 65
 """The bytes of a public key, an uncompressed point."""

@@ -2,8 +2,8 @@
 
 A client u adds to its vector a mask of its own, and for each neighbour v the mask of the pair, with
 a plus if u < v and a minus otherwise, so that a sum has each pair's mask once with each sign
-(Bonawitz et al., 2017, section 4). Sums of vectors are within ±2⁶² (`shared.privacy.vector`), so
-that modulo 2⁶⁴ nothing of a sum is lost.
+(Bonawitz et al., 2017, section 4). Sums of vectors are within ±2⁶²
+(`samara.shared.privacy.vector`), so that modulo 2⁶⁴ nothing of a sum is lost.
 """
 
 from collections.abc import Iterable, Mapping

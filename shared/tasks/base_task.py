@@ -7,8 +7,13 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from shared.errors import TaskError
-from shared.tasks.templates import TemplatePieces, field_names, parse_template, template_fields
+from samara.shared.errors import TaskError
+from samara.shared.tasks.templates import (
+    TemplatePieces,
+    field_names,
+    parse_template,
+    template_fields,
+)
 
 Span = tuple[int, int]
 """The first character of a part of a text, and the end behind its last one."""

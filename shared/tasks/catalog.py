@@ -23,10 +23,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from shared.errors import TaskError
-from shared.extensions import extension, stored_name
-from shared.settings import Text
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.errors import TaskError
+from samara.shared.extensions import extension, stored_name
+from samara.shared.settings import Text
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 _KINDS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
@@ -54,7 +54,7 @@ def shipped_tasks() -> Mapping[str, Any]:
     """Return the files of the shipped tasks by name."""
     return {
         entry.name.removesuffix(".toml"): entry
-        for entry in (resources.files("shared.tasks") / "prompts").iterdir()
+        for entry in (resources.files("samara.shared.tasks") / "prompts").iterdir()
         if entry.name.endswith(".toml")
     }
 

@@ -1,12 +1,12 @@
 """Chats: rows with messages, of which the last one, the assistant's, is the answer.
 
 An example keeps the messages before the answer as JSON; how a model reads them its chat template
-says (`shared.model.chat_template`).
+says (`samara.shared.model.chat_template`).
 """
 
 import json
 
-from shared.errors import DataError
+from samara.shared.errors import DataError
 
 ROLES = ("system", "user", "assistant")
 ANSWERING = "assistant"

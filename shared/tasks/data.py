@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shared.data_settings import SplitRule
-from shared.errors import DataError
-from shared.tasks.kinds import ClassificationTask, Task
-from shared.tasks.row_files import read_row_file
-from shared.tasks.rows import (
+from samara.shared.data_settings import SplitRule
+from samara.shared.errors import DataError
+from samara.shared.tasks.kinds import ClassificationTask, Task
+from samara.shared.tasks.row_files import read_row_file
+from samara.shared.tasks.rows import (
     Example,
     Row,
     describe_missing_fields,
@@ -26,15 +26,15 @@ from shared.tasks.rows import (
     read_rows,
     required_fields,
 )
-from shared.tasks.sources import (
+from samara.shared.tasks.sources import (
     SPLITS,
     find_data_files,
     is_hub_name,
     load_hub_splits,
     no_such_source,
 )
-from shared.tasks.text_folders import read_text_folders
-from shared.tasks.text_split import CUT_PERCENT, split_of_text
+from samara.shared.tasks.text_folders import read_text_folders
+from samara.shared.tasks.text_split import CUT_PERCENT, split_of_text
 
 SHOWN_PROBLEMS = 5
 _UNDATED = "is a data set of the hub, which is not split by time; set data.split to random"

@@ -1,7 +1,7 @@
 """Demonstrations: examples with their answers, for in-context learning."""
 
-from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.rows import Example
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.rows import Example
 
 SEPARATOR = "\n\n"
 """The text between a demonstration and what follows it."""

@@ -1,11 +1,11 @@
 """Generated messages as data of a federation, for runs without data of their own."""
 
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import DataError, TaskError
-from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
-from shared.tasks.rows import Example
-from shared.tasks.style import styled_messages
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
+from samara.shared.tasks.rows import Example
+from samara.shared.tasks.style import styled_messages
 
 STYLE_TASK = "style"
 GENERATED_TASKS = (EMBEDDED_DATA, STYLE_TASK)

@@ -7,11 +7,11 @@ a row's own content decides, and shares are exact in the mean only.
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from shared.data_settings import SplitRule
-from shared.tasks.data import read_splits
-from shared.tasks.kinds import GenerationTask, Task
-from shared.tasks.rows import Example, Row
-from shared.tasks.text_split import CUT_PERCENT, split_by_hash, split_of_text
+from samara.shared.data_settings import SplitRule
+from samara.shared.tasks.data import read_splits
+from samara.shared.tasks.kinds import GenerationTask, Task
+from samara.shared.tasks.rows import Example, Row
+from samara.shared.tasks.text_split import CUT_PERCENT, split_by_hash, split_of_text
 
 Identity = tuple[str, str, tuple[str, ...]]
 """User, text and candidates: examples that share them are the same one, whatever their label."""

@@ -9,16 +9,21 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from shared.errors import TaskError
-from shared.tasks.base_task import BaseTask
-from shared.tasks.label_values import (
+from samara.shared.errors import TaskError
+from samara.shared.tasks.base_task import BaseTask
+from samara.shared.tasks.label_values import (
     LabelValues,
     check_label_values,
     find_label,
     optional_value_text,
     repeated_values,
 )
-from shared.tasks.templates import field_names, parse_template, split_at_field, template_fields
+from samara.shared.tasks.templates import (
+    field_names,
+    parse_template,
+    split_at_field,
+    template_fields,
+)
 
 _WORD = "word"
 """The name in braces that marks the label word's position."""

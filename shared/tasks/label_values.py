@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from shared.errors import TaskError
+from samara.shared.errors import TaskError
 
 
 def value_text(value: object) -> str:

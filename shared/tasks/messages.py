@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
-from shared.errors import DataError
+from samara.shared.errors import DataError
 
 SplitName = Literal["train", "validation", "test"]
 _Item = TypeVar("_Item")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shared.label_scores import Confusion
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.label_scores import Confusion
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 
 def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) -> float:

@@ -1,7 +1,7 @@
 """Labels as people name them, and texts without the row around them."""
 
-from shared.errors import DataError, TaskError
-from shared.tasks.kinds import ClassificationTask, Task
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.kinds import ClassificationTask, Task
 
 
 def label_value(task: Task, name: str) -> str:

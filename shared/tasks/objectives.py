@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import TaskError
-from shared.extensions import extension
-from shared.label_scores import Confusion, cross_entropy
-from shared.tasks.kinds import GenerationTask, Task
-from shared.tasks.metrics import answer_metric, label_metric
+from samara.shared.errors import TaskError
+from samara.shared.extensions import extension
+from samara.shared.label_scores import Confusion, cross_entropy
+from samara.shared.tasks.kinds import GenerationTask, Task
+from samara.shared.tasks.metrics import answer_metric, label_metric
 
 CROSS_ENTROPY = "cross-entropy"
 SUMMED_CROSS_ENTROPY = "summed-cross-entropy"

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import DataError
-from shared.extensions import extension, is_extension
-from shared.tasks.rows import Example
+from samara.shared.errors import DataError
+from samara.shared.extensions import extension, is_extension
+from samara.shared.tasks.rows import Example
 
 _ATTEMPTS = 11
 """The number of draws of a Dirichlet division, of which the first with enough examples counts."""

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from shared.errors import DataError
-from shared.tasks.kinds import Task
-from shared.tasks.rows import Row, describe_missing_fields, read_rows
+from samara.shared.errors import DataError
+from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.rows import Row, describe_missing_fields, read_rows
 
 SUFFIXES = (".jsonl", ".csv")
 LATEST_TIME = 2.0**40

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
-from shared.errors import DataError, TaskError
-from shared.tasks.base_task import Span
-from shared.tasks.chats import read_chat
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.base_task import Span
+from samara.shared.tasks.chats import read_chat
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 _ABSENT = object()
 _JSON_KINDS = {type(None): "null", dict: "an object", list: "a list"}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from shared.errors import DataError
-from shared.tasks.rows import Example
-from shared.tasks.sources import SPLITS
+from samara.shared.errors import DataError
+from samara.shared.tasks.rows import Example
+from samara.shared.tasks.sources import SPLITS
 
 LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
     {"train": 1_000, "validation": 500, "test": 1_000}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shared.errors import DataError
-from shared.tasks.row_files import SUFFIXES
+from samara.shared.errors import DataError
+from samara.shared.tasks.row_files import SUFFIXES
 
 SPLITS = ("train", "validation", "test")
 _HUB_SECONDS = 5.0
@@ -35,7 +35,7 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
     """Find the files of a source on this machine.
 
     Args:
-        path: a file or a folder, as for `shared.tasks.data.load_examples`.
+        path: a file or a folder, as for `samara.shared.tasks.data.load_examples`.
         growing: whether a folder may be empty.
 
     Raises:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypedDict
 
-from shared.tasks.messages import WORDS, Draws, SplitName
+from samara.shared.tasks.messages import WORDS, Draws, SplitName
 
 _WORD_CHOICES: Final = (
     {"room": "clean", "soup": "tasty", "waiter": "kind"},

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.errors import DataError, TaskError
-from shared.tasks.kinds import GenerationTask, Task
-from shared.tasks.named_labels import label_value, only_text_field
-from shared.tasks.rows import Row, read_rows
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.kinds import GenerationTask, Task
+from samara.shared.tasks.named_labels import label_value, only_text_field
+from samara.shared.tasks.rows import Row, read_rows
 
 TEXT_SUFFIXES = (".txt",)
 PLAIN_TEXT_SUFFIXES = (".txt", ".md")

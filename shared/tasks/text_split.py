@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shared.tasks.rows import Example
+from samara.shared.tasks.rows import Example
 
 CUT_PERCENT = {"test": 20, "validation": 10}
 """The shares of the splits that are cut from training rows; exact in the mean only by a hash."""

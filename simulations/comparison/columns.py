@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from shared.columns import (
+from samara.shared.columns import (
     BASE_RATE,
     GLOBAL,
     IN_CONTEXT,
@@ -15,11 +15,11 @@ from shared.columns import (
     PERSONALIZED,
     ZERO_SHOT,
 )
-from shared.errors import SamaraError
-from shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS, stated_count
-from shared.label_scores import Confusion
-from shared.result import ClientMetrics, RunResult
-from simulations.comparison.measure import TextMetrics
+from samara.shared.errors import SamaraError
+from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS, stated_count
+from samara.shared.label_scores import Confusion
+from samara.shared.result import ClientMetrics, RunResult
+from samara.simulations.comparison.measure import TextMetrics
 
 Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""

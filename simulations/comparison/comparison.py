@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.columns import GLOBAL, INTERCEPT
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.comparison.columns import MEANINGS, with_bytes
-from simulations.comparison.measure import Measure, figures_of, measure_of
-from simulations.comparison.seeds import describe_seeds
-from simulations.comparison.statistics import (
+from samara.shared.columns import GLOBAL, INTERCEPT
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.comparison.columns import MEANINGS, with_bytes
+from samara.simulations.comparison.measure import Measure, figures_of, measure_of
+from samara.simulations.comparison.seeds import describe_seeds
+from samara.simulations.comparison.statistics import (
     CONFIDENCE,
     Difference,
     Numbers,
@@ -24,14 +24,14 @@ from simulations.comparison.statistics import (
     smallest_p,
     summarize,
 )
-from simulations.comparison.variants import (
+from samara.simulations.comparison.variants import (
     ComparisonSet,
     Condition,
     Run,
     Variant,
     read_comparison_set,
 )
-from simulations.comparison.verdict import Verdict
+from samara.simulations.comparison.verdict import Verdict
 
 FLOAT32_BYTES = 4
 

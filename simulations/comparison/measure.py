@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.result import ClientMetrics
+from samara.shared.result import ClientMetrics
 
 
 class TextMetrics(ClientMetrics):

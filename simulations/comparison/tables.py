@@ -10,14 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shared.result import ClientCost
-from simulations.comparison.columns import explain_columns
-from simulations.comparison.comparison import (
+from samara.shared.result import ClientCost
+from samara.simulations.comparison.columns import explain_columns
+from samara.simulations.comparison.comparison import (
     Comparison,
     TestedDifference,
     format_p,
 )
-from simulations.comparison.measure import ACCURACY, BITS_PER_BYTE, Measure
+from samara.simulations.comparison.measure import ACCURACY, BITS_PER_BYTE, Measure
 
 _NAMED_LOSERS = 5
 

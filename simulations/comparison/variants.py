@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from shared.columns import GLOBAL
-from shared.config import RunConfig, reads
-from shared.errors import SamaraError
-from shared.result import RunResult
-from shared.settings import describe
-from simulations.comparison.columns import (
+from samara.shared.columns import GLOBAL
+from samara.shared.config import RunConfig, reads
+from samara.shared.errors import SamaraError
+from samara.shared.result import RunResult
+from samara.shared.settings import describe
+from samara.simulations.comparison.columns import (
     BASELINES,
     COMMON,
     TRAINED,
@@ -22,9 +22,9 @@ from simulations.comparison.columns import (
     Figures,
     client_columns,
 )
-from simulations.comparison.measure import figures_of
-from simulations.comparison.seeds import DATA_SEED, seeds_draw_splits
-from simulations.comparison.statistics import Numbers
+from samara.simulations.comparison.measure import figures_of
+from samara.simulations.comparison.seeds import DATA_SEED, seeds_draw_splits
+from samara.simulations.comparison.statistics import Numbers
 
 _LISTED = 5
 _PLAIN = ("global", "local")
@@ -69,7 +69,7 @@ class Condition:
         variant: label of the variant.
         name: the column.
         quality, second: figures of the clients, float64 [clients]; see
-            `simulations.comparison.measure.Figures`.
+            `samara.simulations.comparison.measure.Figures`.
     """
 
     variant: str

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
-from simulations.comparison.columns import BASELINES, MAJORITY, MEANINGS, Figures
-from simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
-from simulations.comparison.statistics import Numbers
+from samara.shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
+from samara.simulations.comparison.columns import BASELINES, MAJORITY, MEANINGS, Figures
+from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
+from samara.simulations.comparison.statistics import Numbers
 
 _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),

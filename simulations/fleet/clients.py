@@ -12,24 +12,24 @@ from itertools import groupby
 
 from flwr.app import Message
 
-from client.app import unpack_message
-from client.personal.methods import composition
-from client.protocol.client_handler import catch_up_session, make_refusal
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.session import Session
-from client.training.client_data import ClientData, ClientDataSource
-from client.training.local_steps import clients_per_pass, take_local_steps_together
-from client.training.model_runtime import ModelRuntime
-from shared.columns import GLOBAL
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.ledger.catch_up import CatchUp
-from shared.tasks.kinds import GenerationTask
-from simulations.fleet.device import Device
+from samara.client.app import unpack_message
+from samara.client.personal.methods import composition
+from samara.client.protocol.client_handler import catch_up_session, make_refusal
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.session import Session
+from samara.client.training.client_data import ClientData, ClientDataSource
+from samara.client.training.local_steps import clients_per_pass, take_local_steps_together
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.columns import GLOBAL
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.tasks.kinds import GenerationTask
+from samara.simulations.fleet.device import Device
 
 _EVALUATED_TOGETHER = 16
 """Number of clients whose examples are sorted by length together in an evaluation."""

@@ -7,17 +7,22 @@ from math import inf
 
 import numpy as np
 
-from client.training.client_data import ClientData, ClientDataSource
-from client.training.model_runtime import ModelRuntime
-from devices.hardware.estimate import StepEstimate, estimate_readout, estimate_step
-from devices.hardware.link import is_available, next_available_time, next_time_within, time_windows
-from devices.hardware.model_shape import ModelShape, model_shape
-from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
-from devices.hardware.roofline import Grouping, Workload, compute_bytes
-from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
-from shared.fleet_settings import DeviceGroup
-from shared.frames.instructions import Split
+from samara.client.training.client_data import ClientData, ClientDataSource
+from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.hardware.estimate import StepEstimate, estimate_readout, estimate_step
+from samara.devices.hardware.link import (
+    is_available,
+    next_available_time,
+    next_time_within,
+    time_windows,
+)
+from samara.devices.hardware.model_shape import ModelShape, model_shape
+from samara.devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
+from samara.devices.hardware.roofline import Grouping, Workload, compute_bytes
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.fleet_settings import DeviceGroup
+from samara.shared.frames.instructions import Split
 
 SHIFT_HOURS = 1.0
 """The largest shift of a device's hours of the day against its group's, in hours."""

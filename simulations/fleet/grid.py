@@ -7,17 +7,17 @@ from itertools import count, islice
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from client.protocol.client_handler import make_refusal
-from client.protocol.session import Session
-from shared.errors import SamaraError
-from shared.flower_compat import set_message_id
-from shared.frames.instructions import SeedPolicy, TrainInstruction
-from shared.frames.report import Report
-from shared.wire import PERSONAL_ACTION, RECORD
-from simulations.engine import FIRST_CLIENT_NODE, LocalGrid
-from simulations.fleet.clients import Clients
-from simulations.fleet.job import Job
-from simulations.fleet.virtual_clock import VirtualClock
+from samara.client.protocol.client_handler import make_refusal
+from samara.client.protocol.session import Session
+from samara.shared.errors import SamaraError
+from samara.shared.flower_compat import set_message_id
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.wire import PERSONAL_ACTION, RECORD
+from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid
+from samara.simulations.fleet.clients import Clients
+from samara.simulations.fleet.job import Job
+from samara.simulations.fleet.virtual_clock import VirtualClock
 
 _PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from devices.hardware.link import Transfer, download, upload
-from simulations.fleet.device import Device
+from samara.devices.hardware.link import Transfer, download, upload
+from samara.simulations.fleet.device import Device
 
 Outcome = Literal["reported", "dropped out", "out of memory", "out of battery", "out of reach"]
 _HOUR = 3600.0

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulations.fleet.device import Device
-from simulations.fleet.job import Job
+from samara.simulations.fleet.device import Device
+from samara.simulations.fleet.job import Job
 
 _DIGITS = 6
 

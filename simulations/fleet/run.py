@@ -4,20 +4,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from client.training.model_runtime import ModelRuntime, load_run
-from server.app import serve
-from server.store import METRICS_FILE
-from shared.config import RunConfig
-from shared.events import read_events
-from shared.machine import cores
-from shared.runs import run_folder, run_id_of
-from simulations.finished import hold_inputs
-from simulations.fleet.clients import Clients
-from simulations.fleet.device import fleet_of
-from simulations.fleet.grid import FleetGrid
-from simulations.fleet.virtual_clock import VirtualClock
-from simulations.pass_clock import PassClock, PassesInProcess
-from simulations.plan import known_of, log_plan
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.server.app import serve
+from samara.server.store import METRICS_FILE
+from samara.shared.config import RunConfig
+from samara.shared.events import read_events
+from samara.shared.machine import cores
+from samara.shared.runs import run_folder, run_id_of
+from samara.simulations.finished import hold_inputs
+from samara.simulations.fleet.clients import Clients
+from samara.simulations.fleet.device import fleet_of
+from samara.simulations.fleet.grid import FleetGrid
+from samara.simulations.fleet.virtual_clock import VirtualClock
+from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.plan import known_of, log_plan
 
 
 def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:

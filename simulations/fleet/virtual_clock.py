@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from shared.errors import TrainingError
-from simulations.engine import FIRST_CLIENT_NODE
-from simulations.fleet.device import Device
-from simulations.fleet.job import Job, job
-from simulations.fleet.record import of_devices, of_job
+from samara.shared.errors import TrainingError
+from samara.simulations.engine import FIRST_CLIENT_NODE
+from samara.simulations.fleet.device import Device
+from samara.simulations.fleet.job import Job, job
+from samara.simulations.fleet.record import of_devices, of_job
 
 _HOUR = 3600.0
 
@@ -24,7 +24,7 @@ class _Battery:
 
 
 class VirtualClock:
-    """A `server.transport.clock.Clock` of virtual seconds; second 0 is a midnight.
+    """A `samara.server.transport.clock.Clock` of virtual seconds; second 0 is a midnight.
 
     Everything is a function of the seed and of the server's requests. Time passes only while the
     server waits: its own work, hellos and evaluations take no virtual time.
@@ -97,7 +97,7 @@ class VirtualClock:
         steps: int,
         measuring: int = 0,
     ) -> Job:
-        """Start an instruction on a device now; see `simulations.fleet.job.job`."""
+        """Start an instruction on a device now; see `samara.simulations.fleet.job.job`."""
         device, battery = self._devices[number], self._batteries[number]
         if not self._jobs:
             self._begun = self._now

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.prompt import Prompt
 
-from shared.errors import ConfigError, SamaraError
+from samara.shared.errors import ConfigError, SamaraError
 
 T = TypeVar("T")
 

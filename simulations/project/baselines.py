@@ -7,13 +7,13 @@ from math import exp, log, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime
-from shared.frames.instructions import Split
-from shared.label_scores import Confusion
-from shared.model.scorers import Prompt
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.metrics import label_metric
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import Confusion
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
 """The most rows whose answers are computed."""

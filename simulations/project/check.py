@@ -8,24 +8,24 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.config import load_scenario
-from shared.data_settings import EMBEDDED_DATA
-from shared.frames.instructions import Split
-from shared.machine import cores
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ChoiceTask, GenerationTask, Task
-from simulations.plan import describe_plan
-from simulations.project.baselines import describe_baselines
-from simulations.project.drafts import (
+from samara.shared.config import load_scenario
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.frames.instructions import Split
+from samara.shared.machine import cores
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import ChoiceTask, GenerationTask, Task
+from samara.simulations.plan import describe_plan
+from samara.simulations.project.baselines import describe_baselines
+from samara.simulations.project.drafts import (
     SCENARIO_FILE,
     TASK_FILE,
     DataSize,
     ProjectChoices,
     draft_scenario,
 )
-from simulations.report.fleet import span_of
-from simulations.simulate import LoadedSimulation, load_simulation
+from samara.simulations.report.fleet import span_of
+from samara.simulations.simulate import LoadedSimulation, load_simulation
 
 _COUNTED_TEXTS = 2_000
 EMBEDDED_CLIENTS = 8
@@ -119,8 +119,8 @@ def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
     Raises:
         SamaraError: as `tune` would.
     """
-    from client.tuning.settings import TuneSettings
-    from client.tuning.tuning_setup import TuningSetup
+    from samara.client.tuning.settings import TuneSettings
+    from samara.client.tuning.tuning_setup import TuningSetup
 
     given = {"method": "zero-shot", "task": str(task), "model.path": choices.model}
     counts = {f"data.{split}": TUNED_ROWS for split in ("train", "validation", "test")}

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from shared.tasks.base_task import USER_FIELD
-from shared.tasks.label_values import value_text
-from simulations.project.records import Record
+from samara.shared.tasks.base_task import USER_FIELD
+from samara.shared.tasks.label_values import value_text
+from samara.simulations.project.records import Record
 
 Kind = Literal["classification", "choice", "generation"]
 MOST_LABELS = 50

@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.config import RunConfig
-from shared.data_settings import EMBEDDED_DATA
-from shared.tasks.base_task import USER_FIELD
-from simulations.project.columns import Roles
-from simulations.project.languages import QUESTIONS
+from samara.shared.config import RunConfig
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.tasks.base_task import USER_FIELD
+from samara.simulations.project.columns import Roles
+from samara.simulations.project.languages import QUESTIONS
 
 TASK_FILE, SCENARIO_FILE = "task.toml", "scenario.toml"
 _MOST_CLIENTS, _CLIENTS = 120, 8

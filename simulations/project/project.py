@@ -8,15 +8,15 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from shared.data_settings import EMBEDDED_DATA
-from shared.errors import ConfigError, DataError, TaskError
-from shared.files import check_writable, make_folder, write_durably
-from shared.sections import EMBEDDED_MODEL
-from shared.tasks.catalog import load_task, shipped_tasks
-from shared.tasks.kinds import ClassificationTask
-from shared.tasks.rows import describe_missing_fields
-from simulations.project.answers import Answers
-from simulations.project.columns import (
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.errors import ConfigError, DataError, TaskError
+from samara.shared.files import check_writable, make_folder, write_durably
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.tasks.catalog import load_task, shipped_tasks
+from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.rows import describe_missing_fields
+from samara.simulations.project.answers import Answers
+from samara.simulations.project.columns import (
     MOST_LABELS,
     Column,
     Kind,
@@ -27,14 +27,14 @@ from simulations.project.columns import (
     label_order,
     task_of_texts,
 )
-from simulations.project.drafts import (
+from samara.simulations.project.drafts import (
     ProjectChoices,
     draft_task,
     user_line,
 )
-from simulations.project.languages import language_of
-from simulations.project.records import RawData, read_raw
-from simulations.project.summary import describe_data, example_texts
+from samara.simulations.project.languages import language_of
+from samara.simulations.project.records import RawData, read_raw
+from samara.simulations.project.summary import describe_data, example_texts
 
 Say = Callable[[str], None]
 KINDS: tuple[Kind, ...] = ("classification", "choice", "generation")

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.errors import DataError
-from shared.tasks.row_files import read_records
-from shared.tasks.sources import find_data_files, is_hub_name, load_hub_splits, no_such_source
-from shared.tasks.text_folders import find_texts
+from samara.shared.errors import DataError
+from samara.shared.tasks.row_files import read_records
+from samara.shared.tasks.sources import (
+    find_data_files,
+    is_hub_name,
+    load_hub_splits,
+    no_such_source,
+)
+from samara.shared.tasks.text_folders import find_texts
 
 Record = Mapping[str, object]
 
@@ -47,7 +52,7 @@ def read_raw(path: str) -> RawData:
     """Read all records of a source.
 
     Args:
-        path: as for `shared.tasks.data.load_examples`.
+        path: as for `samara.shared.tasks.data.load_examples`.
 
     Raises:
         DataError: if there is no such source, or lines of it are no records; the first is named.

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
-from shared.tasks.label_values import value_text
-from simulations.project.columns import Column, Roles, is_missing, label_order
-from simulations.project.languages import language_of
-from simulations.project.records import RawData, Record
+from samara.shared.tasks.label_values import value_text
+from samara.simulations.project.columns import Column, Roles, is_missing, label_order
+from samara.simulations.project.languages import language_of
+from samara.simulations.project.records import RawData, Record
 
 _SHOWN_LABELS = 12
 

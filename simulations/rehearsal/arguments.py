@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shared.certificates import CERTIFICATES_FOLDER
-from shared.config import RunConfig
-from shared.model.model_folder import find_embedded_model
-from shared.sections import EMBEDDED_MODEL
-from shared.settings import Scalar, describe
-from simulations.rehearsal.plan import PlannedClient
+from samara.shared.certificates import CERTIFICATES_FOLDER
+from samara.shared.config import RunConfig
+from samara.shared.model.model_folder import find_embedded_model
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings import Scalar, describe
+from samara.simulations.rehearsal.plan import PlannedClient
 
 _OF_FLEET = ("fleet.", "rehearsal.")
 _PLACED = ("out", "threads", "task", "model.path", "model.torch-device", "model.quantization")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import tomli_w
 
-from client.training.client_data import ClientData
-from shared.errors import ConfigError
-from shared.files import make_folder
-from shared.frames.instructions import Split
-from shared.tasks.kinds import ClassificationTask, Task
+from samara.client.training.client_data import ClientData
+from samara.shared.errors import ConfigError
+from samara.shared.files import make_folder
+from samara.shared.frames.instructions import Split
+from samara.shared.tasks.kinds import ClassificationTask, Task
 
 TASK_FILE = "task.toml"
 

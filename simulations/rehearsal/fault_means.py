@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from devices.hardware.disk_limit import DiskLimit, limit_disk
-from devices.hardware.link_shaping import check_shaping
-from devices.hardware.memory_limit import CgroupLimit, MemoryLimit, memory_limit
-from devices.hardware.memory_shortage import MemoryShortage
-from devices.hardware.own_disk import OwnDisk, check_own_disk, own_disk
-from devices.hardware.shifted_clock import ShiftedClock, find_library
-from shared.errors import ConfigError, DeviceError
-from shared.rehearsal_settings import Fault, FaultKind
+from samara.devices.hardware.disk_limit import DiskLimit, limit_disk
+from samara.devices.hardware.link_shaping import check_shaping
+from samara.devices.hardware.memory_limit import CgroupLimit, MemoryLimit, memory_limit
+from samara.devices.hardware.memory_shortage import MemoryShortage
+from samara.devices.hardware.own_disk import OwnDisk, check_own_disk, own_disk
+from samara.devices.hardware.shifted_clock import ShiftedClock, find_library
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.rehearsal_settings import Fault, FaultKind
 
 CLOCK_SHIFT = -86_400.0
 """Seconds that a clock is ahead after it was set: a day back, before the server's certificate."""

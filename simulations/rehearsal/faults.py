@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from shared.errors import ConfigError
-from shared.rehearsal_settings import Fault, FaultKind
-from simulations.rehearsal.processes import RehearsedClient
+from samara.shared.errors import ConfigError
+from samara.shared.rehearsal_settings import Fault, FaultKind
+from samara.simulations.rehearsal.processes import RehearsedClient
 
 Action = Callable[[], None]
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from devices.live.processes import child_environment
-from shared.errors import DeviceError
+from samara.devices.live.processes import child_environment
+from samara.shared.errors import DeviceError
 
 _SECONDS = 1_800.0
 
@@ -25,7 +25,7 @@ def measure(module: str, arguments: Sequence[str], what: str) -> list[float]:
     try:
         for argument in arguments:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, argument],
+                [sys.executable, "-m", module, argument],
                 env=child_environment() | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

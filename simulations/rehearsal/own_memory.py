@@ -10,15 +10,19 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from devices.hardware.memory_footprint import MemoryFootprint
-from simulations.rehearsal.measuring import measure
+from samara.devices.hardware.memory_footprint import MemoryFootprint
+from samara.simulations.rehearsal.measuring import measure
 
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
 _UP, _SUPERNODE, _TRAINER = "up", "supernode", "trainer"
 _MODULES = {
-    _UP: ("devices.live.commands", "devices.live.client_supervisor", "devices.live.executor"),
-    _SUPERNODE: ("devices.live.supernode", "shared.flower_compat"),
-    _TRAINER: ("devices.live.trainer_process",),
+    _UP: (
+        "samara.devices.live.commands",
+        "samara.devices.live.client_supervisor",
+        "samara.devices.live.executor",
+    ),
+    _SUPERNODE: ("samara.devices.live.supernode", "samara.shared.flower_compat"),
+    _TRAINER: ("samara.devices.live.trainer_process",),
 }
 """The modules that each of the processes imports."""
 
@@ -33,7 +37,9 @@ def runtime_bytes() -> int:
         DeviceError: if a process fails.
     """
     kinds = (_UP, _SUPERNODE, _TRAINER)
-    found = measure("simulations.rehearsal.own_memory", kinds, "the memory of a client's processes")
+    found = measure(
+        "samara.simulations.rehearsal.own_memory", kinds, "the memory of a client's processes"
+    )
     return round(sum(found))
 
 
@@ -44,10 +50,10 @@ def model_bytes(footprint: MemoryFootprint) -> int:
 
 def _load_trainer() -> int:
     """Take a round's steps with the shipped model; return the formula's bytes of these."""
-    from client.training.model_runtime import load_run
-    from shared.config import RunConfig
-    from simulations.fleet.device import fleet_of
-    from simulations.rehearsal.own_work import round_seconds
+    from samara.client.training.model_runtime import load_run
+    from samara.shared.config import RunConfig
+    from samara.simulations.fleet.device import fleet_of
+    from samara.simulations.rehearsal.own_work import round_seconds
 
     settings = {"fleet.devices": '[{"device": "laptop", "share": 1}]', "threads": 1}
     settings |= {"data.clients": 2, "steps": 1, "queries": 2, "batch": 2, "adapter.layers": "top:1"}

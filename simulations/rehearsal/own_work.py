@@ -10,14 +10,14 @@ import sys
 import time
 from statistics import median
 
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.config import RunConfig
-from shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
-from shared.machine import cores
-from shared.replay import digest, zero_state
-from simulations.rehearsal.measuring import measure
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
+from samara.shared.machine import cores
+from samara.shared.replay import digest, zero_state
+from samara.simulations.rehearsal.measuring import measure
 
 _ROUNDS = 6
 
@@ -32,7 +32,7 @@ def own_seconds(config: RunConfig) -> float:
         DeviceError: if a process fails.
     """
     settings = json.dumps(config.flat())
-    module = "simulations.rehearsal.own_work"
+    module = "samara.simulations.rehearsal.own_work"
     seconds = measure(module, [settings] * cores(), "the seconds of a round's steps")
     return sum(seconds) / len(seconds)
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from devices.hardware.cpu_limit import LEAST_CORES
-from devices.hardware.hold import Hold
-from devices.hardware.link_shaping import slow_link
-from shared.errors import ConfigError
-from shared.rehearsal_settings import Fault
-from simulations.fleet.device import Device
+from samara.devices.hardware.cpu_limit import LEAST_CORES
+from samara.devices.hardware.hold import Hold
+from samara.devices.hardware.link_shaping import slow_link
+from samara.shared.errors import ConfigError
+from samara.shared.rehearsal_settings import Fault
+from samara.simulations.fleet.device import Device
 
 CLIENTS_SHARE = 0.8
 """Share of this machine's cores for the steps of all clients; the rest is for the server, for the

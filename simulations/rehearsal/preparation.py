@@ -5,19 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.training.model_runtime import load_run
-from devices.hardware.profile import DeviceProfile, load_device
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.files import make_private_folder
-from shared.machine import cores
-from shared.runs import RUNS_FOLDER, check_results_folder
-from simulations.fleet.device import fleet_of
-from simulations.rehearsal.arguments import stored_as
-from simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
-from simulations.rehearsal.own_memory import runtime_bytes
-from simulations.rehearsal.own_work import own_seconds
-from simulations.rehearsal.plan import (
+from samara.client.training.model_runtime import load_run
+from samara.devices.hardware.profile import DeviceProfile, load_device
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.files import make_private_folder
+from samara.shared.machine import cores
+from samara.shared.runs import RUNS_FOLDER, check_results_folder
+from samara.simulations.fleet.device import fleet_of
+from samara.simulations.rehearsal.arguments import stored_as
+from samara.simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
+from samara.simulations.rehearsal.own_memory import runtime_bytes
+from samara.simulations.rehearsal.own_work import own_seconds
+from samara.simulations.rehearsal.plan import (
     PlannedClient,
     check_dilation,
     core_shares,

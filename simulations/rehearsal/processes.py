@@ -12,12 +12,11 @@ from typing import Any
 
 import psutil
 
-import simulations
-from devices.hardware.hold import Held
-from devices.hardware.leftovers import Caretaker
-from devices.hardware.memory_limit import PollingLimit
-from simulations.rehearsal.fault_means import FaultMeans
-from simulations.rehearsal.plan import PlannedClient
+from samara.devices.hardware.hold import Held
+from samara.devices.hardware.leftovers import Caretaker
+from samara.devices.hardware.memory_limit import PollingLimit
+from samara.simulations.rehearsal.fault_means import FaultMeans
+from samara.simulations.rehearsal.plan import PlannedClient
 
 END_SECONDS = 30.0
 """Longest time that a process is given to end after SIGTERM."""
@@ -25,24 +24,22 @@ _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
 _ANSWERED = "samara.device: answered: "
 _READY, _LOADED = "trainer ready", "samara.trainer: ready after"
 _KILLED = "the trainer was killed"
-_TRAINER = "devices.live.trainer_process"
+_TRAINER = "samara.devices.live.trainer_process"
 
 
 def samara_command(arguments: Sequence[str]) -> list[str]:
     """Return a command of this installation."""
-    return [sys.executable, "-P", "-m", "samara", *arguments]
+    return [sys.executable, "-m", "samara", *arguments]
 
 
 def start_process(
     command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
     """Start a process whose output goes to the end of a file, and which Ctrl-C does not reach."""
-    here = str(Path(str(simulations.__file__)).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     with said.open("ab") as file:
         return subprocess.Popen(
             list(command),
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from client.protocol.session_store import decode_session
-from server.live.status import read_status
-from server.store import ledger_of, read_layout, replay_run
-from shared.files import write_durably
-from shared.replay import digest
-from shared.result import RESULT_FILE
-from simulations.rehearsal.faults import FaultReport
-from simulations.rehearsal.plan import PlannedClient
-from simulations.rehearsal.processes import RehearsedClient
+from samara.client.protocol.session_store import decode_session
+from samara.server.live.status import read_status
+from samara.server.store import ledger_of, read_layout, replay_run
+from samara.shared.files import write_durably
+from samara.shared.replay import digest
+from samara.shared.result import RESULT_FILE
+from samara.simulations.rehearsal.faults import FaultReport
+from samara.simulations.rehearsal.plan import PlannedClient
+from samara.simulations.rehearsal.processes import RehearsedClient
 
 REPORT_FILE = "rehearsal.json"
 

@@ -8,18 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from devices.hardware.hold import check_dilation_is_number, held
-from devices.hardware.leftovers import Caretaker, caretaker
-from devices.hardware.link_shaping import check_shaping
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.store import METRICS_FILE
-from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError
-from shared.events import EventFollower
-from simulations.rehearsal.arguments import client_arguments, server_arguments
-from simulations.rehearsal.dealt_data import TASK_FILE
-from simulations.rehearsal.fault_means import check_means, fault_means
-from simulations.rehearsal.faults import (
+from samara.devices.hardware.hold import check_dilation_is_number, held
+from samara.devices.hardware.leftovers import Caretaker, caretaker
+from samara.devices.hardware.link_shaping import check_shaping
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.store import METRICS_FILE
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.events import EventFollower
+from samara.simulations.rehearsal.arguments import client_arguments, server_arguments
+from samara.simulations.rehearsal.dealt_data import TASK_FILE
+from samara.simulations.rehearsal.fault_means import check_means, fault_means
+from samara.simulations.rehearsal.faults import (
     FaultReport,
     begin,
     check_faults,
@@ -27,15 +27,15 @@ from simulations.rehearsal.faults import (
     first_report,
     timeline,
 )
-from simulations.rehearsal.plan import PlannedClient
-from simulations.rehearsal.preparation import Place, Plan, Say, new_place, prepare
-from simulations.rehearsal.processes import (
+from samara.simulations.rehearsal.plan import PlannedClient
+from samara.simulations.rehearsal.preparation import Place, Plan, Say, new_place, prepare
+from samara.simulations.rehearsal.processes import (
     RehearsedClient,
     end_process,
     samara_command,
     start_process,
 )
-from simulations.rehearsal.report import RehearsalReport, make_report
+from samara.simulations.rehearsal.report import RehearsalReport, make_report
 
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
+from samara.simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
 
 
 def report_table(report: RehearsalReport) -> Table:

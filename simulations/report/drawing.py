@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from shared.errors import SamaraError
+from samara.shared.errors import SamaraError
 
 try:
     import matplotlib as mpl

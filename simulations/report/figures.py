@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shared.columns import GLOBAL, ZERO_SHOT
-from simulations.comparison.columns import START
-from simulations.comparison.comparison import Comparison, TestedDifference
-from simulations.comparison.measure import Measure
-from simulations.comparison.statistics import Numbers
-from simulations.comparison.variants import Variant
-from simulations.report.drawing import (
+from samara.shared.columns import GLOBAL, ZERO_SHOT
+from samara.simulations.comparison.columns import START
+from samara.simulations.comparison.comparison import Comparison, TestedDifference
+from samara.simulations.comparison.measure import Measure
+from samara.simulations.comparison.statistics import Numbers
+from samara.simulations.comparison.variants import Variant
+from samara.simulations.report.drawing import (
     DOWN,
     INK,
     MUTED,

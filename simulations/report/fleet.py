@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.result import Fleet, FleetDevice
+from samara.shared.result import Fleet, FleetDevice
 
 
 @dataclass(frozen=True)

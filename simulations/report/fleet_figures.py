@@ -8,10 +8,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from shared.columns import GLOBAL
-from shared.result import FleetJob, FleetRound, RunResult
-from simulations.report.drawing import DOWN, INK, MUTED, SERIES, Figure, draw_figure
-from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_for, unit_of_parts
+from samara.shared.columns import GLOBAL
+from samara.shared.result import FleetJob, FleetRound, RunResult
+from samara.simulations.report.drawing import DOWN, INK, MUTED, SERIES, Figure, draw_figure
+from samara.simulations.report.fleet import (
+    HOUR,
+    Kind,
+    Unit,
+    kinds_of,
+    span_of,
+    unit_for,
+    unit_of_parts,
+)
 
 DRAWN_DEVICES = 60
 """The largest number of devices with a line of their own; of more, an even selection by kind."""

@@ -10,17 +10,17 @@ from typing import Any
 
 import tomli_w
 
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
-from shared.settings import nest
-from simulations.comparison.columns import explain_columns
-from simulations.comparison.comparison import Comparison, format_p
-from simulations.comparison.variants import Variant
-from simulations.report.figures import DRAWN_CLIENTS, figures_of
-from simulations.report.fleet import kinds_of, unit_of_parts
-from simulations.report.fleet_figures import fleet_figures
-from simulations.report.writing import read_writing, shown_share
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
+from samara.shared.settings import nest
+from samara.simulations.comparison.columns import explain_columns
+from samara.simulations.comparison.comparison import Comparison, format_p
+from samara.simulations.comparison.variants import Variant
+from samara.simulations.report.figures import DRAWN_CLIENTS, figures_of
+from samara.simulations.report.fleet import kinds_of, unit_of_parts
+from samara.simulations.report.fleet_figures import fleet_figures
+from samara.simulations.report.writing import read_writing, shown_share
 
 try:
     from jinja2 import Environment, StrictUndefined
@@ -62,7 +62,7 @@ def page_of(comparison: Comparison) -> str:
         "number": lambda number: f"{number:,.0f}",
         "share": shown_share,
     }
-    folder = resources.files("simulations.report")
+    folder = resources.files("samara.simulations.report")
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     variants = comparison.runs.variants
     return template.render(

@@ -11,23 +11,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.choices import describe_choices
-from shared.columns import GLOBAL
-from shared.data_settings import EMBEDDED_DATA
-from shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
-from shared.tasks.embedded import embedded_ceilings
-from simulations.comparison.columns import (
+from samara.shared.choices import describe_choices
+from samara.shared.columns import GLOBAL
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
+from samara.shared.tasks.embedded import embedded_ceilings
+from samara.simulations.comparison.columns import (
     Figures,
     client_columns,
     explain_columns,
     first_column,
     has_texts,
 )
-from simulations.comparison.measure import BITS_PER_BYTE, figures_of, measure_of
-from simulations.comparison.verdict import verdict_of
-from simulations.repetitions import SeedInterval
-from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
-from simulations.report.writing import read_writing, writing_table
+from samara.simulations.comparison.measure import BITS_PER_BYTE, figures_of, measure_of
+from samara.simulations.comparison.verdict import verdict_of
+from samara.simulations.repetitions import SeedInterval
+from samara.simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
+from samara.simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""

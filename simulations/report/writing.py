@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from shared.data_settings import EMBEDDED_DATA
-from shared.result import RunResult
-from shared.tasks.embedded import STYLE_TASK
-from shared.tasks.style import style_ceilings
-from simulations.writing.passages import Passage, read_passages
-from simulations.writing.scores import REPRODUCED_WORDS, WritingScores, writing_scores
+from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.result import RunResult
+from samara.shared.tasks.embedded import STYLE_TASK
+from samara.shared.tasks.style import style_ceilings
+from samara.simulations.writing.passages import Passage, read_passages
+from samara.simulations.writing.scores import REPRODUCED_WORDS, WritingScores, writing_scores
 
 _SHOWN_CLIENTS, _SHOWN_PASSAGES = 12, 2
 

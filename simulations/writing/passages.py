@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from shared.errors import SamaraError
-from shared.events import read_whole_events
-from shared.files import write_durably
+from samara.shared.errors import SamaraError
+from samara.shared.events import read_whole_events
+from samara.shared.files import write_durably
 
 PASSAGES_FILE = "passages.jsonl"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from shared.tasks.metrics import exact_match, token_f1
-from shared.tasks.style import describe_parts
-from simulations.writing.passages import Passage
+from samara.shared.tasks.metrics import exact_match, token_f1
+from samara.shared.tasks.style import describe_parts
+from samara.simulations.writing.passages import Passage
 
 EXACT_MATCH, TOKEN_F1, ROUGE_L = "exact match", "token F1", "ROUGE-L"
 REPRODUCED_WORDS = 8

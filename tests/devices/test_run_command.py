@@ -10,11 +10,11 @@ import psutil
 import pytest
 from helpers import ROOT
 
-from devices.hardware.cpu_limit import CgroupV1Cpu
-from devices.hardware.leftovers import find_groups, find_namespaces
-from devices.hardware.link_shaping import check_shaping
-from devices.hardware.memory_limit import CgroupV1Limit
-from shared.errors import DeviceError
+from samara.devices.hardware.cpu_limit import CgroupV1Cpu
+from samara.devices.hardware.leftovers import find_groups, find_namespaces
+from samara.devices.hardware.link_shaping import check_shaping
+from samara.devices.hardware.memory_limit import CgroupV1Limit
+from samara.shared.errors import DeviceError
 
 RUN = [sys.executable, "-m", "samara", "device", "run", "--as", "orin-nano-4gb"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -13,17 +13,17 @@ import pytest
 from helpers import ROOT
 from tuning import small
 
-from client.tuning.trajectory import read_trajectory
-from client.tuning.zeroth_order import TRAJECTORY_FILE
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE
 
 ARM64 = ROOT / ".arm64"
 
 REPLAY_WITH_NUMBA = """
 import platform
 import numpy as np
-from shared.replay import CoefficientBlock, replay
-from shared.replay_numba import NumbaBackend
-from shared.replay_numpy import NumpyBackend
+from samara.shared.replay import CoefficientBlock, replay
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.replay_numpy import NumpyBackend
 
 assert platform.machine() == "aarch64"
 start = np.arange(-5000, 5000, dtype=np.int64) * 2**40

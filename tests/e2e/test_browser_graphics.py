@@ -8,7 +8,7 @@ from browsers import chromium
 from built_page import built_page
 
 from benchmarks.devices.page_engine import by_graphics
-from devices.phone.manifest import PhoneQuantization
+from samara.devices.phone.manifest import PhoneQuantization
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")

@@ -17,22 +17,22 @@ from phones import assert_same_report
 from benchmarks.driven_browser import Tab, driven
 from benchmarks.driven_firefox import driven_firefox
 from benchmarks.scale.mixed_run import MODEL, TASK
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from devices.phone.export import ProgramShapes, export_program, prepare_model
-from devices.phone.page_server.join_relay import JoinRelay
-from devices.phone.page_server.listening import PageServer
-from devices.phone.page_server.page_app import PageApp
-from devices.phone.page_server.published_files import page_files, program_files
-from shared.config import RunConfig
-from shared.frames.evaluation import Evaluation
-from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.proto.trainer_pb2 import TaskKind
-from shared.runs import identity_bytes, run_id_of
-from shared.tasks.messages import messages, writers
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+from samara.devices.phone.page_server.join_relay import JoinRelay
+from samara.devices.phone.page_server.listening import PageServer
+from samara.devices.phone.page_server.page_app import PageApp
+from samara.devices.phone.page_server.published_files import page_files, program_files
+from samara.shared.config import RunConfig
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.tasks.messages import messages, writers
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")

@@ -143,7 +143,7 @@ def folder(
     ]
     (tmp_path / "titles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in titles))
     (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
-    monkeypatch.setattr("simulations.basis.TEXTS", 128)
+    monkeypatch.setattr("samara.simulations.basis.TEXTS", 128)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

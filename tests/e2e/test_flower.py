@@ -13,20 +13,18 @@ from forked import LOADED
 from helpers import ROOT, files_of
 from starts import start_for
 
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
 RUN = """
-import json, pathlib, sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
-import shared
-assert pathlib.Path(shared.__file__).is_relative_to(sys.argv[1]), shared.__file__
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 settings = json.loads(sys.argv[2])
 print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))
 """
@@ -112,7 +110,7 @@ def test_the_bundle_runs_from_another_directory(settings: dict[str, Any], tmp_pa
     (tmp_path / "app.fab").write_bytes(data)
     with zipfile.ZipFile(tmp_path / "app.fab") as archive:
         archive.extractall(bundle)
-    assert not list(bundle.rglob("*.safetensors"))
+    assert not list(bundle.rglob("*.py"))
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": ""}
     theirs = run_elsewhere(bundle, elsewhere, "in-process", tmp_path / "cwd")

@@ -17,13 +17,13 @@ from live import QUIET, attempts, terminate
 from web_phones import PAGE, StreamEndedError, WebSocketStub, make_page, open_stream
 
 from benchmarks.faults.ports import free_address
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import answer_tasks, attach
-from devices.live.keys import create_key
-from devices.phone.manifest import hash_program
-from devices.phone.program_index import ListedFile, ProgramIndex, Tokenization
-from shared.errors import DeviceError
-from shared.signing import SigningKey
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import answer_tasks, attach
+from samara.devices.live.keys import create_key
+from samara.devices.phone.manifest import hash_program
+from samara.devices.phone.program_index import ListedFile, ProgramIndex, Tokenization
+from samara.shared.errors import DeviceError
+from samara.shared.signing import SigningKey
 
 pytestmark = pytest.mark.slow
 

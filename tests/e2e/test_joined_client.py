@@ -11,8 +11,8 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
-from server.live.run_supervisor import FLOWER_FOLDER
-from server.live.server_port import read_port
+from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.live.server_port import read_port
 
 pytestmark = pytest.mark.slow
 

@@ -12,18 +12,18 @@ from federations import Settings, config_of
 from forked import LOADED
 from helpers import ROOT
 
-from shared.config import RunConfig
-from shared.ledger.reading import read_ledger
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 SIMULATION_THAT_IS_KILLED = """
 import json, os, signal, sys
 from flwr.app import MessageType
 from federations import grid_of
-from server.app import serve
-from server.store import RunStore
-from shared.config import RunConfig
+from samara.server.app import serve
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
 
 flat, moment, best = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = RunConfig.of(flat, "test")

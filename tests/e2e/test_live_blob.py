@@ -9,9 +9,9 @@ from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from client.protocol.resident_trainer import BLOBS_FOLDER
-from shared.blob_store import BlobStore, blob_hash
-from shared.frames.blob import PART_BYTES
+from samara.client.protocol.resident_trainer import BLOBS_FOLDER
+from samara.shared.blob_store import BlobStore, blob_hash
+from samara.shared.frames.blob import PART_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -52,7 +52,7 @@ def test_a_client_fetches_a_basis_once_and_goes_on_after_kills(
         start_server()
         live.start_client(CLIENT, None, "--set", "threads=1")
         live.wait(lambda: has_received(PART_BYTES), "the first part")
-        trainer = live.process(live.clients[CLIENT], "devices.live.trainer_process")
+        trainer = live.process(live.clients[CLIENT], "samara.devices.live.trainer_process")
         assert trainer
         trainer.kill()
         received = store.received_bytes(blob)

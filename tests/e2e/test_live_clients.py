@@ -12,11 +12,11 @@ import psutil
 import pytest
 from live import SuperLink, attempts, rounds_of, start_client, terminate
 
-from client.personal.personalizations import read_personalizations
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.session_store import decode_session
-from devices.live.keys import create_key, read_client_index
-from shared.config import RunConfig
+from samara.client.personal.personalizations import read_personalizations
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.session_store import decode_session
+from samara.devices.live.keys import create_key, read_client_index
+from samara.shared.config import RunConfig
 
 pytestmark = pytest.mark.slow
 NAMES = ("kitchen", "garden")
@@ -29,7 +29,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 def trainer_of(folder: Path) -> psutil.Process:
     [found] = [
-        p for p in processes_of(folder) if "devices.live.trainer_process" in p.info["cmdline"]
+        p
+        for p in processes_of(folder)
+        if "samara.devices.live.trainer_process" in p.info["cmdline"]
     ]
     return found
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
-from devices.live.keys import create_key, read_client_index
-from shared.config import RunConfig
+from samara.devices.live.keys import create_key, read_client_index
+from samara.shared.config import RunConfig
 
 pytestmark = pytest.mark.slow
 

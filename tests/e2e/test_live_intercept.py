@@ -5,12 +5,12 @@ from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from server.store import LEDGER_FOLDER
-from shared.config import RunConfig
-from shared.ledger.reading import read_ledger
-from shared.replay import DenseValues
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.server.store import LEDGER_FOLDER
+from samara.shared.config import RunConfig
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import DenseValues
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -15,11 +15,11 @@ from benchmarks.faults.hostile_clients import HostileDevice
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
 from benchmarks.faults.ports import free_port
 from benchmarks.faults.server_kill import kill_in_process, kill_live
-from server.live.superlink_process import SuperLinkProcess
-from server.store import METRICS_FILE
-from shared.certificates import make_certificates, renew_certificate
-from shared.errors import SamaraError
-from shared.flower_compat import (
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.server.store import METRICS_FILE
+from samara.shared.certificates import make_certificates, renew_certificate
+from samara.shared.errors import SamaraError
+from samara.shared.flower_compat import (
     AcquireTaskRequest,
     ControlHttpClient,
     RuntimeHttpClient,

@@ -12,11 +12,11 @@ from built_page import built_page
 from gateways import Served
 
 from benchmarks.driven_browser import driven
-from devices.phone.page_server.join_relay import JoinRelay
-from devices.phone.page_server.listening import PageServer
-from devices.phone.page_server.page_app import PageApp
-from devices.phone.page_server.published_files import INTEGRITY_FILE, page_files
-from shared.invitation import InvitationCode
+from samara.devices.phone.page_server.join_relay import JoinRelay
+from samara.devices.phone.page_server.listening import PageServer
+from samara.devices.phone.page_server.page_app import PageApp
+from samara.devices.phone.page_server.published_files import INTEGRITY_FILE, page_files
+from samara.shared.invitation import InvitationCode
 
 pytestmark = pytest.mark.slow
 REFUSING = "indexedDB.open = () => { throw new DOMException('no', 'SecurityError'); };\n"

@@ -17,10 +17,10 @@ from benchmarks.scale.mixed_run import (
     start_phone,
     write_messages,
 )
-from client.personal.personalizations import read_personalizations
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.store import read_layout
-from shared.layout import READOUT_GROUP
+from samara.client.personal.personalizations import read_personalizations
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.store import read_layout
+from samara.shared.layout import READOUT_GROUP
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

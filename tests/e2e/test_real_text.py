@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from helpers import ROOT
 
-from server.store import replay_run
-from shared.config import load_scenario
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.server.store import replay_run
+from samara.shared.config import load_scenario
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 SST2 = ROOT.parent / "shared" / "data" / "sst2_sentences"
 pytestmark = pytest.mark.slow

@@ -8,12 +8,12 @@ import pytest
 from scenarios import SCENARIO
 from typer.testing import CliRunner
 
-from devices.hardware.cpu_limit import CgroupV1Cpu
-from devices.hardware.leftovers import find_groups, find_namespaces
-from devices.hardware.link_shaping import check_shaping
-from devices.hardware.memory_limit import CgroupV1Limit
 from samara.command import app
-from shared.errors import ConfigError, DeviceError
+from samara.devices.hardware.cpu_limit import CgroupV1Cpu
+from samara.devices.hardware.leftovers import find_groups, find_namespaces
+from samara.devices.hardware.link_shaping import check_shaping
+from samara.devices.hardware.memory_limit import CgroupV1Limit
+from samara.shared.errors import ConfigError, DeviceError
 
 
 @pytest.fixture

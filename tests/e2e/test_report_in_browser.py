@@ -11,11 +11,11 @@ from browsers import chromium
 from results import result_of, write_result
 
 from benchmarks.driven_browser import driven
-from simulations.comparison.comparison import compare_runs
+from samara.simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
 
-from simulations.report.html import page_of
+from samara.simulations.report.html import page_of
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from devices.live.keys import create_key
-from server.live.status import read_status
-from shared.errors import RejectedError
-from shared.rejection import RejectionCode, describe_rejection
+from samara.devices.live.keys import create_key
+from samara.server.live.status import read_status
+from samara.shared.errors import RejectedError
+from samara.shared.rejection import RejectionCode, describe_rejection
 
 pytestmark = pytest.mark.slow
 

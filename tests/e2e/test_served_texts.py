@@ -17,7 +17,7 @@ from live import QUIET
 from transformers import AutoTokenizer
 
 from benchmarks.serving import serving, write_client
-from devices.live.settings import resolve_device_settings
+from samara.devices.live.settings import resolve_device_settings
 
 pytestmark = pytest.mark.slow
 TEMPLATE = (
@@ -89,7 +89,7 @@ def test_a_client_that_trains_on_chats_answers_them(
         for i in range(12)
     ]
     chat = "/v1/chat/completions"
-    shipped = resources.files("shared.tasks") / "prompts" / "chat.toml"
+    shipped = resources.files("samara.shared.tasks") / "prompts" / "chat.toml"
     task = place / "short.toml"
     task.write_text(shipped.read_text().replace("tokens = 64", "tokens = 8"))
     with served(place, model, str(task), rows) as (home, client):

@@ -10,8 +10,8 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
-from client.protocol.scenario_folder import ScenarioFolder
-from server.live.keys import KEYS_FOLDER
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.server.live.keys import KEYS_FOLDER
 
 pytestmark = pytest.mark.slow
 

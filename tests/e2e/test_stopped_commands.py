@@ -10,7 +10,7 @@ from helpers import ROOT
 from live import attempts
 from scenarios import SCENARIO
 
-MEASURING = "simulations.rehearsal.own_"
+MEASURING = "samara.simulations.rehearsal.own_"
 
 
 def held_child(process: "subprocess.Popen[bytes]", part: str) -> psutil.Process:

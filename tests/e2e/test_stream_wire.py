@@ -18,10 +18,10 @@ from benchmarks.scale.mixed_run import (
     write_messages,
 )
 from benchmarks.scale.wires import start_by_stream, start_gateway
-from devices.live.commands import app as client_commands
-from devices.live.settings import ClientSettings
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.status import read_status
+from samara.devices.live.commands import app as client_commands
+from samara.devices.live.settings import ClientSettings
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.status import read_status
 
 pytestmark = pytest.mark.slow
 

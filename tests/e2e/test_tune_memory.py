@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from shared.model.loading import load_base_model
-from shared.sections import EMBEDDED_MODEL
+from samara.shared.model.loading import load_base_model
+from samara.shared.sections import EMBEDDED_MODEL
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address, free_port
 from benchmarks.faults.toy_clients import Device
-from server.commands import app as server_commands
-from server.watch.dashboard import TOKEN_FILE
+from samara.server.commands import app as server_commands
+from samara.server.watch.dashboard import TOKEN_FILE
 
 pytestmark = pytest.mark.slow
 

@@ -12,17 +12,17 @@ from web_phones import StreamEndedError, WebSocketStub, make_page, open_stream
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, TASK, samara, write_messages
-from devices.live.gateway_stream import answer_tasks
-from devices.live.keys import create_key, read_client_index
-from devices.phone.program_index import ProgramIndex
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.phone_worker import PhoneWorker
-from devices.phone.reference_client.readout_program import load_program
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, Welcome, join_proof
-from shared.signing import SigningKey
+from samara.devices.live.gateway_stream import answer_tasks
+from samara.devices.live.keys import create_key, read_client_index
+from samara.devices.phone.program_index import ProgramIndex
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_worker import PhoneWorker
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, Welcome, join_proof
+from samara.shared.signing import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")

@@ -24,9 +24,9 @@ from boards import (
 )
 from typer.testing import CliRunner, Result
 
-from devices.jetson import wheelhouse
-from devices.jetson.resolution import JETPACKS
 from samara.command import app
+from samara.devices.jetson import wheelhouse
+from samara.devices.jetson.resolution import JETPACKS
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ def test_another_python_comes_along_and_a_wheel_by_its_checksum(
     }
     archives |= {"os": "linux", "libc": "gnu", "implementation": "cpython"}
     monkeypatch.setattr(
-        "devices.jetson.resolution.run_uv",
+        "samara.devices.jetson.resolution.run_uv",
         partial(listed, wheelhouse.run_uv, [archives | {"libc": "musl"}, archives]),
     )
     (board.indexes.folder / ARCHIVE).parent.mkdir()

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from golden.golden_ledger import LAYOUT, RUN_ID, private_fit
 
-from shared.errors import RefusalCode
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import (
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     SeedPolicy,
@@ -20,7 +20,7 @@ from shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
-from shared.frames.masking import (
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -30,12 +30,12 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
-from shared.replay import CoefficientBlock, Shrink
-from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
+from samara.shared.replay import CoefficientBlock, Shrink
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 
 SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from shared.directions import round_root
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
-from shared.ledger.personal_file import FitFile
-from shared.ledger.records import LedgerHeader, Record, encode_segment_header
-from shared.ledger.snapshots import Snapshot
-from shared.replay import (
+from samara.shared.directions import round_root
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from samara.shared.ledger.personal_file import FitFile
+from samara.shared.ledger.records import LedgerHeader, Record, encode_segment_header
+from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.replay import (
     MAX_DENSE_VALUE,
     DenseValues,
     digest,
@@ -19,7 +19,7 @@ from shared.replay import (
     to_float32,
     zero_state,
 )
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 RUN_ID = bytes.fromhex("73616d6172610001")
 LAYOUT = Layout(

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from shared.frames.instructions import Split
-from shared.signed_scenario import SignedScenario
+from samara.shared.frames.instructions import Split
+from samara.shared.signed_scenario import SignedScenario
 
 SETTINGS: dict[str, Any] = {
     "method": "cluster",

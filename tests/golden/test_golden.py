@@ -18,18 +18,18 @@ from golden.golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
 from golden.golden_scenario import FILES_IN_IT, SETTINGS, fields_of
 from golden.write import ELEMENTS, FILES, FOLDER, plain
 
-from client.protocol.session import Session
-from shared.basis import read_basis
-from shared.directions import directions
-from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.personal_file import read_personal_file
-from shared.ledger.reading import read_header, read_ledger
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import verify_ledger
-from shared.replay import to_float32
-from shared.signed_scenario import read_scenario
-from shared.wire import Kind
+from samara.client.protocol.session import Session
+from samara.shared.basis import read_basis
+from samara.shared.directions import directions
+from samara.shared.layout import Layout
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.personal_file import read_personal_file
+from samara.shared.ledger.reading import read_header, read_ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import to_float32
+from samara.shared.signed_scenario import read_scenario
+from samara.shared.wire import Kind
 
 LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
 

@@ -38,8 +38,8 @@ from golden.golden_ledger import (
 from golden.golden_masks import made_masks
 from golden.golden_scenario import fields_of, golden_scenario, made_scenario
 
-from shared.basis import Basis, BasisOrigin
-from shared.directions import (
+from samara.shared.basis import Basis, BasisOrigin
+from samara.shared.directions import (
     Distribution,
     batch_order,
     cohort_keys,
@@ -49,13 +49,13 @@ from shared.directions import (
     query_seeds,
     round_root,
 )
-from shared.replay import (
+from samara.shared.replay import (
     CoefficientBlock,
     Shrink,
     replay,
 )
-from shared.replay_numpy import NumpyBackend
-from shared.start import Start
+from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.start import Start
 
 FOLDER = Path(__file__).parent
 ELEMENTS: dict[Distribution, int] = {"gaussian": 5000, "rademacher": 9000}
@@ -227,7 +227,7 @@ def replay_case(distribution: Distribution) -> dict[str, Any]:
 
 
 def made_frozen_a() -> list[dict[str, Any]]:
-    from shared.model.frozen_a import frozen_a  # here, since the other files need no torch
+    from samara.shared.model.frozen_a import frozen_a  # here, since the other files need no torch
 
     cases = []
     for seed in SEEDS:

@@ -9,18 +9,18 @@ from documented import FENCED, ROOT
 from numpy.typing import NDArray
 from streams import TASK, TEXTS
 
-from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
-from client.estimators.prge import run_estimator
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.spaces.full import FullSpace
-from client.tuning.descent import SGD
-from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
-from shared.label_scores import cross_entropy
-from shared.model.loading import load_base_model
-from shared.model.scorers import scorer_for
-from shared.replay_numba import NumbaBackend
+from samara.client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
+from samara.client.estimators.prge import run_estimator
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.full import FullSpace
+from samara.client.tuning.descent import SGD
+from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.scorers import scorer_for
+from samara.shared.replay_numba import NumbaBackend
 
 PAGE = "docs/concepts/mezo.md"
 STEPS = 3

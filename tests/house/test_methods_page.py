@@ -10,8 +10,8 @@ from documented import Command, all_tests, command_lines, mistake, names_in, sam
 from helpers import ROOT
 from typer.testing import CliRunner
 
-from client.tuning import run
-from client.tuning.settings import TuneSettings
+from samara.client.tuning import run
+from samara.client.tuning.settings import TuneSettings
 from samara.command import app
 
 PAGE = ROOT / "docs" / "reference" / "methods.md"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from commands import Run
 
-from shared.config import RunConfig
-from shared.result import read_result
+from samara.shared.config import RunConfig
+from samara.shared.result import read_result
 
 
 def assignments(settings: dict[str, Any]) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import simulations.simulate
-from client.tuning import run as tuning
-from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, ModelError
-from shared.result import RunResult, read_result
-from simulations.simulate import simulate
+import samara.simulations.simulate
+from samara.client.tuning import run as tuning
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DataError, ModelError
+from samara.shared.result import RunResult, read_result
+from samara.simulations.simulate import simulate
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -31,7 +31,7 @@ def nothing_is_loaded(*_: Any, **__: Any) -> Any:
 def test_a_task_without_its_data_is_refused_before_anything_is_loaded(
     command: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(simulations.simulate, "RUNS", None)
+    monkeypatch.setattr(samara.simulations.simulate, "RUNS", None)
     monkeypatch.setattr(tuning, "TuningSetup", nothing_is_loaded)
     status, printed, errors = run(*command, "--model", "m", "--out", tmp_path / "out")
     assert (status, printed) == (1, "")
@@ -40,7 +40,7 @@ def test_a_task_without_its_data_is_refused_before_anything_is_loaded(
 
 
 def test_flower_and_live_clients_refuse_it_too(settings: dict[str, Any]) -> None:
-    from client.training.model_runtime import load_run
+    from samara.client.training.model_runtime import load_run
 
     forgotten = {key: value for key, value in settings.items() if key != "data.path"}
     with pytest.raises(DataError, match="task 'sst2' has no data"):
@@ -99,7 +99,7 @@ def test_a_finished_run_is_found_without_its_model_and_data(
     folder = simulate(config)
     assert folder.parent.name == "runs"
     assert folder.name == f"sst2-{read_result(folder)['run_id'][:8]}"
-    monkeypatch.setattr(simulations.simulate, "RUNS", None)
+    monkeypatch.setattr(samara.simulations.simulate, "RUNS", None)
     assert simulate(config) == folder
     longer = RunConfig.of(settings | {"rounds": 2, "out": str(folder)}, "test")
     with pytest.raises(ConfigError, match=r"differs in rounds \(1 there, 2 here\)"):
@@ -127,7 +127,7 @@ def test_the_base_model_is_validated_once_in_tuning(
 ) -> None:
     from tuning import small, tuning_of
 
-    from client.tuning.tuning_setup import TuningSetup
+    from samara.client.tuning.tuning_setup import TuningSetup
 
     evaluated: list[int] = []
     result_of = TuningSetup.result_of
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_loaded(
 ) -> None:
     from tuning import small, tuning_of
 
-    monkeypatch.setattr(simulations.simulate, "RUNS", None)
+    monkeypatch.setattr(samara.simulations.simulate, "RUNS", None)
     monkeypatch.setattr(tuning, "TuningSetup", nothing_is_loaded)
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_loaded(
 def test_a_device_that_torch_lacks_is_refused_before_anything_is_loaded(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulations.simulate, "RUNS", None)
+    monkeypatch.setattr(samara.simulations.simulate, "RUNS", None)
     with pytest.raises(ModelError, match=r"model.torch-device = cuda:77: torch has no such device"):
         simulate(RunConfig.of(settings | {"model.torch-device": "cuda:77"}, "test"))
 
@@ -228,7 +228,7 @@ def test_a_path_without_rights_is_one_message(run: Run, monkeypatch: pytest.Monk
     def closed(path: Path | None) -> Path:
         raise PermissionError(13, "Permission denied", "closed/field.toml")
 
-    monkeypatch.setattr("shared.scenarios.scenario_file", closed)
+    monkeypatch.setattr("samara.shared.scenarios.scenario_file", closed)
     status, printed, errors = run("simulate", "closed/field.toml")
     assert (status, printed) == (1, "")
     assert errors.startswith("samara: closed/field.toml: Permission denied; give a path that")
@@ -269,7 +269,7 @@ def test_ctrl_c_says_what_continues_the_run(
     def stopped(*_: Any, **__: Any) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulations.simulate, "simulate", stopped)
+    monkeypatch.setattr(samara.simulations.simulate, "simulate", stopped)
     monkeypatch.setattr(tuning, "tune", stopped)
     places = ("--model", settings["model.path"], "--data", settings["data.path"])
     arguments = ("simulate", "sst2") if command == "simulate" else ("tune", "--task", "sst2")

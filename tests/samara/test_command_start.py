@@ -54,10 +54,10 @@ def test_every_public_name_is_there_and_documented() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "devices.live.client_supervisor, devices.live.executor, client.app",
-        "devices.live.supernode",
-        "devices.live.http_server",
-        "devices.live.client_status, devices.live.status_display",
+        "samara.devices.live.client_supervisor, samara.devices.live.executor, samara.client.app",
+        "samara.devices.live.supernode",
+        "samara.devices.live.http_server",
+        "samara.devices.live.client_status, samara.devices.live.status_display",
     ],
 )
 def test_only_a_clients_trainer_loads_what_a_model_needs(modules: str) -> None:

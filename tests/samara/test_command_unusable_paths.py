@@ -8,13 +8,13 @@ import pytest
 import typer
 from federations import config_of
 
-from devices.live.preflight import Outcome, check_key
 from samara.command import app, run
-from server.app import clients_to_await
-from server.live.keys import ClientKeys
-from server.live.superlink_process import SuperLinkProcess
-from server.store import METRICS_FILE
-from shared.errors import SamaraError
+from samara.devices.live.preflight import Outcome, check_key
+from samara.server.app import clients_to_await
+from samara.server.live.keys import ClientKeys
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.server.store import METRICS_FILE
+from samara.shared.errors import SamaraError
 
 
 def said_by(
@@ -128,8 +128,8 @@ def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shared.files.os.fsync", full)
-    monkeypatch.setattr("shared.files.sync_folder", lambda folder: None)
+    monkeypatch.setattr("samara.shared.files.os.fsync", full)
+    monkeypatch.setattr("samara.shared.files.sync_folder", lambda folder: None)
     with pytest.raises(OSError, match="No space left") as error:
         ClientKeys(tmp_path).create("kitchen")
     assert error.value.filename == str(tmp_path / "kitchen.key")

@@ -15,9 +15,9 @@ from forked import LOADED
 
 import samara
 from samara.overrides import config_of, settings_of
-from shared.config import RunConfig
-from simulations.repetitions import parse_seeds
-from simulations.simulate import simulate as simulate_config
+from samara.shared.config import RunConfig
+from samara.simulations.repetitions import parse_seeds
+from samara.simulations.simulate import simulate as simulate_config
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_frame_has_a_row_per_client_and_model(run: samara.Run) -> None:
 
 
 def test_a_comparison_is_that_of_the_command(run: samara.Run, tmp_path: Path) -> None:
-    from simulations.comparison.comparison import compare_runs
+    from samara.simulations.comparison.comparison import compare_runs
 
     comparison = run.compare()
     assert comparison.answer() == compare_runs([run.folder]).answer()

@@ -10,13 +10,13 @@ from flwr.app import Message
 
 from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.toy_client import LAYOUT, MODEL_ID, app
-from server.app import serve
-from server.store import read_layout
-from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
-from shared.ledger.reading import read_ledger
-from shared.result import read_result
-from simulations.engine import InProcessGrid
+from samara.server.app import serve
+from samara.server.store import read_layout
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import read_result
+from samara.simulations.engine import InProcessGrid
 
 
 class InterruptedGrid(InProcessGrid):
@@ -98,7 +98,7 @@ def test_the_size_of_a_layout_is_bounded_by_a_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of a refused layout's size is allocated, even if all clients agree on it."""
-    monkeypatch.setattr("shared.ledger.ledger.zero_state", pytest.fail)
+    monkeypatch.setattr("samara.shared.ledger.ledger.zero_state", pytest.fail)
     config = config_of(tmp_path / "run")
     grid = HostileGrid(config, dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"]))
     with pytest.raises(SamaraError, match=r"536870912 trained numbers and cohort.most-elements"):

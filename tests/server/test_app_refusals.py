@@ -11,18 +11,18 @@ import pytest
 from federations import Settings, Tampering, config_of, grid_of
 from flwr.app import Message, MessageType
 
-from server.app import serve
-from server.live.server_log import write_server_log
-from server.live.status import read_status
-from server.store import replay_run
-from shared.errors import DataError, RefusalCode, SamaraError, TrainingError
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.instructions import TrainInstruction
-from shared.frames.refusal import describe_servers_refusal
-from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.server.app import serve
+from samara.server.live.server_log import write_server_log
+from samara.server.live.status import read_status
+from samara.server.store import replay_run
+from samara.shared.errors import DataError, RefusalCode, SamaraError, TrainingError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.refusal import describe_servers_refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 
 def test_a_bad_report_is_dropped_alone(settings: Settings) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.round_curves import write_curves
-from server.store import METRICS_FILE
-from shared.events import append_event
+from samara.server.round_curves import write_curves
+from samara.server.store import METRICS_FILE
+from samara.shared.events import append_event
 
 pytest.importorskip("tensorboard", reason="needs the extra samara-fl[tensorboard]")
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import delta_of, history_of, layout_of, write_files
 
 from samara.command import main
-from server.store import (
+from samara.server.store import (
     LEDGER_FOLDER,
     METRICS_FILE,
     RESULT_FILE,
@@ -19,9 +19,9 @@ from server.store import (
     replay_run,
     write_result,
 )
-from shared.errors import LedgerError, SamaraError
-from shared.ledger.records import LedgerHeader, Record
-from shared.result import read_result
+from samara.shared.errors import LedgerError, SamaraError
+from samara.shared.ledger.records import LedgerHeader, Record
+from samara.shared.result import read_result
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from shared.basis import (
+from samara.shared.basis import (
     MAX_ROW_SUM,
     ROUNDED_BITS,
     SCALE_BITS,
     Basis,
     read_basis,
 )
-from shared.errors import ModelError, ReplayError, SamaraError
-from shared.layout import BASIS_PART, LABEL_BIAS_GROUP, BasisReference, Layout, Tensor
-from shared.model.weight_map import WeightMap
-from shared.replay import STATE_BITS
-from shared.start import Start
+from samara.shared.errors import ModelError, ReplayError, SamaraError
+from samara.shared.layout import BASIS_PART, LABEL_BIAS_GROUP, BasisReference, Layout, Tensor
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.replay import STATE_BITS
+from samara.shared.start import Start
 
 BASIS = random_basis(20, 5)
 RANGE = 2**46  # ±1/32

@@ -9,30 +9,30 @@ import torch
 from bases import basis_for
 from federations import Settings, config_of, ledger_of, serve_until_killed
 
-from client.forward.grouping import Schedule
-from client.personal.private_rounds import personal_ledger
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps_together
-from client.training.model_runtime import LoadedRun, load_run
-from client.tuning.settings import TuneSettings
-from devices.phone.export import prepare_model
-from server.store import read_layout, replay_run
-from shared.basis import read_basis
-from shared.blob_store import BlobStore
-from shared.directions import directions
-from shared.errors import ConfigError, SamaraError
-from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
-from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.replay import digest, rebuild, replay, zero_state
-from shared.result import RunResult
-from shared.runs import client_folder
-from simulations.adapter import FinishedRun, diff, export
-from simulations.quick_look import quick_look
-from simulations.simulate import simulate
+from samara.client.forward.grouping import Schedule
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps_together
+from samara.client.training.model_runtime import LoadedRun, load_run
+from samara.client.tuning.settings import TuneSettings
+from samara.devices.phone.export import prepare_model
+from samara.server.store import read_layout, replay_run
+from samara.shared.basis import read_basis
+from samara.shared.blob_store import BlobStore
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.frames.instructions import SeedPolicy, Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.replay import digest, rebuild, replay, zero_state
+from samara.shared.result import RunResult
+from samara.shared.runs import client_folder
+from samara.simulations.adapter import FinishedRun, diff, export
+from samara.simulations.quick_look import quick_look
+from samara.simulations.simulate import simulate
 
 SIZE = 12
 

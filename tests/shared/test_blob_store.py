@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blob_store import (
+from samara.shared.blob_store import (
     MAX_BLOB_BYTES,
     BlobStore,
     blob_hash,
     parse_reference,
     to_reference,
 )
-from shared.blobs import publish_blobs, published_blobs, resolve_blob, with_local_blobs
-from shared.errors import BlobError, ConfigError, MissingBlobError
-from shared.settings import Section, Settings, describe, setting
+from samara.shared.blobs import publish_blobs, published_blobs, resolve_blob, with_local_blobs
+from samara.shared.errors import BlobError, ConfigError, MissingBlobError
+from samara.shared.settings import Section, Settings, describe, setting
 
 CONTENT = bytes(range(256)) * 5
 BLOB = hashlib.sha256(CONTENT).digest()

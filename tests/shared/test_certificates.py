@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared import certificates as module
-from shared.certificates import TlsFiles, make_certificates, renew_certificate
-from shared.errors import SamaraError
+from samara.shared import certificates as module
+from samara.shared.certificates import TlsFiles, make_certificates, renew_certificate
+from samara.shared.errors import SamaraError
 
 
 def accept(tls: TlsFiles, authority: Path, name: str = "127.0.0.1", is_strict: bool = True) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from client.tuning.settings import TuneSettings
-from shared.choices import OPEN, automatic_values, choose
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.sections import AdapterSettings
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.choices import OPEN, automatic_values, choose
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.sections import AdapterSettings
 
 
 def of(**settings: object) -> RunConfig:

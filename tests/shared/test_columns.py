@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.columns import GLOBAL, PERSONALIZED, requested_columns
-from shared.config import RunConfig
-from shared.frames.instructions import Split
+from samara.shared.columns import GLOBAL, PERSONALIZED, requested_columns
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
 
 
 def config_of(method: str, best: bool = False) -> RunConfig:

@@ -11,14 +11,14 @@ import pytest
 from helpers import ROOT
 from pydantic import ValidationError
 
-from client.protocol.device_settings import with_device_settings
-from client.tuning.settings import TuneSettings
-from devices.live.settings import resolve_device_settings
-from shared.choices import OPEN
-from shared.config import METHODS, RunConfig, load_scenario
-from shared.errors import ConfigError
-from shared.fleet_settings import DeviceGroup
-from shared.settings import describe, parse_assignment
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.tuning.settings import TuneSettings
+from samara.devices.live.settings import resolve_device_settings
+from samara.shared.choices import OPEN
+from samara.shared.config import METHODS, RunConfig, load_scenario
+from samara.shared.errors import ConfigError
+from samara.shared.fleet_settings import DeviceGroup
+from samara.shared.settings import describe, parse_assignment
 
 SCENARIOS = sorted((ROOT / "simulations" / "scenarios").glob("*.toml"))
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import kstest
 
-import shared.directions as directions_module
-from shared.directions import (
+import samara.shared.directions as directions_module
+from samara.shared.directions import (
     Distribution,
     Domain,
     batch_order,
@@ -25,8 +25,8 @@ from shared.directions import (
     rademacher,
     round_root,
 )
-from shared.normal_table import NORMAL_TABLE, TABLE_SHA256
-from shared.replay_numba import NumbaBackend
+from samara.shared.normal_table import NORMAL_TABLE, TABLE_SHA256
+from samara.shared.replay_numba import NumbaBackend
 
 SEEDS = [0, 1, 2**32, 2**64 - 1, 0x243F6A8885A308D3]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import event_parts
-from shared.errors import SamaraError
-from shared.event_parts import close_long_part, count_parts, is_part
-from shared.events import EventFollower, append_in_parts, read_events, read_whole_events
+from samara.shared import event_parts
+from samara.shared.errors import SamaraError
+from samara.shared.event_parts import close_long_part, count_parts, is_part
+from samara.shared.events import EventFollower, append_in_parts, read_events, read_whole_events
 
 EVENTS = [{"round": number, "clients": "x" * 40} for number in range(40)]
 

@@ -15,16 +15,16 @@ import pytest
 from helpers import ROOT
 
 import samara
-from client.estimators.prge import prge_estimator
-from server.rounds.rule import Contribution, Rule
-from shared import extensions
-from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, TaskError
-from shared.extensions import Kind, check_extensions, extension, is_extension, stored_name
-from shared.label_scores import cross_entropy
-from shared.tasks.catalog import load_task
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example
+from samara.client.estimators.prge import prge_estimator
+from samara.server.rounds.rule import Contribution, Rule
+from samara.shared import extensions
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DataError, TaskError
+from samara.shared.extensions import Kind, check_extensions, extension, is_extension, stored_name
+from samara.shared.label_scores import cross_entropy
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 Module = Callable[[Path], ModuleType]
@@ -133,7 +133,7 @@ def test_a_client_without_the_code_refuses_the_run_by_name(
     samara.register.objective("own", lambda scores, labels: 1, version="1")
     config = RunConfig.of(small | {"objective": "own", "cohort.empty-rounds": 1}, "test")
     # The server does not look at the clients' code; the clients are those of this process.
-    monkeypatch.setattr("simulations.simulate.check_extensions", lambda flat: None)
+    monkeypatch.setattr("samara.simulations.simulate.check_extensions", lambda flat: None)
     extensions._registered.clear()
     with pytest.raises(samara.SamaraError):
         samara.simulate(config)

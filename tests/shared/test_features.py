@@ -12,13 +12,13 @@ from flwr.app import ConfigRecord, RecordDict
 from supported_features import find_supported
 from typer.testing import CliRunner
 
-from client.tuning.methods import SPACES
-from client.tuning.settings import TuneSettings
-from devices.phone.relay import gateway_app
-from server.commands import app as server
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.features import (
+from samara.client.tuning.methods import SPACES
+from samara.client.tuning.settings import TuneSettings
+from samara.devices.phone.relay import gateway_app
+from samara.server.commands import app as server
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.features import (
     DIMENSIONS,
     EXCLUSIONS,
     TUNING_EXCLUSIONS,
@@ -27,8 +27,8 @@ from shared.features import (
     kind_of,
     refusals,
 )
-from shared.tasks.catalog import load_task
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.tasks.catalog import load_task
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 _SETTINGS = ("method", "seed-policy", "gradients")
 FLEET = '[{"device": "laptop", "share": 1}]'

@@ -14,9 +14,9 @@ from federations import Settings, config_of
 from starts import start_for
 from supported_features import supported_combinations
 
-from shared.features import DIMENSIONS, Combination
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.shared.features import DIMENSIONS, Combination
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 
 @cache

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import no_room, no_sync
 
-from shared.files import make_folder, write_durably
+from samara.shared.files import make_folder, write_durably
 
 
 @pytest.mark.parametrize("disk", [no_sync, no_room])

@@ -12,9 +12,9 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from helpers import ROOT
 
-from shared import flower_compat
-from shared.flower_compat import PARTS, FlowerPart, set_message_id
-from simulations.engine import InProcessGrid
+from samara.shared import flower_compat
+from samara.shared.flower_compat import PARTS, FlowerPart, set_message_id
+from samara.simulations.engine import InProcessGrid
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 PUBLIC |= {"flwr.simulation"}
@@ -43,7 +43,7 @@ def test_a_missing_part_is_named_with_the_installed_and_the_tested_version(
         with pytest.raises(ImportError, match=rf"^Flower 1\.99\.0 has no {module}\.Gone, .*1\.41"):
             flower_compat.Gone  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Unheard'"):
-        from shared.flower_compat import Unheard  # type: ignore[attr-defined]  # noqa: F401
+        from samara.shared.flower_compat import Unheard  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_what_is_used_of_the_parts_is_there() -> None:
@@ -77,7 +77,7 @@ def test_type_checkers_see_the_parts_that_are_imported() -> None:
 
 def test_no_server_part_is_imported_for_a_client_part() -> None:
     code = (
-        "import sys; from shared.flower_compat import ErrorCode; "
+        "import sys; from samara.shared.flower_compat import ErrorCode; "
         "assert not [name for name in sys.modules if name.startswith('flwr.superlink')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

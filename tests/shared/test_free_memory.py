@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from shared.free_memory import free_memory, left_in_groups
+from samara.shared.free_memory import free_memory, left_in_groups
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/outer/inner\n0::/\n"
 V2 = "0::/outer/inner\n"

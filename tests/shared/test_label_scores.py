@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.errors import TaskError
-from shared.label_scores import Confusion, cross_entropy
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask, GenerationTask
-from shared.tasks.metrics import (
+from samara.shared.errors import TaskError
+from samara.shared.label_scores import Confusion, cross_entropy
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
+from samara.shared.tasks.metrics import (
     answer_metric,
     exact_match,
     label_metric,
     normalize_answer,
     token_f1,
 )
-from shared.tasks.objectives import (
+from samara.shared.tasks.objectives import (
     ObjectiveName,
     minus_answer_metric,
     minus_label_metric,

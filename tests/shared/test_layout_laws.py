@@ -6,8 +6,8 @@ from helpers import layout_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import SamaraError
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.errors import SamaraError
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
 
 SIZES = st.integers(1, 1000)
 TENSORS = st.builds(Tensor, st.text(), SIZES, SIZES, st.just(ADAPTER_GROUP))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shared.config import RunConfig
-from shared.errors import ConfigError, ScenarioError
-from shared.privacy.accountant import epsilon_of, rho_of
-from shared.privacy.terms import PrivacyTerms
-from shared.runs import identity_bytes
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, ScenarioError
+from samara.shared.privacy.accountant import epsilon_of, rho_of
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.runs import identity_bytes
 
 CENTRAL: dict[str, Any] = {
     "privacy.mode": "central",

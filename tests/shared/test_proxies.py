@@ -11,16 +11,16 @@ import grpc
 import httpx
 import pytest
 
-from devices.live.flower_wire import FlowerWire
-from devices.live.gateway_check import check_gateways
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.join import fetch_welcome
-from devices.live.preflight import check_superlink
-from devices.live.settings import ClientSettings
-from server.live.superlink_process import SuperLinkProcess
-from shared.errors import InvitationError
-from shared.invitation import InvitationCode
-from shared.proxies import DIRECT, exempt_this_machine, remark_on_proxy
+from samara.devices.live.flower_wire import FlowerWire
+from samara.devices.live.gateway_check import check_gateways
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.join import fetch_welcome
+from samara.devices.live.preflight import check_superlink
+from samara.devices.live.settings import ClientSettings
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.shared.errors import InvitationError
+from samara.shared.invitation import InvitationCode
+from samara.shared.proxies import DIRECT, exempt_this_machine, remark_on_proxy
 
 NOWHERE = "http://127.0.0.1:9"
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared import rate_limit
-from shared.rate_limit import WINDOW_SECONDS, RateLimit, network_of
+from samara.shared import rate_limit
+from samara.shared.rate_limit import WINDOW_SECONDS, RateLimit, network_of
 
 
 class Clock:

@@ -9,10 +9,10 @@ import pytest
 from helpers import ROOT, instruction_with, report_to
 from numpy.typing import NDArray
 
-from server.rounds.aggregation import aggregate
-from shared.directions import directions
-from shared.errors import ReplayError
-from shared.replay import (
+from samara.server.rounds.aggregation import aggregate
+from samara.shared.directions import directions
+from samara.shared.errors import ReplayError
+from samara.shared.replay import (
     COEFFICIENT_BITS,
     MAX_SHRINK,
     CoefficientBlock,
@@ -27,7 +27,7 @@ from shared.replay import (
     to_float32,
     zero_state,
 )
-from shared.replay_numpy import NumpyBackend
+from samara.shared.replay_numpy import NumpyBackend
 
 WIDEST = 2**31 - 1
 NO_STATE = zero_state(1)
@@ -220,7 +220,7 @@ def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_numba_numpy_replays(tmp_path: Path) -> None:
     """As on a phone: numpy is there, numba is not."""
     (tmp_path / "numba.py").write_text("raise ImportError('no numba here')")
-    code = "from shared.replay import default_backend; print(default_backend().name)"
+    code = "from samara.shared.replay import default_backend; print(default_backend().name)"
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path}
 
@@ -239,7 +239,7 @@ def test_without_numba_numpy_replays(tmp_path: Path) -> None:
 
 
 def test_importing_replay_loads_neither_numba_nor_torch() -> None:
-    code = "import sys, shared.replay; print({'numba', 'torch'} & set(sys.modules))"
+    code = "import sys, samara.shared.replay; print({'numba', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -14,15 +14,15 @@ import torch
 from helpers import ROOT
 from numpy.typing import NDArray
 
-import shared.replay_numba
-from shared.directions import Distribution, directions
-from shared.errors import ReplayError
-from shared.model import replay_torch
-from shared.model.replay_torch import TorchBackend, backend_for, draw_directions
-from shared.normal_table import NORMAL_TABLE
-from shared.replay import Backend, CoefficientBlock, Shrink, replay, zero_state
-from shared.replay_numba import NumbaBackend
-from shared.replay_numpy import NumpyBackend
+import samara.shared.replay_numba
+from samara.shared.directions import Distribution, directions
+from samara.shared.errors import ReplayError
+from samara.shared.model import replay_torch
+from samara.shared.model.replay_torch import TorchBackend, backend_for, draw_directions
+from samara.shared.normal_table import NORMAL_TABLE
+from samara.shared.replay import Backend, CoefficientBlock, Shrink, replay, zero_state
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.replay_numpy import NumpyBackend
 
 GOLDEN = ROOT / "tests" / "golden"
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ each_case = pytest.mark.parametrize(("how", "size"), CASES)
 def cuda() -> Backend:
     """The kernel on a GPU, or else in Triton's interpreter."""
     pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
-    from shared.model.replay_cuda import CudaBackend
+    from samara.shared.model.replay_cuda import CudaBackend
 
     return CudaBackend(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
@@ -58,7 +58,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(autouse=True)
 def threads_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared.replay_numba, "_WORK_PER_THREAD", 1)
+    monkeypatch.setattr(samara.shared.replay_numba, "_WORK_PER_THREAD", 1)
 
 
 def scalars_of(count: int, bits: int = 64) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -182,7 +182,7 @@ def test_many_threads_at_once_do_not_disturb_each_other(how: Distribution) -> No
 
 def test_threads_are_those_of_numba_unless_said_otherwise() -> None:
     assert NumbaBackend(5).threads == 5
-    assert NumbaBackend().threads == shared.replay_numba.config.NUMBA_NUM_THREADS
+    assert NumbaBackend().threads == samara.shared.replay_numba.config.NUMBA_NUM_THREADS
     with pytest.raises(ReplayError, match="cannot run on -1 threads"):
         NumbaBackend(-1)
 
@@ -225,7 +225,7 @@ def test_beside_a_model_torch_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_be_loaded_is_refused_if_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shared.model.replay_cuda", None)
+    monkeypatch.setitem(sys.modules, "samara.shared.model.replay_cuda", None)
     monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "cuda")
     with pytest.raises(ReplayError, match=r"triton cannot be loaded.*samara-fl\[cuda\]"):
         backend_for(CPU)
@@ -236,8 +236,8 @@ def test_what_cannot_be_loaded_is_refused_if_forced(monkeypatch: pytest.MonkeyPa
 
 DIGESTS = """
 import hashlib, torch, numpy as np
-from shared.model.replay_torch import TorchBackend
-from shared.replay_numba import NumbaBackend
+from samara.shared.model.replay_torch import TorchBackend
+from samara.shared.replay_numba import NumbaBackend
 seeds = np.arange(20, dtype=np.uint64) << np.uint64(40)
 coefficients = (np.arange(20) - 10) * 123_456_789
 for backend in (NumbaBackend(2), TorchBackend(torch.device("cpu"))):

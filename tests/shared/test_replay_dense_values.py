@@ -14,18 +14,25 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from client.protocol.session import Session
-from shared.errors import CatchUpError, FrameError, LedgerError, ReplayError
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.ledger import Ledger
-from shared.ledger.personal_file import FitFile, read_personal_file
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import LedgerHeader, Record
-from shared.ledger.verification import verify_ledger
-from shared.replay import MAX_DENSE_VALUE, DenseValues, check_fits, digest, replay, zero_state
-from shared.round_delta import RoundDelta, revert_delta
-from shared.wire import MAX_SCALARS, Kind, pack, unpack
+from samara.client.protocol.session import Session
+from samara.shared.errors import CatchUpError, FrameError, LedgerError, ReplayError
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.personal_file import FitFile, read_personal_file
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import LedgerHeader, Record
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import (
+    MAX_DENSE_VALUE,
+    DenseValues,
+    check_fits,
+    digest,
+    replay,
+    zero_state,
+)
+from samara.shared.round_delta import RoundDelta, revert_delta
+from samara.shared.wire import MAX_SCALARS, Kind, pack, unpack
 
 LAYOUT = layout_of()
 HEADER = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash)

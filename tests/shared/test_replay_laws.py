@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from shared.directions import Distribution, directions
-from shared.replay import (
+from samara.shared.directions import Distribution, directions
+from samara.shared.replay import (
     COEFFICIENT_BITS,
     MAX_DENSE_VALUE,
     MAX_SHIFT,

@@ -10,8 +10,8 @@ from helpers import ROOT
 from pydantic import BaseModel
 from results import result_of, write_result
 
-from shared.errors import SamaraError
-from shared.result import (
+from samara.shared.errors import SamaraError
+from samara.shared.result import (
     ClientFacts,
     ClientMetrics,
     ClientRound,

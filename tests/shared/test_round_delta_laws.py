@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.replay import CoefficientBlock, replay, zero_state
-from shared.round_delta import DerivedSeeds, Group, RoundDelta, revert_delta
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.replay import CoefficientBlock, replay, zero_state
+from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta, revert_delta
 
 D = 16
 QUERIES = 2

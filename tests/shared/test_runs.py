@@ -9,11 +9,11 @@ import pytest
 from helpers import layout_of
 
 import samara.command
-from shared.config import RunConfig
-from shared.errors import LedgerError
-from shared.run_settings import SETTINGS_FILE, check_settings, record_settings
-from shared.runs import run_id_of
-from shared.settings import describe
+from samara.shared.config import RunConfig
+from samara.shared.errors import LedgerError
+from samara.shared.run_settings import SETTINGS_FILE, check_settings, record_settings
+from samara.shared.runs import run_id_of
+from samara.shared.settings import describe
 
 OTHER: dict[str, Any] = {
     "memory-budget": 2**30,
@@ -104,7 +104,7 @@ def test_a_setting_of_a_later_version_differs(tmp_path: Path) -> None:
 def test_a_server_with_an_edited_scenario_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.live.live_config import read_live_config
+    from samara.server.live.live_config import read_live_config
 
     run, scenario = tmp_path / "run", tmp_path / "field.toml"
     run.mkdir()

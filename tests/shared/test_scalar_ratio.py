@@ -9,14 +9,14 @@ from helpers import instruction_with
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.protocol.answer_limits import count_report_scalars
-from client.protocol.scalar_counts import SCALAR_COUNTS_FILE, ScalarBudget, ScalarCounts
-from server.rounds.event_log import count_scalars
-from shared.errors import RefusalCode, ScalarLimitError, TrainerError
-from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
-from shared.frames.refusal import Refusal
-from shared.scalar_ratio import ScalarCount, remaining_scalars, summarize_scalar_ratios
-from shared.tasks.rows import Example, hash_examples
+from samara.client.protocol.answer_limits import count_report_scalars
+from samara.client.protocol.scalar_counts import SCALAR_COUNTS_FILE, ScalarBudget, ScalarCounts
+from samara.server.rounds.event_log import count_scalars
+from samara.shared.errors import RefusalCode, ScalarLimitError, TrainerError
+from samara.shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.scalar_ratio import ScalarCount, remaining_scalars, summarize_scalar_ratios
+from samara.shared.tasks.rows import Example, hash_examples
 
 COUNTS = st.builds(ScalarCount, st.integers(1, 10**6), st.integers(0, 10**7))
 LIMITS = st.floats(0.0, 100.0)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import MaskingError
-from shared.secure_aggregation import graph
-from shared.secure_aggregation.graph import (
+from samara.shared.errors import MaskingError
+from samara.shared.secure_aggregation import graph
+from samara.shared.secure_aggregation.graph import (
     DEGREE,
     least_number,
     neighbourhood_of,
     neighbourhoods,
 )
-from shared.secure_aggregation.keys import (
+from samara.shared.secure_aggregation.keys import (
     MASKING,
     SEALING,
     RoundKey,
@@ -24,8 +24,8 @@ from shared.secure_aggregation.keys import (
     seal,
     unseal,
 )
-from shared.secure_aggregation.masks import mask_vector, unmask_sum
-from shared.secure_aggregation.shamir import PRIME, combine_shares, split_secret
+from samara.shared.secure_aggregation.masks import mask_vector, unmask_sum
+from samara.shared.secure_aggregation.shamir import PRIME, combine_shares, split_secret
 
 SECRETS = st.integers(0, 2**256 - 1)
 CLIENTS = st.lists(st.integers(0, 2**32 - 2), min_size=3, max_size=9, unique=True)

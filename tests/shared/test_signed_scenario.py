@@ -10,20 +10,20 @@ from federations import config_of
 from helpers import layout_of
 from scenarios import operator_key, signed
 
-from client.protocol.scenario_folder import ScenarioFolder, describe_scenarios, take_scenario
-from devices.live.preflight import Outcome, check_scenario
-from server.live.scenario_signing import create_operator_key, sign_scenario
-from shared.config import RunConfig
-from shared.errors import SamaraError, ScenarioError
-from shared.run_terms import PRIVATE_DEFAULTS
-from shared.runs import run_id_of
-from shared.signed_scenario import (
+from samara.client.protocol.scenario_folder import ScenarioFolder, describe_scenarios, take_scenario
+from samara.devices.live.preflight import Outcome, check_scenario
+from samara.server.live.scenario_signing import create_operator_key, sign_scenario
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError, ScenarioError
+from samara.shared.run_terms import PRIVATE_DEFAULTS
+from samara.shared.runs import run_id_of
+from samara.shared.signed_scenario import (
     MAX_SCENARIO_BYTES,
     SignedScenario,
     describe_operator,
     read_scenario,
 )
-from shared.signing import SigningKey
+from samara.shared.signing import SigningKey
 
 CONFIG = config_of({}, rounds=17, steps=3, queries=5)
 

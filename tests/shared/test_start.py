@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import ModelError, SamaraError
-from shared.layout import ADAPTER_GROUP, READOUT_GROUP, Layout, Tensor
-from shared.model.weight_map import WeightMap
-from shared.replay import zero_state
-from shared.start import START_LIMIT, Start
+from samara.shared.errors import ModelError, SamaraError
+from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP, Layout, Tensor
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.replay import zero_state
+from samara.shared.start import START_LIMIT, Start
 
 LAYOUT = Layout((Tensor("first", 3, 1, ADAPTER_GROUP),), 1, 4.0, 7, "gaussian")
 MODEL = bytes(range(32))

@@ -13,23 +13,23 @@ from safetensors.numpy import load_file
 from starts import start_for
 from tuning import small, tuning_of
 
-from client.personal.readout_file import READOUT_FILE
-from client.training.model_runtime import load_run
-from client.tuning.baselines.first_order import ADAPTER_NAME, BEST_FILE
-from client.tuning.run import read_result as read_tuning
-from client.tuning.run import tune
-from client.tuning.tuning_setup import TuningSetup
-from server.store import read_layout, replay_run
-from shared.errors import ConfigError, ModelError
-from shared.label_scores import cross_entropy
-from shared.layout import READOUT_GROUP, Layout, Tensor
-from shared.replay import digest, to_float32, zero_state
-from shared.result import RunResult
-from shared.start import START_FILE, Start, read_start
-from simulations.adapter import FinishedRun, export
-from simulations.comparison.columns import client_columns
-from simulations.quick_look import quick_look
-from simulations.simulate import simulate
+from samara.client.personal.readout_file import READOUT_FILE
+from samara.client.training.model_runtime import load_run
+from samara.client.tuning.baselines.first_order import ADAPTER_NAME, BEST_FILE
+from samara.client.tuning.run import read_result as read_tuning
+from samara.client.tuning.run import tune
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.server.store import read_layout, replay_run
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.label_scores import cross_entropy
+from samara.shared.layout import READOUT_GROUP, Layout, Tensor
+from samara.shared.replay import digest, to_float32, zero_state
+from samara.shared.result import RunResult
+from samara.shared.start import START_FILE, Start, read_start
+from samara.simulations.adapter import FinishedRun, export
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.quick_look import quick_look
+from samara.simulations.simulate import simulate
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import SamaraError
-from shared.step_record import RecordedStepSize, read_observed_clients
-from shared.step_size import (
+from samara.shared.errors import SamaraError
+from samara.shared.step_record import RecordedStepSize, read_observed_clients
+from samara.shared.step_size import (
     FIRST_SHARE,
     MOST_AT_ONCE,
     OUTLIER,

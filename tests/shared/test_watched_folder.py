@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from gateways import keys_in
 
-from devices.phone.admitted_keys import SEARCH_SECONDS, AdmittedKeys
-from server.live.keys import ClientKeys
-from shared.watched_folder import WatchedFolder
+from samara.devices.phone.admitted_keys import SEARCH_SECONDS, AdmittedKeys
+from samara.server.live.keys import ClientKeys
+from samara.shared.watched_folder import WatchedFolder
 
 
 def settle(folder: Path) -> None:

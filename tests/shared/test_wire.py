@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from helpers import delta_of, instruction_with, report_to
 
-from shared.errors import FrameError, RefusalCode
-from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import (
+from samara.shared.errors import FrameError, RefusalCode
+from samara.shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import (
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
 )
-from shared.frames.masking import (
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -31,12 +31,12 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import MAX_GRADIENT, Report
-from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
-from shared.round_delta import RoundDelta
-from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import MAX_GRADIENT, Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
+from samara.shared.round_delta import RoundDelta
+from samara.shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
 PREFIX_BYTES = 8
 

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.blob_store import MAX_BLOB_BYTES
-from shared.client_index import MAX_CLIENT
-from shared.errors import FrameError
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import (
+from samara.shared.blob_store import MAX_BLOB_BYTES
+from samara.shared.client_index import MAX_CLIENT
+from samara.shared.errors import FrameError
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import (
     PERSONAL_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from shared.frames.masking import (
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -31,14 +31,14 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import MAX_GRADIENT, Report
-from shared.frames.round_cost import RoundCost
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
-from shared.privacy.vector import NOISED_LIMIT
-from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
-from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
-from shared.wire import Kind, pack
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import MAX_GRADIENT, Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
+from samara.shared.privacy.vector import NOISED_LIMIT
+from samara.shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
+from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from samara.shared.wire import Kind, pack
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 CLIENT = st.integers(0, MAX_CLIENT)

@@ -10,14 +10,14 @@ import pytest
 from commands import Run
 from federations import config_of
 
-from client.training.model_runtime import load_run
-from shared.errors import DataError, LedgerError, SamaraError
-from shared.frames.instructions import Split
-from shared.label_scores import cross_entropy
-from simulations.adapter import FinishedRun, diff, export_ledger
-from simulations.client_curves import write_curves
-from simulations.quick_look import quick_look
-from simulations.simulate import simulate
+from samara.client.training.model_runtime import load_run
+from samara.shared.errors import DataError, LedgerError, SamaraError
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import cross_entropy
+from samara.simulations.adapter import FinishedRun, diff, export_ledger
+from samara.simulations.client_curves import write_curves
+from samara.simulations.quick_look import quick_look
+from samara.simulations.simulate import simulate
 
 ROUNDS, STEPS, QUERIES = 3, 2, 2
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.forward.trunk_cache import MemoryCache
-from client.training.client_data import ClientData
+from samara.client.forward.trunk_cache import MemoryCache
+from samara.client.training.client_data import ClientData
 from samara.command import app
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from shared.frames.instructions import Split
-from shared.result import RunResult
-from simulations import fed_avg
-from simulations.fed_avg import FedAvg, check_fed_avg, fed_avg_beside, zeroth_order
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.shared.frames.instructions import Split
+from samara.shared.result import RunResult
+from samara.simulations import fed_avg
+from samara.simulations.fed_avg import FedAvg, check_fed_avg, fed_avg_beside, zeroth_order
+from samara.simulations.simulate import simulate
 
 SETTINGS = {"adapter.layers": "top:1", "data.clients": 3, "rounds": 2, "steps": 2, "batch": 4}
 SETTINGS |= {"personal.rounds": 0, "evaluate.limit": 4, "threads": 1, "queries": 2}

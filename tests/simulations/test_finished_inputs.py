@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shared.config import RunConfig
-from shared.errors import ConfigError
-from simulations.finished import find_finished, hold_inputs
-from simulations.simulate import simulate
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
+from samara.simulations.finished import find_finished, hold_inputs
+from samara.simulations.simulate import simulate
 
 TASK = """
 kind = "classification"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.prompt import Prompt
 
-from shared.result import RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
+from samara.shared.result import RunResult
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
 
 Run = Callable[..., tuple[int, str, str]]
 

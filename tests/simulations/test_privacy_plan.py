@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from samara.command import app
-from shared.config import load_scenario
-from shared.errors import ConfigError
-from shared.privacy.terms import PrivacyTerms
-from simulations.privacy_plan import (
+from samara.shared.config import load_scenario
+from samara.shared.errors import ConfigError
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.simulations.privacy_plan import (
     USUAL_EPSILONS,
     PlannedRun,
     plan_of_scenario,

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import load_scenario
-from shared.errors import ConfigError, DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
-from simulations.project.baselines import _wilson
-from simulations.project.columns import Roles, describe_columns, guess_roles
-from simulations.project.drafts import (
+from samara.shared.config import load_scenario
+from samara.shared.errors import ConfigError, DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.simulations.project.baselines import _wilson
+from samara.simulations.project.columns import Roles, describe_columns, guess_roles
+from samara.simulations.project.drafts import (
     DataSize,
     ProjectChoices,
     draft_scenario,
     draft_task,
     quoted,
 )
-from simulations.project.languages import language_of
-from simulations.project.project import check_folder, write_project
-from simulations.project.records import RawData, read_raw
-from simulations.project.summary import describe_data
+from samara.simulations.project.languages import language_of
+from samara.simulations.project.project import check_folder, write_project
+from samara.simulations.project.records import RawData, read_raw
+from samara.simulations.project.summary import describe_data
 
 
 def rows(count: int, **columns: Any) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def test_a_project_is_written_whole_or_not_at_all(
             raise OSError(28, "No space left on device", str(file))
         written.append(file)
 
-    monkeypatch.setattr("simulations.project.project.write_durably", no_room)
+    monkeypatch.setattr("samara.simulations.project.project.write_durably", no_room)
     with pytest.raises(ConfigError, match="No space left on device; give another folder"):
         write_project(tmp_path / "other", {"a": "1", "b": "2"})
     assert [file.name for file in tmp_path.iterdir()] == ["deep"]

@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
-from shared.blob_store import BlobStore
-from shared.blobs import publish_blobs
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from simulations.ray_cluster import check_room, client_resources, clients_at_once, needed_paths
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import publish_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.simulations.ray_cluster import (
+    check_room,
+    client_resources,
+    clients_at_once,
+    needed_paths,
+)
 
 
 def config_of(**settings: Any) -> RunConfig:

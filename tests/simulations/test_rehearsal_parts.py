@@ -7,26 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.hardware.hold import Held, Hold
-from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError, DeviceError
-from shared.tasks.catalog import load_task
-from simulations.rehearsal import fault_means
-from simulations.rehearsal.arguments import served_settings
-from simulations.rehearsal.dealt_data import write_task
-from simulations.rehearsal.faults import FaultReport, check_faults, first_report, timeline
-from simulations.rehearsal.plan import (
+from samara.devices.hardware.hold import Held, Hold
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.tasks.catalog import load_task
+from samara.simulations.rehearsal import fault_means
+from samara.simulations.rehearsal.arguments import served_settings
+from samara.simulations.rehearsal.dealt_data import write_task
+from samara.simulations.rehearsal.faults import FaultReport, check_faults, first_report, timeline
+from samara.simulations.rehearsal.plan import (
     CLIENTS_SHARE,
     PlannedClient,
     check_dilation,
     least_dilation,
     patience,
 )
-from simulations.rehearsal.preparation import new_place
-from simulations.rehearsal.processes import RehearsedClient
-from simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
-from simulations.rehearsal.run import rehearse
-from simulations.rehearsal.table import report_table
+from samara.simulations.rehearsal.preparation import new_place
+from samara.simulations.rehearsal.processes import RehearsedClient
+from samara.simulations.rehearsal.report import ClientReport, RehearsalReport, relative_error
+from samara.simulations.rehearsal.run import rehearse
+from samara.simulations.rehearsal.table import report_table
 
 SCENARIO = """
 [data]

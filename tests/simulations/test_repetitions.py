@@ -7,13 +7,13 @@ import pytest
 from data_rows import TASK, write_jsonl
 from results import result_of, write_result
 
-from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError, SamaraError
-from shared.tasks.data import load_examples
-from simulations.comparison.comparison import Comparison, compare_runs
-from simulations.comparison.seeds import describe_seeds
-from simulations.comparison.tables import render_comparison
-from simulations.repetitions import repeat
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.tasks.data import load_examples
+from samara.simulations.comparison.comparison import Comparison, compare_runs
+from samara.simulations.comparison.seeds import describe_seeds
+from samara.simulations.comparison.tables import render_comparison
+from samara.simulations.repetitions import repeat
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,24 @@ from flwr.app import Message, MessageType
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
 
-from client.app import app as client_app
-from client.protocol.simulated_client import RUNS
-from client.training.local_steps import take_local_steps
-from server.app import serve
-from server.rounds.aggregation import aggregate
-from server.store import read_layout, replay_run
-from shared.directions import Differences, batch_order, directions
-from shared.frames.instructions import SeedPolicy, Split, token_of
-from shared.frames.report import Report
-from shared.label_scores import cross_entropy
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.model.lora_fa import Perturbations
-from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
-from shared.result import read_result
-from shared.round_delta import PoolSeeds, RoundDelta
-from simulations.engine import InProcessGrid
-from simulations.simulate import simulate
+from samara.client.app import app as client_app
+from samara.client.protocol.simulated_client import RUNS
+from samara.client.training.local_steps import take_local_steps
+from samara.server.app import serve
+from samara.server.rounds.aggregation import aggregate
+from samara.server.store import read_layout, replay_run
+from samara.shared.directions import Differences, batch_order, directions
+from samara.shared.frames.instructions import SeedPolicy, Split, token_of
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import cross_entropy
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
+from samara.shared.result import read_result
+from samara.shared.round_delta import PoolSeeds, RoundDelta
+from samara.simulations.engine import InProcessGrid
+from samara.simulations.simulate import simulate
 
 
 def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) -> None:

@@ -13,24 +13,24 @@ from federations import Settings, config_of, grid_of, ledger_of, serve_until_kil
 from flwr.app import Message
 from helpers import files_of
 
-from server.app import serve
-from server.rounds import round_aggregator
-from server.rounds.aggregation import observe_round
-from server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
-from shared.config import RunConfig
-from shared.errors import ConfigError, LedgerError, RefusalCode
-from shared.frames.instructions import TrainInstruction
-from shared.frames.refusal import Refusal
-from shared.ledger import ledger as ledgers
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.result import RESULT_FILE, read_result
-from shared.round_delta import RoundDelta
-from shared.run_settings import SETTINGS_FILE
-from shared.step_size import Observation
-from simulations.adapter import export
-from simulations.simulate import simulate
+from samara.server.app import serve
+from samara.server.rounds import round_aggregator
+from samara.server.rounds.aggregation import observe_round
+from samara.server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, LedgerError, RefusalCode
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger import ledger as ledgers
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.result import RESULT_FILE, read_result
+from samara.shared.round_delta import RoundDelta
+from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.step_size import Observation
+from samara.simulations.adapter import export
+from samara.simulations.simulate import simulate
 
 
 def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 from results import column, evaluation, result_of, write_result
 
-from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError, SamaraError
-from shared.result import RunResult
-from simulations.sweep import SHARE, Sweep, sweep, validation_figures
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.result import RunResult
+from samara.simulations.sweep import SHARE, Sweep, sweep, validation_figures
 
 BASE = RunConfig.of({"rounds": 12, "personal.rounds": 4, "data.clients": 5}, "test")
 

@@ -13,18 +13,18 @@ from scipy.special import softmax
 from tuning import Settings, small, tuning_of
 from typer.testing import CliRunner
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.spaces.space import FlatSpace
-from client.tuning.finished_tuning import FinishedTuning
-from client.tuning.run import tune
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.space import FlatSpace
+from samara.client.tuning.finished_tuning import FinishedTuning
+from samara.client.tuning.run import tune
 from samara.command import app
-from shared.errors import ConfigError, ModelError, SamaraError
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import empty_adapter
-from shared.model.scorers import scorer_for
-from simulations.quick_look import tuned_look
-from simulations.tuned_export import export_tuned
+from samara.shared.errors import ConfigError, ModelError, SamaraError
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.scorers import scorer_for
+from samara.simulations.quick_look import tuned_look
+from samara.simulations.tuned_export import export_tuned
 
 peft = pytest.importorskip("peft", reason="needs peft")
 

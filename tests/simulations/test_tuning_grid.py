@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from client.tuning.settings import TuneSettings
+from samara.client.tuning.settings import TuneSettings
 from samara.command import app
-from shared.errors import ConfigError
-from shared.machine import cores
-from simulations.tuning_grid import (
+from samara.shared.errors import ConfigError
+from samara.shared.machine import cores
+from samara.simulations.tuning_grid import (
     grid_table,
     make_trials,
     read_grid,

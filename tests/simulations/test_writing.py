@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 from results import result_of, write_result
 
-from shared.errors import SamaraError
-from shared.result import RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import Example
-from simulations.comparison.comparison import compare_runs
-from simulations.passage_writer import beginnings
-from simulations.report.terminal import print_result
-from simulations.writing.passages import PASSAGES_FILE, Passage, read_passages, write_passages
-from simulations.writing.scores import reproduced_words, writing_scores
+from samara.shared.errors import SamaraError
+from samara.shared.result import RunResult
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.passage_writer import beginnings
+from samara.simulations.report.terminal import print_result
+from samara.simulations.writing.passages import (
+    PASSAGES_FILE,
+    Passage,
+    read_passages,
+    write_passages,
+)
+from samara.simulations.writing.scores import reproduced_words, writing_scores
 
 PROMPT = "at dawn with friends in the park, the soup was"
 TRUE = "one two three four five six seven eight nine"
@@ -85,7 +90,7 @@ def test_page_and_terminal_show_what_models_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
-    from simulations.report.html import page_of
+    from samara.simulations.report.html import page_of
 
     result = result_of(clients=8)
     result["config"] |= {"task": "style", "data.path": "messages", "data.clients": 8}

@@ -17,37 +17,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.estimators.mezo import learning_rate_at
-from client.forward.activation_checkpointing import checkpointing
-from client.forward.readout import ReadoutForward
-from client.offload.accelerator import Accelerator, EmulatedAccelerator
-from client.offload.emulated_cost import EmulatedCost
-from client.offload.layer_update import (
+from samara.client.estimators.mezo import learning_rate_at
+from samara.client.forward.activation_checkpointing import checkpointing
+from samara.client.forward.readout import ReadoutForward
+from samara.client.offload.accelerator import Accelerator, EmulatedAccelerator
+from samara.client.offload.emulated_cost import EmulatedCost
+from samara.client.offload.layer_update import (
     ImmediateSchedule,
     LayerUpdate,
     SubspaceSettings,
     UpdateSchedule,
 )
-from client.offload.linear_layers import linear_weights
-from client.offload.offloaded_adam import OffloadedAdam
-from client.offload.overlapped_schedule import OverlappedSchedule
-from client.spaces.space import FlatSpace, ScoreFunction
-from client.tuning.baselines.offload_setup import (
+from samara.client.offload.linear_layers import linear_weights
+from samara.client.offload.offloaded_adam import OffloadedAdam
+from samara.client.offload.overlapped_schedule import OverlappedSchedule
+from samara.client.spaces.space import FlatSpace, ScoreFunction
+from samara.client.tuning.baselines.offload_setup import (
     computes_again,
     make_accelerator,
     make_schedule,
 )
-from client.tuning.baselines.resident_optimizer import ResidentOptimizer
-from client.tuning.model_export import export_model
-from client.tuning.projector_log import ProjectorLog
-from client.tuning.run_space import make_space
-from client.tuning.tensor_file import TensorFile, digest_of
-from client.tuning.training_loss import mixed_precision, summed_loss
-from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from shared.errors import TrainingError
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.start import Start
+from samara.client.tuning.baselines.resident_optimizer import ResidentOptimizer
+from samara.client.tuning.model_export import export_model
+from samara.client.tuning.projector_log import ProjectorLog
+from samara.client.tuning.run_space import make_space
+from samara.client.tuning.tensor_file import TensorFile, digest_of
+from samara.client.tuning.training_loss import mixed_precision, summed_loss
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.shared.errors import TrainingError
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
 ADAPTER_NAME = "adapter"

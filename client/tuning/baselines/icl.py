@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from shared.directions import batch_order
-from shared.errors import ModelError
-from shared.model.scorers import Prompt
-from shared.model.word_tokens import Ids
-from shared.tasks.demonstrations import demonstration
-from shared.tasks.kinds import GenerationTask
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.shared.directions import batch_order
+from samara.shared.errors import ModelError
+from samara.shared.model.scorers import Prompt
+from samara.shared.model.word_tokens import Ids
+from samara.shared.tasks.demonstrations import demonstration
+from samara.shared.tasks.kinds import GenerationTask
 
 
 class InContext:

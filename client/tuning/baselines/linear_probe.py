@@ -12,15 +12,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from client.forward.body import PerturbedBody
-from client.tuning.tuning_setup import (
+from samara.client.forward.body import PerturbedBody
+from samara.client.tuning.tuning_setup import (
     EVALUATION_MICRO_BATCH,
     EvaluationResult,
     TaskSplit,
     TuningSetup,
 )
-from shared.errors import DataError, TaskError
-from shared.tasks.kinds import ClassificationTask
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.kinds import ClassificationTask
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Values of C, the inverse regularisation strength, from strong to weak regularisation."""

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from client.offload.accelerator import Accelerator, EmulatedAccelerator, accelerator_for
-from client.offload.emulated_link import EmulatedTransfer
-from client.offload.layer_update import ImmediateSchedule, LayerUpdate
-from client.offload.overlapped_schedule import OverlappedSchedule
-from client.offload.scheduled_model import scheduled_layers
-from client.offload.service_order import Order
-from client.tuning.settings import TuneSettings
-from shared.model.loading import BaseModel
+from samara.client.offload.accelerator import Accelerator, EmulatedAccelerator, accelerator_for
+from samara.client.offload.emulated_link import EmulatedTransfer
+from samara.client.offload.layer_update import ImmediateSchedule, LayerUpdate
+from samara.client.offload.overlapped_schedule import OverlappedSchedule
+from samara.client.offload.scheduled_model import scheduled_layers
+from samara.client.offload.service_order import Order
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.model.loading import BaseModel
 
 _ZERO_GRADIENTS = 2
 """Layers whose whole gradients are on the accelerator: one computed, another one sent."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from client.offload.accelerator import Accelerator
-from client.offload.host_adam import MOMENTS
-from client.offload.stored_tensors import stored_moments
+from samara.client.offload.accelerator import Accelerator
+from samara.client.offload.host_adam import MOMENTS
+from samara.client.offload.stored_tensors import stored_moments
 
 
 class ResidentOptimizer:

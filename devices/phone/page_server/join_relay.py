@@ -9,11 +9,11 @@ import logging
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from devices.phone.gateway_admission import MAX_ASKED, NEW_KEYS_PER_MINUTE
-from devices.phone.server_requests import ServerRequests
-from shared.errors import DeviceError
-from shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES
-from shared.rate_limit import RateLimit, network_of
+from samara.devices.phone.gateway_admission import MAX_ASKED, NEW_KEYS_PER_MINUTE
+from samara.devices.phone.server_requests import ServerRequests
+from samara.shared.errors import DeviceError
+from samara.shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES
+from samara.shared.rate_limit import RateLimit, network_of
 
 log = logging.getLogger("samara.gateway")
 

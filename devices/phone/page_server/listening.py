@@ -10,13 +10,13 @@ import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
-from devices.phone.gateway import MAX_ANSWER_BYTES
-from devices.phone.page_server.page_app import PageApp
-from devices.phone.page_server.web_socket_stream import WebSocketConnection
-from shared.errors import DeviceError
-from shared.http.connection import Connection
-from shared.http.limited_listener import MAX_CONNECTIONS, LimitedListener, tls_limits
-from shared.http.listening import server_config
+from samara.devices.phone.gateway import MAX_ANSWER_BYTES
+from samara.devices.phone.page_server.page_app import PageApp
+from samara.devices.phone.page_server.web_socket_stream import WebSocketConnection
+from samara.shared.errors import DeviceError
+from samara.shared.http.connection import Connection
+from samara.shared.http.limited_listener import MAX_CONNECTIONS, LimitedListener, tls_limits
+from samara.shared.http.listening import server_config
 
 log = logging.getLogger("samara.gateway")
 

@@ -13,17 +13,17 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from devices.phone.gateway import Gateway
-from devices.phone.gateway_admission import RejectionError
-from devices.phone.page_server.join_relay import JoinRelay, is_about_joining
-from devices.phone.page_server.published_files import PublishedFile
-from devices.phone.page_server.web_socket_stream import (
+from samara.devices.phone.gateway import Gateway
+from samara.devices.phone.gateway_admission import RejectionError
+from samara.devices.phone.page_server.join_relay import JoinRelay, is_about_joining
+from samara.devices.phone.page_server.published_files import PublishedFile
+from samara.devices.phone.page_server.web_socket_stream import (
     SUBPROTOCOL,
     WebSocketStream,
     close_code,
     close_reason,
 )
-from shared.http.guard import is_loopback
+from samara.shared.http.guard import is_loopback
 
 log = logging.getLogger("samara.gateway")
 

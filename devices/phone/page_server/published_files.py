@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from devices.phone.program_index import INDEX_PATH, PROGRAM_PATH, ProgramIndex, index_file
-from shared.errors import DeviceError
+from samara.devices.phone.program_index import INDEX_PATH, PROGRAM_PATH, ProgramIndex, index_file
+from samara.shared.errors import DeviceError
 
 INTEGRITY_FILE = "integrity.json"
 """The file in a page's folder that lists its files and their SHA-256."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.phone.extra import require_web
-from shared.addresses import parse_address
-from shared.errors import ConfigError
-from shared.http.guard import is_loopback
+from samara.devices.phone.extra import require_web
+from samara.shared.addresses import parse_address
+from samara.shared.errors import ConfigError
+from samara.shared.http.guard import is_loopback
 
-BUILT_PAGE = Path(__file__).parents[3] / "build" / "phone-page"
+BUILT_PAGE = Path(__file__).resolve().parents[3] / "build" / "phone-page"
 """The folder in which `make phone-page` builds the page of a checkout."""
 SHIPPED_PAGE = Path(__file__).parents[1] / "web" / "page"
 """The folder of an installed package's page."""

@@ -7,8 +7,8 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
-from devices.phone.gateway_admission import RejectionError
-from shared.proto.trainer_pb2 import FromPhone, ToPhone
+from samara.devices.phone.gateway_admission import RejectionError
+from samara.shared.proto.trainer_pb2 import FromPhone, ToPhone
 
 SUBPROTOCOL = "samara.phone.1"
 CLOSE_CODES = 4000

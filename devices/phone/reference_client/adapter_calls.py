@@ -6,10 +6,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import LossRequest
-from devices.phone.reference_client.examples import TokenizedExamples
-from devices.phone.reference_client.runtime import PhoneProgram
-from shared.frames.instructions import Split
+from samara.client.estimators.prge import LossRequest
+from samara.devices.phone.reference_client.examples import TokenizedExamples
+from samara.devices.phone.reference_client.runtime import PhoneProgram
+from samara.shared.frames.instructions import Split
 
 _Number = TypeVar("_Number", bound=np.generic)
 _NO_SEEDS = np.zeros(0, np.uint64)

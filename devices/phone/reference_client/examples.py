@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.phone.manifest import Manifest
-from shared.errors import DataError
-from shared.frames.instructions import Split
+from samara.devices.phone.manifest import Manifest
+from samara.shared.errors import DataError
+from samara.shared.frames.instructions import Split
 
 MAX_TOKEN = 2**31
 

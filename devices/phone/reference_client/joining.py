@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from devices.live.client_folder import PHONE_LOCK, check_is_no_boards
-from devices.live.join import (
+from samara.devices.live.client_folder import PHONE_LOCK, check_is_no_boards
+from samara.devices.live.join import (
     GATEWAY_AUTHORITY_FILE,
     fetch_welcome,
     locked_folder,
@@ -22,14 +22,14 @@ from devices.live.join import (
     register,
     write_joined_addresses,
 )
-from devices.live.keys import OWN_KEY_FILE, create_key
-from devices.live.tls_contexts import invited_context
-from devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
-from shared.addresses import parse_address
-from shared.blob_store import blob_hash
-from shared.errors import InvitationError
-from shared.files import UNFINISHED, sync_folder, write_durably
-from shared.invitation import JOIN_PATH, InvitationCode
+from samara.devices.live.keys import OWN_KEY_FILE, create_key
+from samara.devices.live.tls_contexts import invited_context
+from samara.devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
+from samara.shared.addresses import parse_address
+from samara.shared.blob_store import blob_hash
+from samara.shared.errors import InvitationError
+from samara.shared.files import UNFINISHED, sync_folder, write_durably
+from samara.shared.invitation import JOIN_PATH, InvitationCode
 
 PROGRAM_FILE, AUTHORITY_FILE = "model.pte", GATEWAY_AUTHORITY_FILE
 IN_USE = "another `samara phone up` uses this folder"

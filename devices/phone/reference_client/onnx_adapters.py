@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.forward.turns import forward_pass
-from devices.phone.reference_client.losses import cross_entropies
-from devices.phone.reference_client.onnx_graph import OnnxGraph
-from devices.phone.reference_client.runtime import PhoneProgram
-from shared.directions import DIRECTION_BITS
-from shared.replay import default_backend, to_float32
+from samara.client.forward.turns import forward_pass
+from samara.devices.phone.reference_client.losses import cross_entropies
+from samara.devices.phone.reference_client.onnx_graph import OnnxGraph
+from samara.devices.phone.reference_client.runtime import PhoneProgram
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.replay import default_backend, to_float32
 
 
 class OnnxPhoneProgram(PhoneProgram):
-    """A program whose method ``forward`` is `devices.phone.program.AdapterScoresModule`."""
+    """A program whose method ``forward`` is `samara.devices.phone.program.AdapterScoresModule`."""
 
     def _load(self, file: Path) -> None:
         self._graph = OnnxGraph(file)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.phone.extra import MISSING_ONNX, require_onnx
-from shared.errors import DeviceError
+from samara.devices.phone.extra import MISSING_ONNX, require_onnx
+from samara.shared.errors import DeviceError
 
 
 class OnnxGraph:

@@ -5,41 +5,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from client.personal.columns import evaluate_global_model, evaluate_personal_model
-from client.personal.methods import composition
-from client.personal.personalizer import Personalizer
-from client.personal.private_fit import intercept_for_training, report_intercept
-from client.protocol.answer_guard import AnswerGuard
-from client.protocol.answer_limits import AnswerLimits
-from client.protocol.answer_log import AnswerLog
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.client_handler import (
+from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
+from samara.client.personal.methods import composition
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.private_fit import intercept_for_training, report_intercept
+from samara.client.protocol.answer_guard import AnswerGuard
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.answer_log import AnswerLog
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.client_handler import (
     ClientHandler,
     Instruction,
     catch_up_session,
     decode_instruction,
 )
-from client.protocol.masking_client import Signer
-from client.protocol.privacy_budget import ChargeLog, PrivacyBudget
-from client.protocol.private_report import make_private, refuse_evaluation
-from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
-from client.protocol.scenario_folder import ScenarioFolder
-from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
-from client.protocol.signed_runs import SignedRuns
-from devices.phone.reference_client.phone_learner import PhoneLearner
-from devices.phone.reference_client.phone_masks import PhoneMasks
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.run_settings import RunSettings
-from shared.errors import ConfigError, FrameError, SamaraError
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.instructions import INTERCEPT_TRACK, EvaluateInstruction, TrainInstruction
-from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.frames.report import Report
-from shared.frames.vector_report import AnyVectorReport, MaskedReport
-from shared.ledger.catch_up import CatchUp
-from shared.privacy.terms import PrivacyTerms
-from shared.run_terms import RunTerms
+from samara.client.protocol.masking_client import Signer
+from samara.client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from samara.client.protocol.private_report import make_private, refuse_evaluation
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.signed_runs import SignedRuns
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
+from samara.devices.phone.reference_client.phone_masks import PhoneMasks
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.run_settings import RunSettings
+from samara.shared.errors import ConfigError, FrameError, SamaraError
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.instructions import INTERCEPT_TRACK, EvaluateInstruction, TrainInstruction
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.run_terms import RunTerms
 
 log = logging.getLogger("samara.phone")
 

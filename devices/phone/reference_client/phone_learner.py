@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.learner import ScoredExamples, State
-from client.personal.newton import fit_softmax
-from client.personal.softmax_fit import Examples, Solver
-from client.training.interrupted_steps import InterruptedSteps
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from shared.frames.instructions import Split, TrainInstruction
-from shared.frames.report import Report
-from shared.layout import Layout
-from shared.replay import Backend
+from samara.client.personal.learner import ScoredExamples, State
+from samara.client.personal.newton import fit_softmax
+from samara.client.personal.softmax_fit import Examples, Solver
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.layout import Layout
+from samara.shared.replay import Backend
 
 
 class PhoneLearner:

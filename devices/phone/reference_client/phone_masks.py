@@ -1,8 +1,8 @@
 """A phone's part in secure aggregation, between the tasks of its gateway."""
 
-from client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from shared.errors import MaskingError
-from shared.privacy.terms import PrivacyTerms
+from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
+from samara.shared.errors import MaskingError
+from samara.shared.privacy.terms import PrivacyTerms
 
 
 class PhoneMasks:

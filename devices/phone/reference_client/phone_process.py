@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
-from client.protocol.idle_work import InterruptionError
-from client.protocol.privacy_budget import ChargeLog, describe_charges
-from client.protocol.scenario_folder import describe_scenarios, take_scenario
-from devices.live.client_folder import PHONE_LOCK, check_is_no_boards
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.live.keys import read_client_index
-from devices.live.processes import exclusive_lock
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.joining import IN_USE
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.phone_worker import PhoneWorker
-from devices.phone.reference_client.readout_program import load_program
-from shared.errors import DeviceError, SamaraError
-from shared.files import make_private_folder
-from shared.frames.instructions import Split
-from shared.signing import SigningKey
+from samara.client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
+from samara.client.protocol.idle_work import InterruptionError
+from samara.client.protocol.privacy_budget import ChargeLog, describe_charges
+from samara.client.protocol.scenario_folder import describe_scenarios, take_scenario
+from samara.devices.live.client_folder import PHONE_LOCK, check_is_no_boards
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.keys import read_client_index
+from samara.devices.live.processes import exclusive_lock
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.joining import IN_USE
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_worker import PhoneWorker
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.shared.errors import DeviceError, SamaraError
+from samara.shared.files import make_private_folder
+from samara.shared.frames.instructions import Split
+from samara.shared.signing import SigningKey
 
 log = logging.getLogger("samara.phone")
 

@@ -8,21 +8,21 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import run_estimator
-from client.personal.learner import ScoredExamples, State
-from client.training.interrupted_steps import InterruptedSteps
-from client.training.local_step_plan import LocalStepPlan, smallest_batch
-from devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls, Pending
-from devices.phone.reference_client.examples import TokenizedExamples
-from devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
-from devices.phone.reference_client.readout_program import ReadoutProgram
-from devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
-from shared.frames.evaluation import EvaluationColumn
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
-from shared.frames.instructions import Split, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.replay import check_fits, summed
+from samara.client.estimators.prge import run_estimator
+from samara.client.personal.learner import ScoredExamples, State
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.local_step_plan import LocalStepPlan, smallest_batch
+from samara.devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls, Pending
+from samara.devices.phone.reference_client.examples import TokenizedExamples
+from samara.devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram
+from samara.devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
+from samara.shared.frames.evaluation import EvaluationColumn
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import Split, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.replay import check_fits, summed
 
 
 class PhoneTrainer:

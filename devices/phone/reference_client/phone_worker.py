@@ -5,10 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from client.forward.turns import checked_passes
-from client.protocol.idle_work import IdleWork, InterruptionError
-from devices.phone.reference_client.phone import Phone
-from shared.ledger.catch_up import CatchUp
+from samara.client.forward.turns import checked_passes
+from samara.client.protocol.idle_work import IdleWork, InterruptionError
+from samara.devices.phone.reference_client.phone import Phone
+from samara.shared.ledger.catch_up import CatchUp
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import LossRequest
-from devices.phone.reference_client.adapter_calls import Pending, batches
-from devices.phone.reference_client.examples import TokenizedExamples
-from devices.phone.reference_client.losses import cross_entropies
-from devices.phone.reference_client.readout_program import ReadoutProgram
-from shared.frames.instructions import Split
+from samara.client.estimators.prge import LossRequest
+from samara.devices.phone.reference_client.adapter_calls import Pending, batches
+from samara.devices.phone.reference_client.examples import TokenizedExamples
+from samara.devices.phone.reference_client.losses import cross_entropies
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram
+from samara.shared.frames.instructions import Split
 
 KEPT_BYTES = 64 * 2**20
 """Most bytes of representations that a phone keeps in memory."""

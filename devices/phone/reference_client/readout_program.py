@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.forward.turns import forward_pass
-from devices.phone.manifest import Manifest
-from devices.phone.reference_client.losses import cross_entropies
-from devices.phone.reference_client.onnx_adapters import OnnxPhoneProgram
-from devices.phone.reference_client.onnx_graph import OnnxGraph
-from devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
-from shared.directions import DIRECTION_BITS
-from shared.replay import default_backend, digest, to_float32, zero_state
+from samara.client.forward.turns import forward_pass
+from samara.devices.phone.manifest import Manifest
+from samara.devices.phone.reference_client.losses import cross_entropies
+from samara.devices.phone.reference_client.onnx_adapters import OnnxPhoneProgram
+from samara.devices.phone.reference_client.onnx_graph import OnnxGraph
+from samara.devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
+from samara.shared.directions import DIRECTION_BITS
+from samara.shared.replay import default_backend, digest, to_float32, zero_state
 
 
 class ReadoutProgram(LoadedProgram):
@@ -35,7 +35,7 @@ class ReadoutProgram(LoadedProgram):
     def represent(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Call ``forward`` once; see `devices.phone.program.RepresentationModule`.
+        """Call ``forward`` once; see `samara.devices.phone.program.RepresentationModule`.
 
         Args:
             ids: [B, s], s from the manifest's `least_sequence` to S; [B, C, s] of candidates.

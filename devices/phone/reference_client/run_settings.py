@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from client.protocol.session_store import SessionFolder
-from shared.errors import ConfigError, SamaraError, TrainerError
-from shared.files import make_folder, write_durably
-from shared.run_id import hash_identity
-from shared.run_terms import RunTerms
+from samara.client.protocol.session_store import SessionFolder
+from samara.shared.errors import ConfigError, SamaraError, TrainerError
+from samara.shared.files import make_folder, write_durably
+from samara.shared.run_id import hash_identity
+from samara.shared.run_terms import RunTerms
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.forward.turns import forward_pass
-from devices.phone.extra import MISSING, require_executorch
-from devices.phone.manifest import Manifest
-from shared.directions import Distribution
-from shared.errors import DeviceError
-from shared.layout import Layout
-from shared.replay import digest, zero_state
-from shared.replay_numpy import NumpyBackend
+from samara.client.forward.turns import forward_pass
+from samara.devices.phone.extra import MISSING, require_executorch
+from samara.devices.phone.manifest import Manifest
+from samara.shared.directions import Distribution
+from samara.shared.errors import DeviceError
+from samara.shared.layout import Layout
+from samara.shared.replay import digest, zero_state
+from samara.shared.replay_numpy import NumpyBackend
 
 TOLERANCE = 5e-3
 """Largest allowed difference of a loss in the self-check, in nats."""
@@ -92,7 +92,8 @@ class LoadedProgram(ABC):
     def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Run a method and copy its outputs, whose memory the runtime may reuse.
 
-        It is a forward pass: what interrupts work does so before it (`client.forward.turns`).
+        It is a forward pass: what interrupts work does so before it
+        (`samara.client.forward.turns`).
         """
         with forward_pass():
             outputs = run_method(self._module, method, inputs)
@@ -139,7 +140,7 @@ class PhoneProgram(LoadedProgram):
         seeds: NDArray[np.uint64],
         epsilon: float,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-        """Call ``forward`` once; see `devices.phone.program.TrainStepModule`.
+        """Call ``forward`` once; see `samara.devices.phone.program.TrainStepModule`.
 
         Args:
             state: int64 [d].
@@ -201,7 +202,7 @@ class PhoneProgram(LoadedProgram):
 
 
 class ProgramBackend:
-    """A `shared.replay.Backend` that replays by the program's own directions."""
+    """A `samara.shared.replay.Backend` that replays by the program's own directions."""
 
     name = "program"
 

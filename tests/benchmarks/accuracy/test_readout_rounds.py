@@ -27,8 +27,8 @@ from benchmarks.accuracy.readout_shortfall import (
     measure,
     redivided,
 )
-from shared.config import RunConfig
-from shared.frames.instructions import Split
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
 
 
 def examples_of(seed: int, count: int = 40, labels: int = 3, features: int = 5) -> Examples:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from benchmarks.papers import __main__ as papers
 from benchmarks.papers.table import PaperTable, Row, read_table, table_names
-from client.tuning.settings import TuneSettings
-from shared.errors import ModelError
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.errors import ModelError
 
 NEED_A_RATE = {"mezo-8": ["learning-rate=1e-5"]}
 

@@ -27,12 +27,12 @@ from benchmarks.privacy.federation import (
     vector_reports,
 )
 from benchmarks.privacy.texts import groups_of, joined, read_texts
-from client.training.local_steps import take_local_steps as product_steps
-from client.training.model_runtime import load_run
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.frames.instructions import Split
-from shared.privacy.vector import encode_vector, read_sum
-from shared.replay import zero_state
+from samara.client.training.local_steps import take_local_steps as product_steps
+from samara.client.training.model_runtime import load_run
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.frames.instructions import Split
+from samara.shared.privacy.vector import encode_vector, read_sum
+from samara.shared.replay import zero_state
 
 ELEMENTS = 12
 

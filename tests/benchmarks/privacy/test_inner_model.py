@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.privacy.inner_model import InnerModel
 from benchmarks.privacy.true_gradients import true_updates
-from shared.frames.instructions import Split
+from samara.shared.frames.instructions import Split
 
 
 @pytest.fixture(scope="module")

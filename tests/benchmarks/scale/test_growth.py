@@ -58,5 +58,8 @@ def test_files_and_processes_are_known_by_their_kinds() -> None:
     assert kind_of(Path("flower/apps/samara.1.2/client/app.py")) == "flower/app.py"
     assert kind_of(Path("ledger/00000012.seg")) == "ledger/*.seg"
     assert program(["python", "-m", "samara", "server", "up", "--run", "x"]) == "server up"
-    assert program(["python", "-P", "-m", "devices.live.supernode"]) == "devices.live.supernode"
+    assert (
+        program(["python", "-m", "samara.devices.live.supernode"])
+        == "samara.devices.live.supernode"
+    )
     assert program(["python", "/bin/flwr-serverapp", "--x"]) == "flwr-serverapp"

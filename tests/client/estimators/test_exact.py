@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.estimators.exact import directional_derivatives, exact_estimator
-from client.estimators.prge import LossRequest, run_estimator
+from samara.client.estimators.exact import directional_derivatives, exact_estimator
+from samara.client.estimators.prge import LossRequest, run_estimator
 
 SEEDS, BATCH, EPSILON = np.array([5, 7], np.uint64), np.array([3, 1]), 0.25
 SLOPES, BENDS, CENTRE = np.array([1.5, -2.0]), np.array([4.0, -1.0]), 3.0

@@ -11,15 +11,15 @@ from federations import Settings, config_of, ledger_of, state_of
 from helpers import instruction_with
 from numpy.typing import NDArray
 
-from client.training.client_data import ClientDataSource
-from client.training.local_steps import take_local_steps, take_local_steps_together
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.errors import ConfigError
-from shared.frames.instructions import TrainInstruction
-from shared.frames.report import Report
-from shared.replay import digest
-from shared.result import read_result
-from simulations.simulate import simulate
+from samara.client.training.client_data import ClientDataSource
+from samara.client.training.local_steps import take_local_steps, take_local_steps_together
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.errors import ConfigError
+from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.replay import digest
+from samara.shared.result import read_result
+from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
 ROUNDING = 10.0

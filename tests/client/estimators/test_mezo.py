@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.estimators import prge
-from client.estimators.mezo import (
+from samara.client.estimators import prge
+from samara.client.estimators.mezo import (
     learning_rate_at,
     mezo_estimator,
     one_point_estimator,
     queries_at,
 )
-from client.estimators.prge import LossRequest, run_estimator
+from samara.client.estimators.prge import LossRequest, run_estimator
 
 SEEDS = np.array([5, 2**63, 7], np.uint64)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.estimators.prge import LossRequest, prge_estimator, run_estimator
+from samara.client.estimators.prge import LossRequest, prge_estimator, run_estimator
 
 SEEDS = np.array([5, 2**63, 7, 11], np.uint64)
 BATCH = np.array([3, 1])

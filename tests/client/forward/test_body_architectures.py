@@ -8,16 +8,16 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import directions
-from shared.errors import ModelError
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks.kinds import ClassificationTask
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import directions
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.kinds import ClassificationTask
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

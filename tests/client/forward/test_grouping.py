@@ -4,7 +4,7 @@ from helpers import layout_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.forward.grouping import (
+from samara.client.forward.grouping import (
     GROUPINGS,
     Grouping,
     Schedule,
@@ -15,9 +15,9 @@ from client.forward.grouping import (
     perturbations_per_pass,
     split_by_grouping,
 )
-from shared.directions import directions
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.lora_fa import Perturbations, PerturbedAdapters
+from samara.shared.directions import directions
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters
 
 LAYOUT = layout_of()
 CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)

@@ -10,21 +10,21 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.speed.in_place_mezo import InPlaceMeZO, lora_parameters, whole_network_loss
-from client.forward.body import PerturbedBody
-from client.forward.grouping import GROUPINGS, Schedule
-from client.forward.peak_memory import measure_peak_memory
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import DIRECTION_BITS, directions
-from shared.errors import ModelError
-from shared.label_scores import cross_entropy
-from shared.model import head
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters, inject
-from shared.model.scorers import Prompt, scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks.kinds import ClassificationTask
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import GROUPINGS, Schedule
+from samara.client.forward.peak_memory import measure_peak_memory
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.errors import ModelError
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model import head
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters, inject
+from samara.shared.model.scorers import Prompt, scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.kinds import ClassificationTask
 
 ModelFolder = Callable[[str], Path]
 

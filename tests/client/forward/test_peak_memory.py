@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.forward.peak_memory import measure_peak_memory
-from devices.live.processes import child_environment
-from shared.machine import HUGE_PAGES
-from simulations import commands, simulate
+from samara.client.forward.peak_memory import measure_peak_memory
+from samara.devices.live.processes import child_environment
+from samara.shared.machine import HUGE_PAGES
+from samara.simulations import commands, simulate
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_simulation_asks_for_huge_pages_before_it_loads_libraries(
 def test_threads_share_a_heap(shared: bool) -> None:
     code = (
         "import ctypes, threading\n"
-        "from client.forward.peak_memory import share_heap\n"
+        "from samara.client.forward.peak_memory import share_heap\n"
         f"share_heap() if {shared} else None\n"
         "c = ctypes.CDLL(None)\n"
         "for _ in range(2):\n"

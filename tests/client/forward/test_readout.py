@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from scipy.special import softmax
 
-from client.forward.grouping import Schedule
-from client.forward.readout import ReadoutForward, run_base
-from client.forward.resident import ResidentForward
-from client.personal.readout_file import READOUT_FILE
-from client.streaming.stream import BlockStream
-from client.training.local_steps import take_local_steps, take_local_steps_together
-from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime, load_run
-from server.app import serve
-from shared.config import RunConfig
-from shared.contrasts import contrasts
-from shared.directions import directions
-from shared.errors import ConfigError
-from shared.features import check_features
-from shared.frames.instructions import Split, TrainInstruction
-from shared.layout import READOUT_GROUP, Layout
-from shared.model.lora_fa import Perturbations
-from shared.replay import digest, zero_state
-from shared.result import RunResult
-from simulations.adapter import FinishedRun, export
-from simulations.quick_look import quick_look
-from simulations.simulate import simulate
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.readout import ReadoutForward, run_base
+from samara.client.forward.resident import ResidentForward
+from samara.client.personal.readout_file import READOUT_FILE
+from samara.client.streaming.stream import BlockStream
+from samara.client.training.local_steps import take_local_steps, take_local_steps_together
+from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime, load_run
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.contrasts import contrasts
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError
+from samara.shared.features import check_features
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.layout import READOUT_GROUP, Layout
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.replay import digest, zero_state
+from samara.shared.result import RunResult
+from samara.simulations.adapter import FinishedRun, export
+from samara.simulations.quick_look import quick_look
+from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -228,7 +228,7 @@ def test_a_streamed_model_is_read_once_per_unit_of_examples(
         streams.append(stream)
 
     monkeypatch.setattr(BlockStream, "__init__", begin)
-    monkeypatch.setattr("client.forward.readout.UNIT", unit)
+    monkeypatch.setattr("samara.client.forward.readout.UNIT", unit)
     runtime, source = loaded(readout, model__stream="disk", adapter__damping="none")
     data, state = source.share_of(0, 3), zero_state(runtime.layout.size)
     examples = len(data.tokenized(Split.TRAIN).labels)

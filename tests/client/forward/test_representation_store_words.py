@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
 
 TASK = """
 kind = "classification"

@@ -13,18 +13,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.forward.rows import Rows, pack
-from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import directions
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.scorers import GenerationScorer, Prompt, scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.objectives import negative_log_likelihood
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.rows import Rows, pack
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import directions
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.scorers import GenerationScorer, Prompt, scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.objectives import negative_log_likelihood
 
 ModelFolder = Callable[[str], Path]
 TEXTS = GenerationTask(kind="generation", name="t", text="{answer}", label="text", tokens=24)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from architectures import CELLS, NOT_BUILT, Architecture, Cells, NotBuiltError, architectures
 
-from client.forward.body import PerturbedBody
-from shared.model.loading import load_base_model
+from samara.client.forward.body import PerturbedBody
+from samara.shared.model.loading import load_base_model
 
 TWELVE = {
     "DebertaV2ForMaskedLM": "its blocks return two values",

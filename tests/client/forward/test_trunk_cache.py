@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.forward.trunk_cache import DiskCache, MemoryCache
-from shared.errors import ConfigError, ModelError
+from samara.client.forward.trunk_cache import DiskCache, MemoryCache
+from samara.shared.errors import ConfigError, ModelError
 
 HIDDEN = 8
 FILE = 4 + 2 * 3 * HIDDEN

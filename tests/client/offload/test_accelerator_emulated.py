@@ -6,11 +6,11 @@ import threading
 import pytest
 import torch
 
-from client.offload.accelerator import Accelerator, EmulatedAccelerator
-from client.offload.emulated_link import Clock, EmulatedTransfer
-from client.offload.timeline import ACCELERATOR, HOST
-from client.streaming.block_transfer import CpuTransfer
-from shared.errors import DeviceError
+from samara.client.offload.accelerator import Accelerator, EmulatedAccelerator
+from samara.client.offload.emulated_link import Clock, EmulatedTransfer
+from samara.client.offload.timeline import ACCELERATOR, HOST
+from samara.client.streaming.block_transfer import CpuTransfer
+from samara.shared.errors import DeviceError
 
 MIB = 2**20
 
@@ -217,7 +217,7 @@ def test_on_a_cpu_tensors_stay_where_they_are() -> None:
 def test_on_a_gpu_tensors_travel_through_pinned_memory() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from client.offload.accelerator import accelerator_for
+    from samara.client.offload.accelerator import accelerator_for
 
     accelerator = accelerator_for(torch.device("cuda"))
     tensor = torch.randn(1_000, 1_000, device="cuda")

@@ -13,19 +13,19 @@ from benchmarks.speed.offload import (
     training_step,
 )
 from benchmarks.speed.shapes import SHAPES
-from client.offload.accelerator import EmulatedAccelerator
-from client.offload.emulated_link import EmulatedTransfer
-from client.offload.layer_update import GradientHooks, ImmediateSchedule, UpdateSchedule
-from client.offload.overlapped_schedule import OverlappedSchedule
-from client.offload.service_order import Order
-from devices.hardware.model_shape import llama_shape
-from devices.hardware.offload_estimate import (
+from samara.client.offload.accelerator import EmulatedAccelerator
+from samara.client.offload.emulated_link import EmulatedTransfer
+from samara.client.offload.layer_update import GradientHooks, ImmediateSchedule, UpdateSchedule
+from samara.client.offload.overlapped_schedule import OverlappedSchedule
+from samara.client.offload.service_order import Order
+from samara.devices.hardware.model_shape import llama_shape
+from samara.devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
 )
-from devices.hardware.profile import load_device
-from shared.errors import DeviceError
+from samara.devices.hardware.profile import load_device
+from samara.shared.errors import DeviceError
 
 pytestmark = pytest.mark.slow
 SHAPE, LIMIT = "llama-small", 16 * 2**20

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from client.offload.accelerator import Accelerator, EmulatedAccelerator, accelerator_for
-from client.offload.emulated_link import EmulatedTransfer
-from client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
-from client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
-from client.offload.projectors import ProjectorPair
-from client.offload.service_order import Order
-from client.offload.timeline import ACCELERATOR, HOST, LANES
-from client.streaming.block_transfer import CpuTransfer
-from shared.errors import DeviceError
+from samara.client.offload.accelerator import Accelerator, EmulatedAccelerator, accelerator_for
+from samara.client.offload.emulated_link import EmulatedTransfer
+from samara.client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
+from samara.client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
+from samara.client.offload.projectors import ProjectorPair
+from samara.client.offload.service_order import Order
+from samara.client.offload.timeline import ACCELERATOR, HOST, LANES
+from samara.client.streaming.block_transfer import CpuTransfer
+from samara.shared.errors import DeviceError
 
 LAYERS, FEATURES, STEPS = 4, 12, 3
 ORDERS = st.sampled_from(["layer-wise", "zero"])

@@ -7,12 +7,12 @@ import torch
 from accelerator import MissingWaitError, pretended_gpus
 from torch import Tensor, nn
 
-from client.offload.accelerator import accelerator_for
-from client.offload.layer_update import GradientHooks, LayerUpdate
-from client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
-from client.offload.projectors import ProjectorPair
-from client.offload.service_order import Order
-from client.streaming.block_transfer import CudaTransfer
+from samara.client.offload.accelerator import accelerator_for
+from samara.client.offload.layer_update import GradientHooks, LayerUpdate
+from samara.client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
+from samara.client.offload.projectors import ProjectorPair
+from samara.client.offload.service_order import Order
+from samara.client.streaming.block_transfer import CudaTransfer
 
 FEATURES, STEPS, RATE = 12, 3, 0.05
 WHOLE = FEATURES

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client.offload.host_adam import HostAdam
-from client.offload.kernels import add_decompressed, compress, decompress
-from client.offload.layer_update import (
+from samara.client.offload.host_adam import HostAdam
+from samara.client.offload.kernels import add_decompressed, compress, decompress
+from samara.client.offload.layer_update import (
     GradientHooks,
     ImmediateSchedule,
     LayerUpdate,
     SubspaceSettings,
 )
-from client.offload.projector_learning import (
+from samara.client.offload.projector_learning import (
     _bias_and_derivatives,
     learn_projectors,
     relative_bias,
 )
-from client.offload.projectors import ProjectorPair, SparseProjector
+from samara.client.offload.projectors import ProjectorPair, SparseProjector
 
 CPU = torch.device("cpu")
 sides = st.integers(1, 40)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.offload.accelerator import Accelerator
-from client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
-from client.offload.overlapped_schedule import OverlappedSchedule
-from client.offload.projectors import ProjectorPair
-from client.offload.scheduled_model import scheduled_layers
-from client.offload.service_order import Order
-from client.streaming.block_transfer import CpuTransfer
-from shared.model.loading import BaseModel, load_base_model
+from samara.client.offload.accelerator import Accelerator
+from samara.client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
+from samara.client.offload.overlapped_schedule import OverlappedSchedule
+from samara.client.offload.projectors import ProjectorPair
+from samara.client.offload.scheduled_model import scheduled_layers
+from samara.client.offload.service_order import Order
+from samara.client.streaming.block_transfer import CpuTransfer
+from samara.shared.model.loading import BaseModel, load_base_model
 
 ModelFolder = Callable[[str], Path]
 

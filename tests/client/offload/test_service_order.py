@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.offload.iteration_time import layerwise_iteration, zero_offload_iteration
-from client.offload.service_order import Order, ServiceOrder, Stage
-from client.offload.simulated_schedule import LayerSeconds, simulate_schedule, total_seconds
-from client.offload.timeline import ACCELERATOR, HOST, LANES, TO_DEVICE, TO_HOST, Interval
+from samara.client.offload.iteration_time import layerwise_iteration, zero_offload_iteration
+from samara.client.offload.service_order import Order, ServiceOrder, Stage
+from samara.client.offload.simulated_schedule import LayerSeconds, simulate_schedule, total_seconds
+from samara.client.offload.timeline import ACCELERATOR, HOST, LANES, TO_DEVICE, TO_HOST, Interval
 
 SECONDS = st.integers(1, 1_000).map(float)
 LAYERS = st.lists(

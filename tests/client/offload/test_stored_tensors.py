@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
-from client.offload.offloaded_adam import OffloadedAdam
-from client.tuning.baselines.resident_optimizer import ResidentOptimizer
+from samara.client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
+from samara.client.offload.offloaded_adam import OffloadedAdam
+from samara.client.tuning.baselines.resident_optimizer import ResidentOptimizer
 
 SUBSPACE = SubspaceSettings(size=4, nonzeros=2, threshold=0.3, gamma=0.0, most_steps=0, seed=1)
 

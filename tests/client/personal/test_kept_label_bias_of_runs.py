@@ -8,13 +8,13 @@ import pytest
 from exported import CLIENT, other_base, take_part
 from federations import Settings
 
-from client.personal.kept_label_bias import LABEL_BIAS_FILE
-from client.personal.private_rounds import personal_ledger
-from client.protocol.joined_runs import run_folders
-from shared.ledger.latest_state import read_latest_state
-from shared.ledger.reading import read_ledger
-from shared.model.lora_fa import LABEL_BIAS
-from shared.round_delta import Group
+from samara.client.personal.kept_label_bias import LABEL_BIAS_FILE
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.protocol.joined_runs import run_folders
+from samara.shared.ledger.latest_state import read_latest_state
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.model.lora_fa import LABEL_BIAS
+from samara.shared.round_delta import Group
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.personal import lbfgs
-from client.personal import newton as newton_solver
-from client.personal.label_bias import BIAS_PENALTY, base_rate, fit_label_bias
-from shared.errors import TrainingError
+from samara.client.personal import lbfgs
+from samara.client.personal import newton as newton_solver
+from samara.client.personal.label_bias import BIAS_PENALTY, base_rate, fit_label_bias
+from samara.shared.errors import TrainingError
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def test_scores_that_are_not_finite_are_refused() -> None:
 
 
 def test_an_optimizer_that_does_not_converge_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.personal.lbfgs._MAX_ITERATIONS", 1)
+    monkeypatch.setattr("samara.client.personal.lbfgs._MAX_ITERATIONS", 1)
     scores, labels = examples(6, 60, 0)
     with pytest.raises(TrainingError, match="L-BFGS did not converge in 1 iterations"):
         fit_label_bias(scores, labels, lbfgs.fit_softmax)

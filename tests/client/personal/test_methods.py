@@ -10,29 +10,29 @@ from federations import RecordingGrid, Settings, config_of, grid_of, wrap_local_
 from helpers import instruction_with
 from numpy.typing import NDArray
 
-from client.personal.methods import (
+from samara.client.personal.methods import (
     ERASURE,
     KEPT_SHARES,
     choose_kept_share,
     composition,
     pull_shrinks,
 )
-from client.protocol.simulated_client import RUNS
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import ConfigError, LedgerError
-from shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
-from shared.frames.report import Report
-from shared.label_scores import cross_entropy
-from shared.ledger.reading import read_ledger
-from shared.replay import Shrink, replay, to_float32
-from shared.result import RunResult, read_result
-from simulations.adapter import FinishedRun, export_ledger
-from simulations.comparison.comparison import compare_runs
-from simulations.simulate import simulate
+from samara.client.protocol.simulated_client import RUNS
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, LedgerError
+from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import cross_entropy
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import Shrink, replay, to_float32
+from samara.shared.result import RunResult, read_result
+from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.simulate import simulate
 
 PRIVATE = ("local", "finetune", "ditto", "mixture", "partial")
 
@@ -246,7 +246,7 @@ def test_a_method_must_have_what_it_needs(settings_of_method: dict[str, Any], me
 
 def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
-    from simulations.report.html import page_of
+    from samara.simulations.report.html import page_of
 
     methods = ["local", "ditto", "global", "cluster"]
     folders = [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from client.personal.model_card import model_card
-from shared.tasks.catalog import load_task
+from samara.client.personal.model_card import model_card
+from samara.shared.tasks.catalog import load_task
 
 
 @pytest.mark.parametrize(

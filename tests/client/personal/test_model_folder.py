@@ -14,17 +14,17 @@ from residents import device_settings, resident
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.personal.model_folder import TrainedModel, write_new_folder
-from client.personal.readout_file import READOUT_FILE
-from client.protocol.client_model import ClientModel
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
-from shared.errors import ModelError, SamaraError, TrainerError
-from shared.frames.instructions import Split
-from shared.ledger.verification import verify_ledger
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import Perturbations, inject
-from shared.sections import AdapterSettings
+from samara.client.personal.model_folder import TrainedModel, write_new_folder
+from samara.client.personal.readout_file import READOUT_FILE
+from samara.client.protocol.client_model import ClientModel
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.errors import ModelError, SamaraError, TrainerError
+from samara.shared.frames.instructions import Split
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.sections import AdapterSettings
 
 ModelFolder = Callable[[str], Path]
 
@@ -125,10 +125,10 @@ def test_a_readout_is_exported_with_its_label_bias(
 
 def representations_of(runtime: ModelRuntime, prompts: Any) -> np.ndarray:
     """The representations of prompts under the base model, without damping."""
-    from client.forward.body import PerturbedBody
-    from client.forward.readout import make_base_engine, run_base
-    from shared.model.scorers import scorer_for
-    from shared.tasks.catalog import load_task
+    from samara.client.forward.body import PerturbedBody
+    from samara.client.forward.readout import make_base_engine, run_base
+    from samara.shared.model.scorers import scorer_for
+    from samara.shared.tasks.catalog import load_task
 
     base = load_base_model(runtime.config.model.path)
     task = load_task(runtime.config.task)

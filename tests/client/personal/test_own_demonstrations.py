@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from federations import Settings, config_of, loaded
 
-from client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
-from client.training.client_data import ClientData
-from client.training.model_runtime import LoadedRun
-from shared.frames.instructions import Split
-from shared.result import RunResult
-from shared.tasks.chats import read_chat
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import Example
-from simulations.comparison.columns import client_columns
-from simulations.comparison.comparison import compare_runs
-from simulations.comparison.tables import csv_of
-from simulations.passage_writer import write_missing_passages
-from simulations.report.html import page_of
-from simulations.simulate import simulate
-from simulations.writing.passages import read_passages
+from samara.client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import LoadedRun
+from samara.shared.frames.instructions import Split
+from samara.shared.result import RunResult
+from samara.shared.tasks.chats import read_chat
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.comparison.tables import csv_of
+from samara.simulations.passage_writer import write_missing_passages
+from samara.simulations.report.html import page_of
+from samara.simulations.simulate import simulate
+from samara.simulations.writing.passages import read_passages
 
 THINGS, WORDS = ("film", "day", "meal", "walk"), ("good", "bad", "warm", "awful", "kind")
 
@@ -55,7 +55,7 @@ def own(settings: Settings, tmp_path: Path) -> Callable[[str], Settings]:
     def made(task: str) -> Settings:
         file = tmp_path / f"{task}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows_of(task)))
-        shipped = resources.files("shared.tasks") / "prompts" / f"{task}.toml"
+        shipped = resources.files("samara.shared.tasks") / "prompts" / f"{task}.toml"
         text = re.sub(r"\ntokens = .*", "\ntokens = 6", shipped.read_text())
         text = re.sub(r"\nwords = .*", f"\nwords = {json.dumps(WORDS)}", text)
         (tmp_path / f"{task}.toml").write_text(text)

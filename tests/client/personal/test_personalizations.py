@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import layout_of
 
-from client.personal.personalizations import (
+from samara.client.personal.personalizations import (
     PERSONALIZATIONS_FILE,
     Personalizations,
     Score,
@@ -15,8 +15,8 @@ from client.personal.personalizations import (
     describe_personalizations,
     read_personalizations,
 )
-from shared.errors import LedgerError
-from shared.replay import digest
+from samara.shared.errors import LedgerError
+from samara.shared.replay import digest
 
 LAYOUT = layout_of(8)
 

@@ -11,26 +11,26 @@ from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import RUN_ID
 from numpy.typing import NDArray
 
-from client.personal import private_fit
-from client.personal.methods import composition
-from client.personal.private_rounds import personal_ledger
-from client.personal.runtime_learner import runtime_personalizer
-from client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
-from client.training.model_runtime import load_run
-from server.app import serve
-from shared.contrasts import contrasts
-from shared.errors import ConfigError, TrainingError
-from shared.frames.instructions import Split
-from shared.label_scores import cross_entropy
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.replay import DenseValues, to_float32, zero_state
-from shared.result import RunResult, read_result
-from shared.runs import client_folder
-from simulations.adapter import FinishedRun, export_ledger
-from simulations.comparison.comparison import compare_runs
-from simulations.quick_look import quick_look
-from simulations.simulate import simulate
+from samara.client.personal import private_fit
+from samara.client.personal.methods import composition
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.personal.runtime_learner import runtime_personalizer
+from samara.client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
+from samara.client.training.model_runtime import load_run
+from samara.server.app import serve
+from samara.shared.contrasts import contrasts
+from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import cross_entropy
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import DenseValues, to_float32, zero_state
+from samara.shared.result import RunResult, read_result
+from samara.shared.runs import client_folder
+from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.quick_look import quick_look
+from samara.simulations.simulate import simulate
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_every_client_gets_a_fit_that_its_file_holds(small: Settings, run: Run) 
 def test_a_readout_adapter_gets_a_private_readout_too(
     small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weakest = "client.personal.softmax_fit.strongest_within_one_error"
+    weakest = "samara.client.personal.softmax_fit.strongest_within_one_error"
     monkeypatch.setattr(weakest, lambda losses: len(losses) - 1)
     changes = {"adapter.layers": "readout", "adapter.damping": "none", "data.clients": 2}
     config = config_of(small | changes, cohort__newcomers=1)
@@ -130,7 +130,7 @@ def test_the_intercept_that_steps_start_from_stays_with_the_client(
         secrets.extend([fitted.tobytes(), to_float32(fitted).tobytes()])
         return private
 
-    monkeypatch.setattr("client.protocol.protocol_client.intercept_for_training", listen)
+    monkeypatch.setattr("samara.client.protocol.protocol_client.intercept_for_training", listen)
     config = config_of(small)
     grid = grid_of(config, RecordingGrid)
     grid.traffic = []  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ def count_fits(monkeypatch: pytest.MonkeyPatch) -> list[Examples]:
         fits.append(examples)
         return fit_private_part(examples, *rest)
 
-    monkeypatch.setattr("client.personal.private_fit.fit_private_part", counted)
+    monkeypatch.setattr("samara.client.personal.private_fit.fit_private_part", counted)
     return fits
 
 
@@ -182,8 +182,8 @@ def test_what_is_recorded_is_read_and_never_fitted_again(
         raise KeyboardInterrupt
 
     target = {
-        "while it is fitted": "client.personal.private_fit.fit_private_part",
-        "before it is acknowledged": "shared.ledger.ledger.Ledger._keep_snapshot",
+        "while it is fitted": "samara.client.personal.private_fit.fit_private_part",
+        "before it is acknowledged": "samara.shared.ledger.ledger.Ledger._keep_snapshot",
     }.get(moment, "")
     segment = ledger / "0000000001.seg"
     if moment == "written":  # half of the record is on the disk
@@ -216,7 +216,9 @@ def test_a_run_that_goes_on_keeps_its_private_parts(
     before = [(ledger_of(folder, c) / "0000000001.seg").read_bytes() for c in range(3)]
     accuracy = RunResult.read(folder).evaluations[-1].columns["personalized"].clients[0].accuracy
     (folder / "result.json").unlink()
-    monkeypatch.setattr("client.personal.private_fit._has_private_readout", None)  # would fail
+    monkeypatch.setattr(
+        "samara.client.personal.private_fit._has_private_readout", None
+    )  # would fail
     simulate(config)
     after = [(ledger_of(folder, c) / "0000000001.seg").read_bytes() for c in range(3)]
     assert after == before

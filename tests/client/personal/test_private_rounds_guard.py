@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from federations import Settings, config_of, wrap_local_steps
 
-from client.personal.methods import ERASURE
-from server.store import read_layout
-from shared.errors import ReplayError, TrainingError
-from shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
-from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
-from shared.replay import digest, zero_state
-from shared.result import RunResult
-from shared.step_size import SETBACK
-from simulations.simulate import simulate
+from samara.client.personal.methods import ERASURE
+from samara.server.store import read_layout
+from samara.shared.errors import ReplayError, TrainingError
+from samara.shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import digest, zero_state
+from samara.shared.result import RunResult
+from samara.shared.step_size import SETBACK
+from samara.simulations.simulate import simulate
 
 RATE = 0.1
 

@@ -9,12 +9,12 @@ import pytest
 from federations import Settings, config_of, loaded
 from helpers import RUN_ID
 
-from client.personal.learner import ScoredExamples, State
-from client.personal.private_rounds import open_personal_ledger, run_private_rounds
-from client.personal.runtime_learner import RuntimeLearner
-from shared.frames.instructions import Split
-from shared.ledger.reading import read_ledger
-from shared.replay import zero_state
+from samara.client.personal.learner import ScoredExamples, State
+from samara.client.personal.private_rounds import open_personal_ledger, run_private_rounds
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.shared.frames.instructions import Split
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import zero_state
 
 ROUNDS = 3
 

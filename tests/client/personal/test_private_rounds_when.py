@@ -8,20 +8,20 @@ import pytest
 from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import files_of
 
-from client.personal.methods import ERASURE
-from client.personal.personalizations import Personalization, read_personalizations
-from client.personal.personalizer import Personalizer
-from client.personal.runtime_learner import runtime_personalizer
-from client.training.client_data import ClientData
-from client.training.interrupted_steps import InterruptedSteps
-from client.training.model_runtime import ModelRuntime, load_run
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import ConfigError, TrainingError
-from shared.ledger.reading import read_ledger
-from shared.replay import digest, zero_state
-from simulations.adapter import FinishedRun, export_ledger
-from simulations.simulate import simulate
+from samara.client.personal.methods import ERASURE
+from samara.client.personal.personalizations import Personalization, read_personalizations
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.runtime_learner import runtime_personalizer
+from samara.client.training.client_data import ClientData
+from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import digest, zero_state
+from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.simulations.simulate import simulate
 
 RUN_ID = bytes(range(8))
 TIMES = ("every 2 rounds", "always", "on-data")
@@ -238,7 +238,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
 def test_private_rounds_that_fail_are_left_out_and_the_federation_goes_on(
     four_rounds: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from client.personal import runtime_learner
+    from samara.client.personal import runtime_learner
 
     plain = runtime_learner.take_local_steps
     config = config_of(four_rounds, personal__when="every 2 rounds")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.linalg import helmert
 from scipy.special import log_softmax
 
-from client.personal import lbfgs, newton
-from client.personal.softmax_fit import (
+from samara.client.personal import lbfgs, newton
+from samara.client.personal.softmax_fit import (
     Examples,
     Floats,
     SoftmaxFit,
@@ -19,7 +19,7 @@ from client.personal.softmax_fit import (
     fit_private_part,
     strongest_within_one_error,
 )
-from shared.errors import TrainingError
+from samara.shared.errors import TrainingError
 
 
 def examples_of(

@@ -17,22 +17,22 @@ from asked_clients import (
 from federations import Settings, wrap_local_steps
 from helpers import History, instruction_with
 
-from client.protocol import protocol_client
-from client.protocol.answered_runs import ANSWERED_FILE
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.training.local_step_plan import smallest_batch
-from shared.config import RunConfig
-from shared.errors import RefusalCode, TrainerError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import (
+from samara.client.protocol import protocol_client
+from samara.client.protocol.answered_runs import ANSWERED_FILE
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.training.local_step_plan import smallest_batch
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, TrainerError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import (
     CLUSTERING_TRACK,
     Split,
     TrainInstruction,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
 
 ROUNDS = 50
 
@@ -211,7 +211,7 @@ def test_a_crash_between_count_and_answer_counts_once(
         raise TrainerError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("client.protocol.session_store.SessionFolder.write_session", full)
+        patch.setattr("samara.client.protocol.session_store.SessionFolder.write_session", full)
         assert refusal_of(client.train(frame))[0] == RefusalCode.TRAINER
     report = Report.decode(client.train(frame))
     assert report.gradients.size == TrainInstruction.decode(frame).queries

@@ -10,8 +10,8 @@ from helpers import RUN_ID, instruction_with, report_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.protocol.answer_log import ANSWERS_FILE, AnswerLog, read_answers
-from client.protocol.logged_answers import (
+from samara.client.protocol.answer_log import ANSWERS_FILE, AnswerLog, read_answers
+from samara.client.protocol.logged_answers import (
     EARLIER,
     MOST_RUNS,
     SUMS,
@@ -19,10 +19,10 @@ from client.protocol.logged_answers import (
     LoggedAnswer,
     add_answers,
 )
-from shared.errors import FrameError, SamaraError, TrainerError
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.instructions import EvaluateInstruction, Split, token_of
-from shared.frames.refusal import Refusal
+from samara.shared.errors import FrameError, SamaraError, TrainerError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.instructions import EvaluateInstruction, Split, token_of
+from samara.shared.frames.refusal import Refusal
 
 SIZE = 100
 NOW = 1_800_000_000

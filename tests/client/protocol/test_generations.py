@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.protocol.generations import GENERATIONS_FILE, MOST_GENERATIONS, Generations
-from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
-from shared.errors import ScalarLimitError, TrainerError
-from shared.frames.instructions import Split
-from shared.tasks.rows import Example, hash_examples
+from samara.client.protocol.generations import GENERATIONS_FILE, MOST_GENERATIONS, Generations
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.shared.errors import ScalarLimitError, TrainerError
+from samara.shared.frames.instructions import Split
+from samara.shared.tasks.rows import Example, hash_examples
 
 LAYOUT = bytes(32)
 SIZE = 10

@@ -22,25 +22,29 @@ from residents import (
     under,
 )
 
-from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
-from client.protocol import trainer_service
-from client.protocol.idle_work import IdleWork, InterruptionError
-from client.protocol.joined_runs import RUN_FILE, JoinedRuns
-from client.protocol.model_in_use import VALIDATION_FILE, find_unevaluated_runs, read_validation
-from client.protocol.model_validation import note_validation
-from client.protocol.pauses import Pauses
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from client.training.own_examples import OwnExamples, row_of_text
-from server.app import serve
-from shared.config import RunConfig
-from shared.layout import Layout
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.result import read_result
-from shared.tasks.catalog import load_task
-from simulations.simulate import simulate
+from samara.client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
+from samara.client.protocol import trainer_service
+from samara.client.protocol.idle_work import IdleWork, InterruptionError
+from samara.client.protocol.joined_runs import RUN_FILE, JoinedRuns
+from samara.client.protocol.model_in_use import (
+    VALIDATION_FILE,
+    find_unevaluated_runs,
+    read_validation,
+)
+from samara.client.protocol.model_validation import note_validation
+from samara.client.protocol.pauses import Pauses
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.own_examples import OwnExamples, row_of_text
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.layout import Layout
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.result import read_result
+from samara.shared.tasks.catalog import load_task
+from samara.simulations.simulate import simulate
 
 
 @pytest.fixture
@@ -237,7 +241,7 @@ def test_a_message_interrupts_idle_work_before_its_next_pass() -> None:
     passes, begun, go = list[int](), threading.Event(), threading.Event()
 
     def work() -> None:
-        from client.forward.turns import forward_pass
+        from samara.client.forward.turns import forward_pass
 
         for number in range(3):
             with forward_pass():

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from helpers import layout_of
 
-from client.protocol.joined_runs import RUN_FILE, JoinedRuns
-from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
-from shared.config import RunConfig
-from shared.errors import TrainerError
-from shared.ledger.records import LedgerHeader
+from samara.client.protocol.joined_runs import RUN_FILE, JoinedRuns
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import SessionFolder
+from samara.shared.config import RunConfig
+from samara.shared.errors import TrainerError
+from samara.shared.ledger.records import LedgerHeader
 
 LAYOUT, MODEL = layout_of(6), bytes(range(32))
 

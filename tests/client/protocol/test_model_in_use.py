@@ -12,24 +12,24 @@ from helpers import layout_of
 from residents import device_settings, resident
 from typer.testing import CliRunner
 
-from client.protocol.joined_runs import JoinedRuns, run_folders
-from client.protocol.model_in_use import (
+from samara.client.protocol.joined_runs import JoinedRuns, run_folders
+from samara.client.protocol.model_in_use import (
     VALIDATION_FILE,
     ValidationLosses,
     describe_model_in_use,
     find_run_in_use,
     read_validation,
 )
-from client.protocol.personal_model import PersonalModels
-from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
-from devices.live.commands import app as client_app
-from shared.config import RunConfig
-from shared.errors import TrainerError
-from shared.frames.instructions import Split
-from shared.label_scores import cross_entropy
-from shared.ledger.records import LedgerHeader
-from shared.tasks.rows import hash_examples
+from samara.client.protocol.personal_model import PersonalModels
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import SessionFolder
+from samara.devices.live.commands import app as client_app
+from samara.shared.config import RunConfig
+from samara.shared.errors import TrainerError
+from samara.shared.frames.instructions import Split
+from samara.shared.label_scores import cross_entropy
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.tasks.rows import hash_examples
 
 
 def losses(**of: float) -> ValidationLosses:

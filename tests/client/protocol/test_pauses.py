@@ -8,23 +8,23 @@ from federations import Live, Settings, config_of, ledger_of
 from helpers import instruction_with
 from residents import resident
 
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.session import Session
-from client.protocol.trainer_service import serve_trainer
-from client.protocol.work_costs import WorkCosts
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import RefusalCode
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.records import LedgerHeader
-from shared.wire import Kind, kind_of
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.session import Session
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.protocol.work_costs import WorkCosts
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.wire import Kind, kind_of
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.protocol.pauses._SECONDS_BETWEEN", 0.001)
+    monkeypatch.setattr("samara.client.protocol.pauses._SECONDS_BETWEEN", 0.001)
 
 
 @pytest.fixture

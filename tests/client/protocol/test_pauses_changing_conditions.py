@@ -12,19 +12,19 @@ from federations import Settings, config_of, ledger_of
 from flwr.app import Message
 from residents import Unhurried, is_idle, resident, rounds_of, under
 
-from client.forward.turns import Turns
-from client.protocol.pauses import Pauses
-from client.protocol.trainer_service import serve_trainer
-from client.protocol.work_costs import WorkCosts
-from devices.jetson.telemetry import Reading
-from devices.live.limits import DeviceLimits
-from devices.live.pause_log import PauseLog, read_pauses
-from devices.live.sensor_watch import SensorWatch
-from server.app import serve
-from server.transport.messages import read_frame
-from shared.errors import RefusalCode
-from shared.frames.refusal import Refusal
-from shared.wire import Kind, kind_of
+from samara.client.forward.turns import Turns
+from samara.client.protocol.pauses import Pauses
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.protocol.work_costs import WorkCosts
+from samara.devices.jetson.telemetry import Reading
+from samara.devices.live.limits import DeviceLimits
+from samara.devices.live.pause_log import PauseLog, read_pauses
+from samara.devices.live.sensor_watch import SensorWatch
+from samara.server.app import serve
+from samara.server.transport.messages import read_frame
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.refusal import Refusal
+from samara.shared.wire import Kind, kind_of
 
 PASS_SECONDS = 29.0
 """Duration of a forward pass on the simulated clock."""
@@ -141,7 +141,7 @@ def test_an_hour_of_changing_conditions_loses_nothing_and_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = tmp_path_factory.mktemp("c")
-    monkeypatch.setattr("client.protocol.idle_work.SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr("samara.client.protocol.idle_work.SECONDS_BETWEEN", 0.01)
     monkeypatch.setattr("live._POLL", 0.01)
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 12, "personal.rounds": 2, "personal.learning-rate": 0.1, "micro-batch": 2}
@@ -161,9 +161,10 @@ def test_an_hour_of_changing_conditions_loses_nothing_and_changes_no_bit(
     (short / "moody").mkdir()
     hour = Hour(seed, short / "moody")
     TimedTurns.hour = hour
-    monkeypatch.setattr("client.protocol.trainer_service.Turns", TimedTurns)
+    monkeypatch.setattr("samara.client.protocol.trainer_service.Turns", TimedTurns)
     monkeypatch.setattr(
-        "client.protocol.trainer_service.Pauses", lambda reason: Pauses(reason, hour, hour.move)
+        "samara.client.protocol.trainer_service.Pauses",
+        lambda reason: Pauses(reason, hour, hour.move),
     )
     moody = run("moody", hour)
     assert moody == steady

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from helpers import instruction_with
 
-from client.protocol import privacy_budget
-from client.protocol.privacy_budget import (
+from samara.client.protocol import privacy_budget
+from samara.client.protocol.privacy_budget import (
     CHARGES_FILE,
     OWN_DELTA,
     REPORTS_KEPT,
@@ -21,10 +21,10 @@ from client.protocol.privacy_budget import (
     describe_charges,
     epsilon_spent,
 )
-from shared.errors import BudgetError, TrainerError
-from shared.privacy.accountant import epsilon_of, rho_of
-from shared.privacy.mechanism import Mechanism
-from shared.privacy.terms import PrivacyTerms
+from samara.shared.errors import BudgetError, TrainerError
+from samara.shared.privacy.accountant import epsilon_of, rho_of
+from samara.shared.privacy.mechanism import Mechanism
+from samara.shared.privacy.terms import PrivacyTerms
 
 LOCAL = Mechanism("local", noise_multiplier=20.0, honest=1, numbers=9)
 ROUNDS = 50

@@ -15,22 +15,28 @@ import torch
 from federations import Live, Settings, config_of
 from helpers import instruction_with
 
-from client.forward.turns import Turns, take_turns
-from client.protocol.client_model import ClientModel
-from client.protocol.personal_model import PersonalModels, classify
-from client.protocol.question_limits import MAX_TEXT_BYTES, MAX_TEXTS, MODELS, MOST_QUESTIONS
-from client.protocol.question_runner import QuestionRunner
-from client.protocol.remote_model import RemoteModel
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.session import Session
-from client.protocol.trainer_service import serve_trainer
-from devices.live.settings import resolve_device_settings
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import BusyError, QuestionError, SamaraError, TrainerError, UnknownModelError
-from shared.ledger.records import LedgerHeader
-from shared.proto.trainer_pb2 import ChatMessage, GeneratePart, GenerateRequest
-from shared.tasks.rows import read_prompt, read_question
+from samara.client.forward.turns import Turns, take_turns
+from samara.client.protocol.client_model import ClientModel
+from samara.client.protocol.personal_model import PersonalModels, classify
+from samara.client.protocol.question_limits import MAX_TEXT_BYTES, MAX_TEXTS, MODELS, MOST_QUESTIONS
+from samara.client.protocol.question_runner import QuestionRunner
+from samara.client.protocol.remote_model import RemoteModel
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.session import Session
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.settings import resolve_device_settings
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import (
+    BusyError,
+    QuestionError,
+    SamaraError,
+    TrainerError,
+    UnknownModelError,
+)
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.proto.trainer_pb2 import ChatMessage, GeneratePart, GenerateRequest
+from samara.shared.tasks.rows import read_prompt, read_question
 
 TEXTS = ["the film was good .", "the meal was cold !", "a rude day"]
 

@@ -13,33 +13,33 @@ from flwr.app import Error
 from helpers import instruction_with, layout_of
 from residents import CLIENTS, device_settings, process, resident
 
-from client.app import TRAINER_VARIABLE
-from client.app import app as client_app
-from client.protocol.device_settings import with_device_settings
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.session import Session
-from client.protocol.session_store import (
+from samara.client.app import TRAINER_VARIABLE
+from samara.client.app import app as client_app
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import (
     SESSIONS_KEPT,
     SessionFolder,
     decode_session,
     encode_session,
 )
-from client.protocol.trainer_service import serve_trainer
-from client.protocol.trainer_socket import address_of
-from server.app import serve
-from server.transport.messages import make_message
-from shared.config import RunConfig
-from shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, TrainerError
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
-from shared.result import read_result
-from simulations.engine import InProcessGrid
-from simulations.simulate import simulate
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.protocol.trainer_socket import address_of
+from samara.server.app import serve
+from samara.server.transport.messages import make_message
+from samara.shared.config import RunConfig
+from samara.shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, TrainerError
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import VectorReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.result import read_result
+from samara.simulations.engine import InProcessGrid
+from samara.simulations.simulate import simulate
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_without_a_trainer_flower_gets_a_code_and_the_log_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(
-        "client.protocol.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
+        "samara.client.protocol.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
     )
     monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
     grid = InProcessGrid(client_app, 1, server_config.flat())

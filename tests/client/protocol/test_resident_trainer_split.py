@@ -10,22 +10,22 @@ from data_rows import write_jsonl
 from federations import Settings, config_of, loaded
 from helpers import instruction_with
 
-from client.protocol.device_settings import with_device_settings
-from client.protocol.joined_runs import latest_data_settings
-from client.protocol.protocol_client import ProtocolClient
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.session import Session
-from client.training.client_data import ClientData
-from client.training.own_examples import OwnExamples
-from shared.config import RunConfig
-from shared.errors import DataError
-from shared.frames.instructions import Split
-from shared.frames.report import Report
-from shared.ledger.records import LedgerHeader
-from shared.runs import run_id_of
-from shared.tasks.catalog import load_task
-from shared.tasks.growing import split_of
-from shared.tasks.messages import writers
+from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.joined_runs import latest_data_settings
+from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.session import Session
+from samara.client.training.client_data import ClientData
+from samara.client.training.own_examples import OwnExamples
+from samara.shared.config import RunConfig
+from samara.shared.errors import DataError
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.report import Report
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.runs import run_id_of
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.growing import split_of
+from samara.shared.tasks.messages import writers
 
 USERS = ("ann", "bob", "cy")
 

@@ -10,13 +10,13 @@ from helpers import instruction_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.protocol.answer_guard import AnswerGuard
-from client.protocol.answer_limits import AnswerLimits
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
-from shared.errors import SamaraError
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
+from samara.client.protocol.answer_guard import AnswerGuard
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.shared.errors import SamaraError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 
 RUNS, SIZE, EXAMPLES = 2, 40, 6
 COLUMNS = {False: ("global",), True: ("base rate", "zero-shot", "global", "personalized")}

@@ -9,22 +9,22 @@ from private_reports import first_instruction
 from residents import CLIENTS, device_settings, resident
 from typer.testing import CliRunner
 
-from client.protocol.pass_counts import PASSES_FILE, PassCounts
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session_store import SessionFolder
-from client.protocol.trainer_service import serve_trainer
-from client.training.client_data import ClientData
-from client.training.model_runtime import load_run
-from devices.live.commands import app as client_app
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import RefusalCode, TrainerError
-from shared.frames.instructions import Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.client.protocol.pass_counts import PASSES_FILE, PassCounts
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import load_run
+from samara.devices.live.commands import app as client_app
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, TrainerError
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 GRADIENTS, PER_ROUND = 4, 5
 """Projected gradients in a report, and all its scalars: the mean loss is one, too."""

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from client.protocol.session import Session
-from client.protocol.shared_catch_up import SharedCatchUp
-from shared.errors import CatchUpError
-from shared.ledger import catch_up as catching_up
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader, Record
-from shared.ledger.snapshots import Snapshot
+from samara.client.protocol.session import Session
+from samara.client.protocol.shared_catch_up import SharedCatchUp
+from samara.shared.errors import CatchUpError
+from samara.shared.ledger import catch_up as catching_up
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader, Record
+from samara.shared.ledger.snapshots import Snapshot
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in (1, 2, 3)], LAYOUT)

@@ -3,9 +3,9 @@ from helpers import delta_of, history_of, layout_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.protocol.session import Session
-from shared.ledger.catch_up import CatchUp
-from shared.replay import replay, zero_state
+from samara.client.protocol.session import Session
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import replay, zero_state
 
 ROUNDS = 8
 LAYOUT = layout_of(distribution="rademacher")

@@ -13,35 +13,35 @@ from flwr.app import MessageType
 from residents import CLIENTS, device_settings, resident
 from scenarios import give, operator_key
 
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scenario_folder import ScenarioFolder, describe_scenarios
-from client.protocol.trainer_service import serve_trainer
-from server.app import serve
-from server.transport.messages import make_message
-from shared.blob_store import to_reference
-from shared.config import RunConfig
-from shared.directions import directions, round_root
-from shared.errors import ConfigError, RefusalCode, ScenarioError
-from shared.frames.blob import BlobPart
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import (
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.scenario_folder import ScenarioFolder, describe_scenarios
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.server.app import serve
+from samara.server.transport.messages import make_message
+from samara.shared.blob_store import to_reference
+from samara.shared.config import RunConfig
+from samara.shared.directions import directions, round_root
+from samara.shared.errors import ConfigError, RefusalCode, ScenarioError
+from samara.shared.frames.blob import BlobPart
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import (
     CLUSTERING_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.replay import digest, zero_state
-from shared.result import read_result
-from shared.runs import run_id_of
-from shared.signing import SigningKey
-from shared.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD, Kind, kind_of
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import digest, zero_state
+from samara.shared.result import read_result
+from samara.shared.runs import run_id_of
+from samara.shared.signing import SigningKey
+from samara.shared.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD, Kind, kind_of
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 CLIENT = CLIENTS[0]
 

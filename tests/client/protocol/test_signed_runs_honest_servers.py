@@ -11,13 +11,13 @@ from federations import Settings, config_of, grid_of
 from flwr.app import Message
 from scenarios import operator_key, signed
 
-from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.signed_runs import SignedRuns
-from server.app import serve
-from shared.frames.instructions import INTERCEPT_TRACK, TrainInstruction, token_of
-from shared.result import read_result
-from shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
-from simulations.engine import InProcessGrid
+from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.protocol.signed_runs import SignedRuns
+from samara.server.app import serve
+from samara.shared.frames.instructions import INTERCEPT_TRACK, TrainInstruction, token_of
+from samara.shared.result import read_result
+from samara.shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
+from samara.simulations.engine import InProcessGrid
 
 
 class Requests(InProcessGrid):

@@ -9,12 +9,17 @@ from federations import config_of
 from helpers import report_to
 from scenarios import operator_key, signed
 
-from client.protocol.answered_runs import AnsweredRun, AnsweredRuns
-from client.protocol.signed_runs import SignedRuns
-from shared.config import RunConfig
-from shared.errors import FrameError, ScenarioError
-from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split, TrainInstruction
-from shared.run_id import cluster_id
+from samara.client.protocol.answered_runs import AnsweredRun, AnsweredRuns
+from samara.client.protocol.signed_runs import SignedRuns
+from samara.shared.config import RunConfig
+from samara.shared.errors import FrameError, ScenarioError
+from samara.shared.frames.instructions import (
+    EvaluateInstruction,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
+from samara.shared.run_id import cluster_id
 
 LAYOUT_HASH, MODEL_ID = bytes([1]) * 32, bytes([2]) * 32
 CLUSTERS = config_of(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from client.protocol.simulated_client import RunCache
-from shared.config import RunConfig
+from samara.client.protocol.simulated_client import RunCache
+from samara.shared.config import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ from flwr.app import Message
 from residents import CLIENTS, resident
 from typer.testing import CliRunner
 
-from client.protocol.trainer_service import serve_trainer
-from client.protocol.work_costs import WorkCosts
-from server.app import serve
-from server.commands import app as server_commands
-from server.live.run_status import ClientStatus
-from server.live.status import read_status
-from shared.config import RunConfig
-from shared.frames.round_cost import RoundCost
-from shared.result import RunResult
-from shared.wire import COST, RECORD
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.protocol.work_costs import WorkCosts
+from samara.server.app import serve
+from samara.server.commands import app as server_commands
+from samara.server.live.run_status import ClientStatus
+from samara.server.live.status import read_status
+from samara.shared.config import RunConfig
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.result import RunResult
+from samara.shared.wire import COST, RECORD
 
 SHARING, SILENT = CLIENTS
 

@@ -10,10 +10,10 @@ from rigs import BUILD, LABELS, SEEDS, Rig
 from torch import Tensor
 from tuning import small, tuned, tuning_of
 
-from client.estimators.prge import LossRequest
-from client.spaces.scaling import Scaling
-from client.tuning.training_loss import summed_loss
-from shared.model.lora_fa import PerturbedAdapters
+from samara.client.estimators.prge import LossRequest
+from samara.client.spaces.scaling import Scaling
+from samara.client.tuning.training_loss import summed_loss
+from samara.shared.model.lora_fa import PerturbedAdapters
 
 ModelFolder = Callable[[str], Path]
 

@@ -12,22 +12,28 @@ import torch
 from numpy.typing import NDArray
 from trajectories import MODEL, ToySpace, header_of
 
-from client.estimators.mezo import mezo_estimator
-from client.estimators.prge import run_estimator
-from client.spaces.scaling import Modification, ParameterGroups, Scaling, ScalingPlan, group_name
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
-from client.tuning.descent import SGD, Descent, UpdateStep
-from client.tuning.group_norms import (
+from samara.client.estimators.mezo import mezo_estimator
+from samara.client.estimators.prge import run_estimator
+from samara.client.spaces.scaling import (
+    Modification,
+    ParameterGroups,
+    Scaling,
+    ScalingPlan,
+    group_name,
+)
+from samara.client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
+from samara.client.tuning.descent import SGD, Descent, UpdateStep
+from samara.client.tuning.group_norms import (
     d_of,
     estimate_gradient_norms,
     gradient_norms,
     parameter_norms,
 )
-from client.tuning.trajectory import TrajectoryWriter, read_trajectory
-from shared.directions import query_seeds
-from shared.errors import TrainingError, TrajectoryError
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
-from shared.replay_numba import NumbaBackend
+from samara.client.tuning.trajectory import TrajectoryWriter, read_trajectory
+from samara.shared.directions import query_seeds
+from samara.shared.errors import TrainingError, TrajectoryError
+from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.replay_numba import NumbaBackend
 
 SHAPES = {"embed.weight": (3, 2), "layers.0.a": (5,), "layers.1.a": (2, 2), "head.weight": (3,)}
 D = np.array([0.5, 2.0, 0.25, 4.0], np.float32)

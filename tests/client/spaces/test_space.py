@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from rigs import BACKEND, BUILD, BY_PEFT, LABELS, SEEDS, TEXTS, Rig
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.estimators.mezo import mezo_estimator
-from client.estimators.prge import LossRequest, run_estimator
-from client.forward.body import PerturbedBody
-from client.spaces import space as spaces
-from client.spaces.full import FullSpace
-from client.spaces.head import HeadSpace
-from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
-from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
-from client.tuning.model_export import export_model
-from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
-from shared.directions import WHOLE_BLOCKS, directions
-from shared.errors import ModelError
-from shared.label_scores import cross_entropy
-from shared.model.loading import load_base_model
-from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
-from shared.model.scorers import Prompt
+from samara.client.estimators.mezo import mezo_estimator
+from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.forward.body import PerturbedBody
+from samara.client.spaces import space as spaces
+from samara.client.spaces.full import FullSpace
+from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.prefix import PrefixSpace, draw_prefix_tokens
+from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
+from samara.client.tuning.model_export import export_model
+from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from samara.shared.directions import WHOLE_BLOCKS, directions
+from samara.shared.errors import ModelError
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
+from samara.shared.model.scorers import Prompt
 
 ModelFolder = Callable[[str], Path]
 EPSILON = 0.25

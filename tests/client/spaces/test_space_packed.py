@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 from streams import Shape
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from client.forward.streamed import make_forward_engine
-from client.spaces.full import FullSpace
-from client.spaces.head import HeadSpace
-from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.spaces.peft_adapter import PeftSpace
-from client.spaces.prefix import PrefixSpace
-from client.spaces.space import NO_SEEDS, Space
-from client.streaming.loading import load_model
-from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters
-from shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
-from shared.replay_numba import NumbaBackend
-from shared.sections import AdapterSettings, ModelSettings
-from shared.tasks.kinds import GenerationTask
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.spaces.full import FullSpace
+from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
+from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.prefix import PrefixSpace
+from samara.client.spaces.space import NO_SEEDS, Space
+from samara.client.streaming.loading import load_model
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.tasks.kinds import GenerationTask
 
 BACKEND = NumbaBackend(1)
 SEEDS = np.array([3, 5], np.uint64)

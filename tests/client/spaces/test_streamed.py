@@ -10,27 +10,27 @@ import torch
 from numpy.typing import NDArray
 from streams import ONE_SHAPE_IN_EVERY_RUN, TASK, TEXTS, Shape
 
-from client.estimators import mezo
-from client.estimators.prge import LossRequest, run_estimator
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.forward.streamed import StreamedBody, StreamedForward
-from client.spaces import space as spaces
-from client.spaces.full import FullSpace
-from client.spaces.space import Space
-from client.spaces.streamed import StreamedFullSpace
-from client.streaming.block_store import BlockStore, HostStore, copy_to_files
-from client.streaming.loading import load_model
-from client.streaming.stream import Scheduling
-from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
-from shared.directions import WHOLE_BLOCKS
-from shared.errors import ModelError
-from shared.label_scores import cross_entropy
-from shared.model.lora_fa import PerturbedAdapters
-from shared.model.scorers import scorer_for
-from shared.replay_numba import NumbaBackend
-from shared.sections import ModelSettings
+from samara.client.estimators import mezo
+from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import StreamedBody, StreamedForward
+from samara.client.spaces import space as spaces
+from samara.client.spaces.full import FullSpace
+from samara.client.spaces.space import Space
+from samara.client.spaces.streamed import StreamedFullSpace
+from samara.client.streaming.block_store import BlockStore, HostStore, copy_to_files
+from samara.client.streaming.loading import load_model
+from samara.client.streaming.stream import Scheduling
+from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
+from samara.shared.directions import WHOLE_BLOCKS
+from samara.shared.errors import ModelError
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.scorers import scorer_for
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.sections import ModelSettings
 
 BACKEND = NumbaBackend(1)
 EPSILON, RATE, STEPS = 1e-3, 1e-3, 50

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from streams import save_shape
 
-from client.streaming import loading
-from client.streaming.block_store import FileStore, allocate, copy_to_files
-from client.streaming.loading import choose_tier, load_model
-from client.streaming.packed_block import PackedBlock
-from client.streaming.reading import read_directly
-from client.streaming.sizes import ModelSizes, read_model_sizes
-from client.streaming.stream import BlockStream
-from client.streaming.tensor_locations import tensor_locations
-from shared.errors import ModelError
-from shared.sections import ModelSettings
+from samara.client.streaming import loading
+from samara.client.streaming.block_store import FileStore, allocate, copy_to_files
+from samara.client.streaming.loading import choose_tier, load_model
+from samara.client.streaming.packed_block import PackedBlock
+from samara.client.streaming.reading import read_directly
+from samara.client.streaming.sizes import ModelSizes, read_model_sizes
+from samara.client.streaming.stream import BlockStream
+from samara.client.streaming.tensor_locations import tensor_locations
+from samara.shared.errors import ModelError
+from samara.shared.sections import ModelSettings
 
 FILE = "model.safetensors"
 
@@ -235,7 +235,7 @@ def test_buffers_are_given_back_and_made_again(folder: Path) -> None:
 def test_pieces_are_read_into_the_right_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client.streaming import block_store as stores
+    from samara.client.streaming import block_store as stores
 
     monkeypatch.setattr(stores, "PIECE_BYTES", 7)
     tensors = {"a": torch.arange(33.0), "b": torch.arange(5, dtype=torch.int8)}

@@ -10,21 +10,21 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 from streams import ONE_SHAPE_IN_EVERY_RUN, TASK, TEXTS, Shape, save_shape
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import GROUPINGS, Schedule
-from client.forward.resident import SINGLE_PASS, ResidentForward
-from client.forward.streamed import StreamedBody, StreamedForward
-from client.forward.trunk_cache import make_trunk_cache
-from client.streaming.loading import load_model
-from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.directions import directions
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.replay import zero_state
-from shared.sections import AdapterSettings, ModelSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import GROUPINGS, Schedule
+from samara.client.forward.resident import SINGLE_PASS, ResidentForward
+from samara.client.forward.streamed import StreamedBody, StreamedForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.client.streaming.loading import load_model
+from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.directions import directions
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.replay import zero_state
+from samara.shared.sections import AdapterSettings, ModelSettings
 
 SEEDS = np.array([3, 2**40], np.uint64)
 EPSILON = 0.25

@@ -11,13 +11,13 @@ import transformers
 from accelerator import MissingWaitError, pretended_gpus
 from torch import Tensor
 
-import client.streaming.stream
-from client.streaming.block_store import allocate
-from client.streaming.block_transfer import CudaTransfer
-from client.streaming.loading import LoadedModel, load_model
-from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
-from shared.errors import ModelError
-from shared.sections import ModelSettings
+import samara.client.streaming.stream
+from samara.client.streaming.block_store import allocate
+from samara.client.streaming.block_transfer import CudaTransfer
+from samara.client.streaming.loading import LoadedModel, load_model
+from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
+from samara.shared.errors import ModelError
+from samara.shared.sections import ModelSettings
 
 IDS = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 14, 15, 16]])
 ModelFolder = Callable[[str], Path]
@@ -110,7 +110,7 @@ def test_a_buffer_in_the_mode_of_its_first_user_is_caught(
     def careless(size: int, device: torch.device, pinned: bool = False) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
 
-    monkeypatch.setattr(client.streaming.stream, "allocate", careless)
+    monkeypatch.setattr(samara.client.streaming.stream, "allocate", careless)
     with (
         pretended_gpus(),
         pytest.raises(RuntimeError, match="Inplace update to inference tensor"),

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from benchmarks.speed.step import Bench, StepBench
 from benchmarks.speed.step import run as run_bench
 from benchmarks.speed.whole_model_step import OPTIMIZERS
-from client.forward.grouping import GROUPINGS
-from server.store import replay_run
-from shared.errors import ConfigError, ModelError, SamaraError
-from shared.result import read_result
-from simulations.simulate import clients_together, simulate
+from samara.client.forward.grouping import GROUPINGS
+from samara.server.store import replay_run
+from samara.shared.errors import ConfigError, ModelError, SamaraError
+from samara.shared.result import read_result
+from samara.simulations.simulate import clients_together, simulate
 
 Settings = dict[str, Any]
 
@@ -65,7 +65,7 @@ def test_clients_side_by_side_change_nothing(
     settings |= {"adapter.layers": layers, "personal.rounds": 2, "trunk-cache": 2**20}
     folders = []
     for cores in (1, 3):
-        monkeypatch.setattr("simulations.simulate.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("samara.simulations.simulate.cores", lambda cores=cores: cores)
         config = config_of(settings, out=str(tmp_path / str(cores)))
         assert clients_together(config) == cores
         folders.append(simulate(config))

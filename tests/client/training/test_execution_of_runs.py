@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 
-from client.forward.grouping import Schedule
-from client.training.execution import (
+from samara.client.forward.grouping import Schedule
+from samara.client.training.execution import (
     Execution,
     choose_schedule,
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from shared.config import RunConfig
-from shared.errors import ConfigError
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError
 
 RUN = bytes(8)
 

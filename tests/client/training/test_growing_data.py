@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.training.client_data import ClientData, example_reader, grown_parts
-from client.training.growing_data import GrowingData
-from client.training.own_examples import OwnExamples, row_of_text
-from shared.data_settings import DataSettings
-from shared.errors import ConfigError, DataError
-from shared.frames.instructions import Split
-from shared.model.scorers import Prompt
-from shared.tasks.catalog import load_task
-from shared.tasks.growing import newest, read_growing
-from shared.tasks.rows import Example
+from samara.client.training.client_data import ClientData, example_reader, grown_parts
+from samara.client.training.growing_data import GrowingData
+from samara.client.training.own_examples import OwnExamples, row_of_text
+from samara.shared.data_settings import DataSettings
+from samara.shared.errors import ConfigError, DataError
+from samara.shared.frames.instructions import Split
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.growing import newest, read_growing
+from samara.shared.tasks.rows import Example
 
 TASK = load_task("sst2")
 DAY = 86_400.0
@@ -179,7 +179,7 @@ def test_nothing_is_read_again_while_no_file_changes(
     def never(*arguments: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr("client.training.growing_data.read_growing", never)
+    monkeypatch.setattr("samara.client.training.growing_data.read_growing", never)
     assert not data.refresh()
     append(path, line("a film"))
     with pytest.raises(AssertionError):

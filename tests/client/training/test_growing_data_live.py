@@ -13,27 +13,27 @@ from helpers import instruction_with
 from residents import device_settings
 from typer.testing import CliRunner
 
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session import Session
-from client.protocol.trainer_service import serve_trainer
-from client.training.own_examples import OwnExamples, row_of_text
-from devices.live.commands import app as client_app
-from devices.live.settings import ClientSettings
-from server.app import serve
-from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, RefusalCode
-from shared.frames.evaluation import Evaluation
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.records import LedgerHeader
-from shared.replay import digest, zero_state
-from shared.result import RunResult
-from shared.runs import run_id_of
-from shared.tasks.catalog import load_task
-from simulations.simulate import simulate
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.session import Session
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.own_examples import OwnExamples, row_of_text
+from samara.devices.live.commands import app as client_app
+from samara.devices.live.settings import ClientSettings
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DataError, RefusalCode
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.replay import digest, zero_state
+from samara.shared.result import RunResult
+from samara.shared.runs import run_id_of
+from samara.shared.tasks.catalog import load_task
+from samara.simulations.simulate import simulate
 
 FIRST = 40
 

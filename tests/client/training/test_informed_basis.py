@@ -9,21 +9,21 @@ import pytest
 from bases import ORIGIN
 from federations import Settings, config_of
 
-from client.training import informed_basis
-from client.training.informed_basis import (
+from samara.client.training import informed_basis
+from samara.client.training.informed_basis import (
     leading_vectors,
     prediction_gradients,
     prompts_around,
     random_texts,
     share_of_gradients,
 )
-from client.training.model_runtime import ModelRuntime, load_run
-from shared.basis import Basis, read_basis
-from shared.errors import ConfigError, DataError, ModelError
-from shared.tasks.catalog import load_task
-from simulations.adapter_commands import basis
-from simulations.basis import write_basis
-from simulations.simulate import simulate
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.shared.basis import Basis, read_basis
+from samara.shared.errors import ConfigError, DataError, ModelError
+from samara.shared.tasks.catalog import load_task
+from samara.simulations.adapter_commands import basis
+from samara.simulations.basis import write_basis
+from samara.simulations.simulate import simulate
 
 SIZES = {"TEXTS": 120, "PROBE_TEXTS": 20, "BASIS_SIZE": 40}
 
@@ -32,8 +32,8 @@ SIZES = {"TEXTS": 120, "PROBE_TEXTS": 20, "BASIS_SIZE": 40}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in SIZES.items():
         monkeypatch.setattr(informed_basis, name, size)
-    monkeypatch.setattr("simulations.basis.TEXTS", SIZES["TEXTS"])
-    monkeypatch.setattr("simulations.basis.PROBE_TEXTS", SIZES["PROBE_TEXTS"])
+    monkeypatch.setattr("samara.simulations.basis.TEXTS", SIZES["TEXTS"])
+    monkeypatch.setattr("samara.simulations.basis.PROBE_TEXTS", SIZES["PROBE_TEXTS"])
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_random_texts_depend_on_their_index_alone(runtime: ModelRuntime) -> None
 def test_the_command_writes_a_basis_that_a_run_uses(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
     file = tmp_path / "sst2.basis"
     lines = list(write_basis(config_of(settings), "random-tokens", file))
     basis = read_basis(str(file))
@@ -108,7 +108,7 @@ def test_the_command_writes_a_basis_that_a_run_uses(
 def test_a_basis_beside_a_readout(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
     file, config = tmp_path / "both.basis", config_of(settings, adapter__layers="readout,top:1")
     list(write_basis(config, "random-tokens", file))
     both = config.with_values({"adapter.basis": str(file), "adapter.label-bias": True})
@@ -124,7 +124,7 @@ def test_a_basis_beside_a_readout(
 def test_layers_that_are_left_open_are_those_of_a_run_with_a_basis(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
     open_layers = {k: v for k, v in settings.items() if k != "adapter.layers"}
     scenario, file = tmp_path / "open.toml", tmp_path / "open.basis"
     scenario.write_text("", encoding="utf-8")
@@ -136,7 +136,7 @@ def test_layers_that_are_left_open_are_those_of_a_run_with_a_basis(
 def test_a_basis_that_catches_little_is_not_written(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 1.1)
+    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 1.1)
     with pytest.raises(ModelError, match="isotropic directions are better; nothing was written"):
         list(write_basis(config_of(settings), "random-tokens", tmp_path / "no.basis"))
     assert not (tmp_path / "no.basis").exists()
@@ -145,7 +145,7 @@ def test_a_basis_that_catches_little_is_not_written(
 def test_texts_may_come_from_a_file(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
     lines = tmp_path / "lines.txt"
     words = [
         "film",

@@ -9,10 +9,10 @@ import torch
 from accelerator import pretended_gpus
 from helpers import instruction_with
 
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.replay import zero_state
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.replay import zero_state
 
 
 def report(settings: dict[str, Any]) -> bytes:

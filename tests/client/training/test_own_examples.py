@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from client.training.own_examples import (
+from samara.client.training.own_examples import (
     MAX_ROW_BYTES,
     OWN_EXAMPLES_FILE,
     OwnExamples,
     parse_rows,
     row_of_text,
 )
-from shared.errors import DataError, TrainerError
-from shared.tasks.catalog import load_task
+from samara.shared.errors import DataError, TrainerError
+from samara.shared.tasks.catalog import load_task
 
 TASK = load_task("sst2")
 
@@ -133,8 +133,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 WRITER = """
 import sys
 from pathlib import Path
-from client.training.own_examples import OwnExamples, row_of_text
-from shared.tasks.catalog import load_task
+from samara.client.training.own_examples import OwnExamples, row_of_text
+from samara.shared.tasks.catalog import load_task
 own, task = OwnExamples(Path(sys.argv[1])), load_task("sst2")
 for number in range(100_000):
     own.learn([row_of_text(task, f"film {number} " + "x" * 3000, "1")], task)

@@ -17,13 +17,13 @@ from sklearn.preprocessing import StandardScaler
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from tuning import Settings, lasting, small, tuned, tuning_of
 
-from client.tuning.classifier import CLASSIFIER_FILE, probe_weights
-from client.tuning.finished_tuning import FinishedTuning
-from client.tuning.run import tune
-from client.tuning.tuning_setup import TuningSetup
-from shared.errors import TaskError, TrainingError
-from simulations.quick_look import tuned_look
-from simulations.tuned_export import export_tuned
+from samara.client.tuning.classifier import CLASSIFIER_FILE, probe_weights
+from samara.client.tuning.finished_tuning import FinishedTuning
+from samara.client.tuning.run import tune
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.shared.errors import TaskError, TrainingError
+from samara.simulations.quick_look import tuned_look
+from samara.simulations.tuned_export import export_tuned
 
 ModelFolder = Callable[[str], Path]
 OWN = {"method": "mezo", "space": "full", "tested-state": "last"}

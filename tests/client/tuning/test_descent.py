@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trajectories import FloatArray, ToySpace, steps_of
 
-from client.spaces import space as spaces
-from client.tuning.descent import (
+from samara.client.spaces import space as spaces
+from samara.client.tuning.descent import (
     SGD,
     Adam,
     Descent,
@@ -21,8 +21,8 @@ from client.tuning.descent import (
     _Windows,
     window_start,
 )
-from shared.directions import WHOLE_BLOCKS, directions
-from shared.errors import TrainingError
+from samara.shared.directions import WHOLE_BLOCKS, directions
+from samara.shared.errors import TrainingError
 
 
 @pytest.fixture(autouse=True)

@@ -11,21 +11,28 @@ import pytest
 from filelock import FileLock
 from tuning import Settings, lasting, setup_of, small, stopping_after, tuned, tuning_of
 
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
-from client.spaces.low_rank import LoRAFASpace
-from client.tuning import run as runs
-from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
-from client.tuning.methods import BY_PEFT, SPACES
-from client.tuning.run import METRICS_FILE, read_result, tune
-from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import EvaluationResult, draw_examples
-from client.tuning.zeroth_order import TRAJECTORY_FILE
-from shared.directions import directions
-from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
-from shared.replay_numba import NumbaBackend
-from shared.step_size import StepSize
-from shared.tasks.catalog import load_task
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.resident import ResidentForward
+from samara.client.spaces.low_rank import LoRAFASpace
+from samara.client.tuning import run as runs
+from samara.client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
+from samara.client.tuning.methods import BY_PEFT, SPACES
+from samara.client.tuning.run import METRICS_FILE, read_result, tune
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.tuning_setup import EvaluationResult, draw_examples
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE
+from samara.shared.directions import directions
+from samara.shared.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    SamaraError,
+    TaskError,
+    TrainingError,
+)
+from samara.shared.replay_numba import NumbaBackend
+from samara.shared.step_size import StepSize
+from samara.shared.tasks.catalog import load_task
 
 ModelFolder = Callable[[str], Path]
 BY_PEFT_TRAINED = [("mezo", "vera"), ("fo-adam", "vera")]

@@ -79,7 +79,7 @@ def test_a_gpu_ends_a_run_where_the_cpu_does(
 def test_peak_memory_is_that_of_the_gpu(
     model_folder: ModelFolder, data_file: Path, tmp_path: Path
 ) -> None:
-    from client.tuning.run import read_result, tune
+    from samara.client.tuning.run import read_result, tune
 
     asked = {"method": "fo-adam", "space": "lora-fa", "model__torch_device": "cuda:1"}
     settings = small(model_folder("causal"), data_file, tmp_path / "run") | FEW

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tuning import Settings, setup_of, small, stopping_after, tuned, tuning_of
 
-from client.forward.readout import RepresentationScorer
-from client.tuning.baselines.first_order import FirstOrder
-from client.tuning.run import tune
-from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import EvaluationResult, TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE
-from shared.errors import ConfigError
-from shared.start import START_FILE
+from samara.client.forward.readout import RepresentationScorer
+from samara.client.tuning.baselines.first_order import FirstOrder
+from samara.client.tuning.run import tune
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.tuning_setup import EvaluationResult, TuningSetup
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE
+from samara.shared.errors import ConfigError
+from samara.shared.start import START_FILE
 
 
 @pytest.fixture

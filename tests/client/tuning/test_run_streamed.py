@@ -8,11 +8,11 @@ import pytest
 from tuning import Settings, lasting, small, tuned, tuning_of
 from typer.testing import CliRunner
 
-from client.tuning.run import tune
-from client.tuning.run_space import BLOCKS_FOLDER
-from client.tuning.settings import TuneSettings
+from samara.client.tuning.run import tune
+from samara.client.tuning.run_space import BLOCKS_FOLDER
+from samara.client.tuning.settings import TuneSettings
 from samara.command import app
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 
 @pytest.fixture

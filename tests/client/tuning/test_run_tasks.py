@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tuning import Settings, setup_of, small, tuned, tuning_of
 
-from client.tuning.baselines.icl import InContext
-from client.tuning.baselines.linear_probe import LinearProbe
-from shared.directions import batch_order
-from shared.errors import DataError, TaskError
-from shared.tasks.demonstrations import demonstration
+from samara.client.tuning.baselines.icl import InContext
+from samara.client.tuning.baselines.linear_probe import LinearProbe
+from samara.shared.directions import batch_order
+from samara.shared.errors import DataError, TaskError
+from samara.shared.tasks.demonstrations import demonstration
 
 ModelFolder = Callable[[str], Path]
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from helpers import ROOT
 
-from client.tuning.methods import SPACES, Method
-from client.tuning.settings import TuneSettings
-from shared.errors import ConfigError
+from samara.client.tuning.methods import SPACES, Method
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.errors import ConfigError
 
 UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-momentum or mezo-adam"
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trajectories import MODEL, ToySpace, header_of, steps_of
 
-from client.tuning import trajectory_format
-from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
-from client.tuning.trajectory import TrajectoryWriter, read_trajectory
-from client.tuning.trajectory_format import TrajectoryHeader
-from shared.directions import query_seeds
-from shared.errors import TrainingError, TrajectoryError
+from samara.client.tuning import trajectory_format
+from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
+from samara.client.tuning.trajectory import TrajectoryWriter, read_trajectory
+from samara.client.tuning.trajectory_format import TrajectoryHeader
+from samara.shared.directions import query_seeds
+from samara.shared.errors import TrainingError, TrajectoryError
 
 SIZE = 40
 GRADIENTS = [step.gradients for step in steps_of(6, most=3)]

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tuning import Settings, small, tuned, tuning_of
 
-from client.tuning import zeroth_order
-from client.tuning.group_norms import d_of
-from client.tuning.model_setup import ModelSetup
-from client.tuning.run import tune
-from client.tuning.run_space import make_space
-from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
+from samara.client.tuning import zeroth_order
+from samara.client.tuning.group_norms import d_of
+from samara.client.tuning.model_setup import ModelSetup
+from samara.client.tuning.run import tune
+from samara.client.tuning.run_space import make_space
+from samara.client.tuning.trajectory import read_trajectory
+from samara.client.tuning.tuning_setup import TuningSetup
+from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 
 ModelFolder = Callable[[str], Path]
 VARIANTS: dict[str, dict[str, Any]] = {

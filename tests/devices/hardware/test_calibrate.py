@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from devices.hardware import calibrate
-from devices.hardware.estimate import estimate_step
-from devices.hardware.model_shape import model_shape
-from devices.hardware.profile import load_device
-from devices.hardware.roofline import Workload
 from samara.command import app
+from samara.devices.hardware import calibrate
+from samara.devices.hardware.estimate import estimate_step
+from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.roofline import Workload
 
 
 def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,28 +12,28 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.estimators import prge
-from client.estimators.prge import LossRequest, run_estimator
-from client.forward import readout
-from client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
-from devices.hardware import estimate
-from devices.hardware.estimate import estimate_readout, estimate_step
-from devices.hardware.memory_footprint import memory_footprint
-from devices.hardware.model_shape import BUILT_IN, Linear, model_shape
-from devices.hardware.profile import load_device
-from devices.hardware.roofline import (
+from samara.client.estimators import prge
+from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.forward import readout
+from samara.client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
+from samara.command import app
+from samara.devices.hardware import estimate
+from samara.devices.hardware.estimate import estimate_readout, estimate_step
+from samara.devices.hardware.memory_footprint import memory_footprint
+from samara.devices.hardware.model_shape import BUILT_IN, Linear, model_shape
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.roofline import (
     LOGIT_TILE_BYTES,
     Grouping,
     Workload,
     base_pass_time,
     step_time,
 )
-from samara.command import app
-from shared.directions import Differences
-from shared.errors import ConfigError, ModelError
-from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.model.head import VOCABULARY_TILE_BYTES
-from shared.model.lora_fa import Perturbations
+from samara.shared.directions import Differences
+from samara.shared.errors import ConfigError, ModelError
+from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.model.head import VOCABULARY_TILE_BYTES
+from samara.shared.model.lora_fa import Perturbations
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")
@@ -69,7 +69,7 @@ def test_what_the_client_has_too_is_the_same() -> None:
 def test_a_built_in_shape_is_what_transformers_builds() -> None:
     import transformers
 
-    from devices.hardware.model_shape import llama_shape, shape_of_config
+    from samara.devices.hardware.model_shape import llama_shape, shape_of_config
 
     sizes = dict(BUILT_IN["tinyllama-1.1b"], num_hidden_layers=2)
     config = transformers.LlamaConfig(**sizes)

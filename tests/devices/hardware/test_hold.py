@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from devices.hardware import cpu_limit, leftovers
-from devices.hardware.control_groups import processes_of
-from devices.hardware.cpu_limit import LEAST_CORES, PERIOD_MICROSECONDS, CgroupV2Cpu
-from devices.hardware.hold import describe_link, plan_hold, status_of
-from devices.hardware.leftovers import find_groups, remove_leftovers
-from devices.hardware.link_shaping import slow_link
-from devices.hardware.memory_limit import CgroupV2Limit
-from devices.hardware.profile import load_device, load_link
-from shared.errors import DeviceError
+from samara.devices.hardware import cpu_limit, leftovers
+from samara.devices.hardware.control_groups import processes_of
+from samara.devices.hardware.cpu_limit import LEAST_CORES, PERIOD_MICROSECONDS, CgroupV2Cpu
+from samara.devices.hardware.hold import describe_link, plan_hold, status_of
+from samara.devices.hardware.leftovers import find_groups, remove_leftovers
+from samara.devices.hardware.link_shaping import slow_link
+from samara.devices.hardware.memory_limit import CgroupV2Limit
+from samara.devices.hardware.profile import load_device, load_link
+from samara.shared.errors import DeviceError
 
 
 def test_a_slower_device_gets_a_share_of_the_cores() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.hardware.link import download, is_available, next_available_time, upload
-from devices.hardware.profile import LinkProfile, load_link, shipped_links
+from samara.devices.hardware.link import download, is_available, next_available_time, upload
+from samara.devices.hardware.profile import LinkProfile, load_link, shipped_links
 
 HOUR = 3600.0
 WIFI = load_link("wifi")

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from devices.hardware.link_shaping import check_shaping, shape_link
-from devices.hardware.profile import LinkProfile, load_link
-from shared.errors import DeviceError
+from samara.devices.hardware.link_shaping import check_shaping, shape_link
+from samara.devices.hardware.profile import LinkProfile, load_link
+from samara.shared.errors import DeviceError
 
 SENT = 400_000
 SEND = (
@@ -82,6 +82,6 @@ def test_two_links_exist_side_by_side(link: LinkProfile) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.hardware.link_shaping.shutil.which", lambda tool: None)
+    monkeypatch.setattr("samara.devices.hardware.link_shaping.shutil.which", lambda tool: None)
     with pytest.raises(DeviceError, match="install iproute2"):
         check_shaping()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.hardware import memory_limit as memory
-from devices.hardware.memory_limit import (
+from samara.devices.hardware import memory_limit as memory
+from samara.devices.hardware.memory_limit import (
     CgroupV1Limit,
     CgroupV2Limit,
     LimitedRunResult,
@@ -17,7 +17,7 @@ from devices.hardware.memory_limit import (
     SystemdLimit,
     run_with_memory_limit,
 )
-from shared.errors import DeviceError
+from samara.shared.errors import DeviceError
 
 LIMIT = 200 * 2**20
 HOG = (
@@ -69,7 +69,7 @@ class TestEveryWay:
 
     def test_a_command_knows_what_the_limit_leaves_it(self, way: type[MemoryLimit]) -> None:
         lines: list[str] = []
-        asking = "from shared.free_memory import free_memory; print(free_memory())"
+        asking = "from samara.shared.free_memory import free_memory; print(free_memory())"
         assert run_with_memory_limit(_python(asking), LIMIT, lines.append).status == 0
         assert (0 < int(lines[0]) < LIMIT) == (way is not PollingLimit)
 

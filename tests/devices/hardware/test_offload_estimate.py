@@ -14,23 +14,23 @@ from benchmarks.devices.offload_figures import (
     from_shapes_and_profiles,
     from_the_papers_times,
 )
-from client.offload.iteration_time import (
+from samara.client.offload.iteration_time import (
     StageSeconds,
     layerwise_iteration,
     transition_layer,
     zero_offload_iteration,
 )
-from devices.hardware.model_shape import ModelShape, llama_shape, model_shape
-from devices.hardware.offload_estimate import (
+from samara.command import app
+from samara.devices.hardware.model_shape import ModelShape, llama_shape, model_shape
+from samara.devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
     estimate_host_memory,
     trained_parameters,
 )
-from devices.hardware.profile import load_device
-from samara.command import app
-from shared.errors import ConfigError
+from samara.devices.hardware.profile import load_device
+from samara.shared.errors import ConfigError
 
 SEVEN = model_shape("llama2-7b")
 WORKSTATION, LAPTOP = load_device("rtx-4090-workstation"), load_device("rtx-a1000-laptop")

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from devices.hardware.profile import (
+from samara.devices.hardware.profile import (
     load_device,
     load_link,
     save_profile,
     shipped_devices,
     shipped_links,
 )
-from shared.errors import ConfigError
+from samara.shared.errors import ConfigError
 
 
 def test_what_ships_is_whole() -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.hardware.memory_footprint import memory_footprint
-from devices.hardware.model_shape import BUILT_IN, model_shape
-from devices.hardware.profile import DeviceProfile, shipped_devices
-from devices.hardware.roofline import Grouping, Quantization, Workload, step_time
-from shared.directions import Differences
+from samara.devices.hardware.memory_footprint import memory_footprint
+from samara.devices.hardware.model_shape import BUILT_IN, model_shape
+from samara.devices.hardware.profile import DeviceProfile, shipped_devices
+from samara.devices.hardware.roofline import Grouping, Quantization, Workload, step_time
+from samara.shared.directions import Differences
 
 DEVICES = shipped_devices()
 SHAPES = [model_shape(name) for name in BUILT_IN]

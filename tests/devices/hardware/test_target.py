@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from devices.hardware.profile import load_device
-from devices.hardware.target import PASSES, estimate_target, step_of
 from samara.command import app
-from shared.config import RunConfig, load_scenario
-from shared.errors import ConfigError
-from shared.model.model_folder import find_embedded_model
-from shared.scenarios import scenario_file
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.target import PASSES, estimate_target, step_of
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.errors import ConfigError
+from samara.shared.model.model_folder import find_embedded_model
+from samara.shared.scenarios import scenario_file
 
 ORIN = load_device("orin-nano-8gb")
 

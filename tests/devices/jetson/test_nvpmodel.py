@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from devices.jetson import nvpmodel
-from devices.jetson.nvpmodel import (
+from samara.devices.jetson import nvpmodel
+from samara.devices.jetson.nvpmodel import (
     BEFORE_FILE,
     check_power_mode,
     in_power_mode,
     read_power_mode,
     read_power_modes,
 )
-from shared.errors import ConfigError, DeviceError
+from samara.shared.errors import ConfigError, DeviceError
 
 SET_NO_NEW_RIGHTS = 38
 """Linux's PR_SET_NO_NEW_PRIVS."""
@@ -140,7 +140,7 @@ def test_a_service_that_may_gain_no_rights_is_refused_in_words(
     if sys.platform != "linux":
         pytest.skip("processes have this flag on Linux")
     asked = (
-        "import ctypes, os; from pathlib import Path; from devices.jetson import nvpmodel\n"
+        "import ctypes, os; from pathlib import Path; from samara.devices.jetson import nvpmodel\n"
         f"nvpmodel.MODES_FILE = Path({str(nvpmodel.MODES_FILE)!r})\n"
         "os.geteuid = lambda: 1000\n"
         "print(nvpmodel.check_power_mode('15W'))\n"

@@ -7,13 +7,13 @@ import pytest
 from invitations import authority_of, new_run, no_flower, serve
 
 from benchmarks.faults.ports import free_address
-from devices.live.admission_check import ask_admission
-from devices.live.keys import create_key
-from devices.live.settings import ClientSettings
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.superlink import AccessFilter
-from shared.rejection import RejectionCode
-from shared.signing import SigningKey
+from samara.devices.live.admission_check import ask_admission
+from samara.devices.live.keys import create_key
+from samara.devices.live.settings import ClientSettings
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.superlink import AccessFilter
+from samara.shared.rejection import RejectionCode
+from samara.shared.signing import SigningKey
 
 
 @pytest.fixture

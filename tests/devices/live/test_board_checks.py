@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from devices.jetson import board_state, nvpmodel, telemetry
-from devices.jetson.nvpmodel import fastest_power_mode, parse_power_mode, read_power_modes
-from devices.live import board_checks
-from devices.live.board_checks import (
+from samara.devices.jetson import board_state, nvpmodel, telemetry
+from samara.devices.jetson.nvpmodel import fastest_power_mode, parse_power_mode, read_power_modes
+from samara.devices.live import board_checks
+from samara.devices.live.board_checks import (
     check_board,
     check_clocks,
     check_desktop,
@@ -18,7 +18,7 @@ from devices.live.board_checks import (
     explain_crash,
     name_missing_kernels,
 )
-from shared.check_result import Outcome
+from samara.shared.check_result import Outcome
 
 ORIN_NANO = {"15W": 0, "25W": 1, "MAXN_SUPER": 2, "7W": 3}
 NVPMODEL = """\

@@ -13,20 +13,20 @@ from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
 from residents import device_settings
 
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from devices.live.board import Board
-from devices.live.gateway_stream import attach
-from devices.phone import relay
-from server.app import serve
-from server.transport.phone_grid import PhoneGrid
-from shared.client_index import client_index_of_key
-from shared.config import RunConfig
-from shared.result import RunResult
-from shared.signing import SigningKey
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.board import Board
+from samara.devices.live.gateway_stream import attach
+from samara.devices.phone import relay
+from samara.server.app import serve
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.shared.client_index import client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.shared.signing import SigningKey
+from samara.simulations.engine import InProcessGrid
 
 SMALL = {
     "task": "sst2",

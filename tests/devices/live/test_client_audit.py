@@ -17,15 +17,15 @@ from asked_clients import (
 from federations import Settings
 from typer.testing import CliRunner
 
-from client.protocol.answer_log import ANSWERS_FILE, read_answers
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.trainer_service import serve_trainer
-from devices.live.commands import app as client_app
-from shared.errors import ConfigError, RefusalCode, TrainerError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import Split
-from shared.frames.report import Report
+from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.commands import app as client_app
+from samara.shared.errors import ConfigError, RefusalCode, TrainerError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.report import Report
 
 
 def audit(folder: Path) -> dict[str, Any]:

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from devices.live.client_folder import PHONE_LOCK, UP_LOCK, check_is_no_boards, check_is_no_phones
-from devices.live.join import join_run as join_as_board
-from devices.phone.reference_client.joining import join_run as join_as_phone
-from shared.errors import DeviceError
-from shared.invitation import InvitationCode
+from samara.devices.live.client_folder import (
+    PHONE_LOCK,
+    UP_LOCK,
+    check_is_no_boards,
+    check_is_no_phones,
+)
+from samara.devices.live.join import join_run as join_as_board
+from samara.devices.phone.reference_client.joining import join_run as join_as_phone
+from samara.shared.errors import DeviceError
+from samara.shared.invitation import InvitationCode
 
 ADDRESS = "127.0.0.1:1"
 

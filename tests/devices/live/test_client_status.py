@@ -16,15 +16,15 @@ from residents import Unhurried, device_settings, is_idle, resident
 from rich.console import Console
 from typer.testing import CliRunner
 
-from client.protocol.trainer_service import serve_trainer
-from devices.live.client_folder import MESSAGES_FILE
-from devices.live.client_status import ClientStatus, StatusReader
-from devices.live.commands import app as client_app
-from devices.live.dashboard import last_lines
-from devices.live.pause_log import PauseLog
-from devices.live.status_display import SHARES_ENERGY, render_status
-from server.app import serve
-from shared.result import read_result
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.client_folder import MESSAGES_FILE
+from samara.devices.live.client_status import ClientStatus, StatusReader
+from samara.devices.live.commands import app as client_app
+from samara.devices.live.dashboard import last_lines
+from samara.devices.live.pause_log import PauseLog
+from samara.devices.live.status_display import SHARES_ENERGY, render_status
+from samara.server.app import serve
+from samara.shared.result import read_result
 
 
 def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
@@ -37,7 +37,7 @@ def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
 def test_the_status_of_a_running_client_is_that_of_its_run(
     settings: Settings, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.protocol.idle_work.SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr("samara.client.protocol.idle_work.SECONDS_BETWEEN", 0.01)
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 3, "personal.rounds": 2, "personal.learning-rate": 0.1, "evaluate.every": 0}
     when = {"personal.when": "every 2 rounds", "out": str(tmp_path / "run")}
@@ -108,7 +108,7 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
 def test_a_pause_log_stays_short_and_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from devices.live.pause_log import PAUSES_FILE, read_pauses
+    from samara.devices.live.pause_log import PAUSES_FILE, read_pauses
 
     assert read_pauses(tmp_path) == []
     log = PauseLog(tmp_path, lambda: 1.0)
@@ -126,7 +126,7 @@ def test_a_pause_log_stays_short_and_readable(
 DRAWING = """
 import subprocess, sys
 from pathlib import Path
-from devices.live import dashboard
+from samara.devices.live import dashboard
 dashboard._SECONDS_BETWEEN = 0.05
 folder = Path(sys.argv[1])
 with dashboard.dashboard(folder):

@@ -9,13 +9,13 @@ from federations import Settings
 from residents import device_settings
 from typer.testing import CliRunner
 
-from devices.live.client_folder import MESSAGES_FILE
-from devices.live.commands import app
-from devices.live.doctor import write_report
-from devices.live.keys import create_key
-from devices.live.known_messages import HIDDEN, hide_insertions
-from devices.live.pause_log import PauseLog
-from shared.errors import DeviceError
+from samara.devices.live.client_folder import MESSAGES_FILE
+from samara.devices.live.commands import app
+from samara.devices.live.doctor import write_report
+from samara.devices.live.keys import create_key
+from samara.devices.live.known_messages import HIDDEN, hide_insertions
+from samara.devices.live.pause_log import PauseLog
+from samara.shared.errors import DeviceError
 
 STAMP = "2026-11-23 10:00:00,123 samara.client: "
 

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 
-from devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
 
 
 def test_a_connection_that_is_reset_is_no_diagnosis() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from client.protocol.question_limits import MODELS
-from client.training.own_examples import OwnExample
-from devices.live.http_api import HttpApi
-from devices.live.http_requests import MAX_BODY_BYTES, FeedbackBody
-from shared.errors import BusyError, DataError, QuestionError, SamaraError, TrainerError
-from shared.proto.trainer_pb2 import (
+from samara.client.protocol.question_limits import MODELS
+from samara.client.training.own_examples import OwnExample
+from samara.devices.live.http_api import HttpApi
+from samara.devices.live.http_requests import MAX_BODY_BYTES, FeedbackBody
+from samara.shared.errors import BusyError, DataError, QuestionError, SamaraError, TrainerError
+from samara.shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,
     DescribeReply,

@@ -16,23 +16,23 @@ from golden.golden_scenario import golden_scenario
 from invitations import access_to, authority_of, invite, names, new_run, post, request_of, serve
 from typer.testing import CliRunner
 
-from devices.live.client_folder import UP_LOCK
-from devices.live.join import AUTHORITY_FILE, JOINED_FILE, join_run, read_joined_server
-from devices.live.keys import OWN_KEY_FILE, read_client_index
 from samara.command import app as samara
-from server.commands import app as server_commands
-from server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.run_supervisor import FLOWER_FOLDER
-from server.live.server_port import note_port
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
-from shared.invitation import (
+from samara.devices.live.client_folder import UP_LOCK
+from samara.devices.live.join import AUTHORITY_FILE, JOINED_FILE, join_run, read_joined_server
+from samara.devices.live.keys import OWN_KEY_FILE, read_client_index
+from samara.server.commands import app as server_commands
+from samara.server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.live.server_port import note_port
+from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
+from samara.shared.invitation import (
     MAX_WELCOME_BYTES,
     InvitationCode,
     Welcome,
 )
-from shared.signing import SigningKey
+from samara.shared.signing import SigningKey
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_scenario_of_another_operator_is_not_taken(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import shared.files as files
+import samara.shared.files as files
 count, at = 0, int(sys.argv[1])
 def killing(function):
     def call(*arguments):
@@ -216,8 +216,8 @@ def killing(function):
         return function(*arguments)
     return call
 os.fsync, os.replace = killing(os.fsync), killing(os.replace)
-from devices.live.join import join_run
-from shared.invitation import InvitationCode
+from samara.devices.live.join import join_run
+from samara.shared.invitation import InvitationCode
 join_run(sys.argv[2], InvitationCode.parse(sys.argv[3]), Path(sys.argv[4]))
 print(count)
 """

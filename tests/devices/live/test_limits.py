@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.forward.turns import Turns
-from client.protocol.pauses import Pauses
-from client.protocol.work_costs import COSTS_FILE, WorkCost, WorkCosts
-from devices.jetson import telemetry
-from devices.jetson.telemetry import Reading, Sensors
-from devices.live.limits import DeviceLimits, is_within, parse_hours
-from devices.live.sensor_watch import STALE_SECONDS, SensorWatch
-from shared.errors import ConfigError, PausedError, TrainerError
+from samara.client.forward.turns import Turns
+from samara.client.protocol.pauses import Pauses
+from samara.client.protocol.work_costs import COSTS_FILE, WorkCost, WorkCosts
+from samara.devices.jetson import telemetry
+from samara.devices.jetson.telemetry import Reading, Sensors
+from samara.devices.live.limits import DeviceLimits, is_within, parse_hours
+from samara.devices.live.sensor_watch import STALE_SECONDS, SensorWatch
+from samara.shared.errors import ConfigError, PausedError, TrainerError
 
 NOON = time(12)
 
@@ -105,7 +105,7 @@ def test_a_watch_looks_on_its_own_and_survives_a_sensor_that_fails(
 ) -> None:
     import threading
 
-    monkeypatch.setattr("devices.live.sensor_watch.SECONDS_BETWEEN", 0.001)
+    monkeypatch.setattr("samara.devices.live.sensor_watch.SECONDS_BETWEEN", 0.001)
     looks, enough = [0], threading.Event()
 
     def read() -> Reading:
@@ -216,7 +216,7 @@ def test_a_pause_that_lasts_too_long_ends_the_message_and_no_other_work_waits() 
 
 
 def test_the_load_of_others_is_not_this_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from devices.jetson.telemetry import _Counters
+    from samara.devices.jetson.telemetry import _Counters
 
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     before = _Counters(10.0, 100.0, 50.0, 7.0)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from devices.live import local_trainer
-from devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
-from devices.live.local_trainer import find_or_start_trainer, keep_trainer
-from devices.live.processes import exclusive_lock
-from shared.errors import DeviceError, TrainerError
+from samara.devices.live import local_trainer
+from samara.devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
+from samara.devices.live.local_trainer import find_or_start_trainer, keep_trainer
+from samara.devices.live.processes import exclusive_lock
+from samara.shared.errors import DeviceError, TrainerError
 
 
 class Trainer:

@@ -10,20 +10,20 @@ import pytest
 from helpers import instruction_with, report_to, tree_of
 from typer.testing import CliRunner
 
-from client.protocol.answer_log import AnswerLog
-from devices.live import sealed_archive
-from devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
-from devices.live.client_supervisor import load_client_index
-from devices.live.client_supervisor import up as client_up
-from devices.live.commands import app as client_app
-from devices.live.forgetting import Forgotten, describe_rest, find_files, forget
-from devices.live.keys import create_key, read_client_index
-from devices.live.moving import import_client, move_client
-from devices.live.processes import exclusive_lock
-from devices.live.sealed_archive import write_archive
-from devices.live.settings import ClientSettings
-from shared.archive import ArchivedFile
-from shared.errors import ArchiveError, ConfigError, DeviceError, SamaraError, TrainerError
+from samara.client.protocol.answer_log import AnswerLog
+from samara.devices.live import sealed_archive
+from samara.devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
+from samara.devices.live.client_supervisor import load_client_index
+from samara.devices.live.client_supervisor import up as client_up
+from samara.devices.live.commands import app as client_app
+from samara.devices.live.forgetting import Forgotten, describe_rest, find_files, forget
+from samara.devices.live.keys import create_key, read_client_index
+from samara.devices.live.moving import import_client, move_client
+from samara.devices.live.processes import exclusive_lock
+from samara.devices.live.sealed_archive import write_archive
+from samara.devices.live.settings import ClientSettings
+from samara.shared.archive import ArchivedFile
+from samara.shared.errors import ArchiveError, ConfigError, DeviceError, SamaraError, TrainerError
 
 PASSPHRASE = "correct horse"
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"

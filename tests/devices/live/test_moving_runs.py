@@ -9,15 +9,15 @@ from federations import Live, Settings, config_of, ledger_of
 from helpers import tree_of
 from residents import device_settings
 
-from client.app import TRAINER
-from client.protocol.answer_log import read_answers
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from devices.live import sealed_archive
-from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
-from devices.live.moving import import_client, move_client
-from devices.live.settings import ClientSettings
-from server.app import serve
+from samara.client.app import TRAINER
+from samara.client.protocol.answer_log import read_answers
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live import sealed_archive
+from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from samara.devices.live.moving import import_client, move_client
+from samara.devices.live.settings import ClientSettings
+from samara.server.app import serve
 
 PASSPHRASE = "correct horse"
 

@@ -13,13 +13,14 @@ from federations import config_of
 from live import make_certificate
 from typer.testing import CliRunner
 
-from devices.hardware.memory_footprint import MemoryFootprint
-from devices.hardware.profile import load_device, shipped_devices
-from devices.live import join, preflight
-from devices.live.client_folder import check_name
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.memory_check import default_profile, expected_footprint, free_on
-from devices.live.preflight import (
+from samara.command import app
+from samara.devices.hardware.memory_footprint import MemoryFootprint
+from samara.devices.hardware.profile import load_device, shipped_devices
+from samara.devices.live import join, preflight
+from samara.devices.live.client_folder import check_name
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.memory_check import default_profile, expected_footprint, free_on
+from samara.devices.live.preflight import (
     check_bitsandbytes,
     check_clock,
     check_memory,
@@ -28,18 +29,17 @@ from devices.live.preflight import (
     check_superlink,
     check_torch,
 )
-from devices.live.settings import (
+from samara.devices.live.settings import (
     ClientSettings,
     resolve_device,
     resolve_device_settings,
 )
-from devices.live.supernode import Reachability, watch_requests
-from samara.command import app
-from shared.addresses import parse_address
-from shared.check_result import CheckResult, Outcome, check_disk
-from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError, InvitationError, SamaraError
-from shared.sections import ModelSettings
+from samara.devices.live.supernode import Reachability, watch_requests
+from samara.shared.addresses import parse_address
+from samara.shared.check_result import CheckResult, Outcome, check_disk
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DeviceError, InvitationError, SamaraError
+from samara.shared.sections import ModelSettings
 
 GIB = 2**30
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import httpx
 import pytest
+import tomli_w
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from helpers import ROOT
 from live import attempts
 
 from benchmarks.faults.ports import free_address
-from client.protocol.resident_trainer import _read_server_config
-from devices.live import executor
-from devices.live.bundle_check import COMPARED_PACKAGES, describe_difference
-from devices.live.keys import create_key, read_client_index
-from devices.live.processes import (
+from samara.client.protocol.resident_trainer import _read_server_config
+from samara.devices.live import executor
+from samara.devices.live.bundle_check import describe_difference
+from samara.devices.live.keys import create_key, read_client_index
+from samara.devices.live.processes import (
     SupervisedProcess,
     check_not_revoked,
     describe_exit,
@@ -35,23 +35,15 @@ from devices.live.processes import (
     restart_delay,
     status_of_rejection,
 )
-from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.config import RunConfig
-from shared.errors import CodeError, DeviceError, FrameError, RejectedError
-from shared.flower_compat import Fab, SendTaskHeartbeatRequest
-from shared.rejection import RejectionCode, describe_rejection, rejection_in
-from shared.wire import FRAME_VERSION, Kind, kind_of, pack
+from samara.server.live.bundle import build_bundle
+from samara.shared.client_index import MAX_CLIENT, client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.errors import CodeError, DeviceError, FrameError, RejectedError
+from samara.shared.flower_compat import Fab, SendTaskHeartbeatRequest
+from samara.shared.rejection import RejectionCode, describe_rejection, rejection_in
+from samara.shared.wire import FRAME_VERSION, Kind, kind_of, pack
 
 SECONDS = 20.0
-APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
-
-
-def installed() -> dict[str, bytes]:
-    return {
-        path.relative_to(ROOT).as_posix(): path.read_bytes()
-        for package in COMPARED_PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-    } | {"pyproject.toml": APP}
 
 
 def bundle(files: Mapping[str, bytes]) -> bytes:
@@ -62,39 +54,43 @@ def bundle(files: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
-def test_the_server_half_of_a_bundle_is_not_compared() -> None:
-    assert describe_difference(bundle(installed())) == ""
-    other_server = bundle(installed() | {"server/app.py": b"import os", "README.md": b"x"})
-    assert describe_difference(other_server) == ""
+def app(version: object, **samara: object) -> bytes:
+    content = {"project": {"version": version}, "tool": {"samara": samara}}
+    return tomli_w.dumps(content).encode()
 
 
 @pytest.mark.parametrize(
-    ("change", "difference"),
+    ("shipped", "difference"),
     [
-        ({"client/app.py": b"import os"}, "client/app.py differs"),
-        ({"client/new.py": b""}, "client/new.py is not installed"),
-        ({"shared/model/extra.py": b""}, "shared/model/extra.py is not installed"),
-        ({"pyproject.toml": APP.replace(b"client.app:app", b"evil:app")}, "'evil:app'"),
-        ({"pyproject.toml": b"[tool]\nflwr = 3"}, "its ClientApp is None"),
-        ({"pyproject.toml": b"\xff"}, "cannot be read"),
+        (app("0.0.9", **{"client-code": "0123456789ab"}), "'0.0.9' with code '0123456789ab', and"),
+        (app("0.0.9"), "'0.0.9', and here "),
+        (app(3, **{"client-code": [1]}), "'', and here "),
+        (app("9" * 100), f"'{'9' * 40}', and here "),
+        (b"tool = 3", "'', and here "),
+        (b"\xff", "its app cannot be read"),
     ],
 )
-def test_how_other_code_differs(change: dict[str, bytes], difference: str) -> None:
-    assert difference in describe_difference(bundle(installed() | change))
+def test_how_a_server_of_another_version_is_described(shipped: bytes, difference: str) -> None:
+    found = describe_difference(bundle({"pyproject.toml": shipped, "client/app.py": b"import os"}))
+    assert found.startswith(difference)
 
 
-def test_missing_code_and_rubbish() -> None:
-    less = installed()
-    del less["shared/frames/report.py"]
-    assert "shared/frames/report.py is missing" in describe_difference(bundle(less))
-    assert "cannot be read" in describe_difference(b"PK\x03\x04 rubbish")
-    assert "cannot be read" in describe_difference(bundle(installed())[:-40])
+def test_the_bundle_of_this_version_does_not_differ_and_rubbish_does() -> None:
+    own = build_bundle()
+    assert describe_difference(own) == ""
+    middle = own.index(b"pyproject.toml") + 200
+    for rubbish in (
+        *(b"", b"PK\x03\x04 rubbish", own[:-40], bundle({"client/app.py": b""})),
+        own[:middle] + bytes(50) + own[middle + 50 :],
+    ):
+        assert "cannot be read" in describe_difference(rubbish)
 
 
 def test_other_code_is_logged_once_and_the_installed_app_answers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evil = bundle(installed() | {"client/app.py": b"raise SystemExit", "shared/new.py": b""})
+    code = b"raise SystemExit"
+    evil = bundle({"pyproject.toml": app("6"), "client/app.py": code, "samara/__init__.py": code})
     fab = Fab(hashlib.sha256(evil).hexdigest(), evil, {})
     metadata = SimpleNamespace(message_type="query", group_id="1")
     message = SimpleNamespace(metadata=metadata, has_error=lambda: False)
@@ -102,12 +98,12 @@ def test_other_code_is_logged_once_and_the_installed_app_answers(
     monkeypatch.setattr(executor, "pull_task_input", lambda _: (message, None, None, fab))
     monkeypatch.setattr(executor, "push_message", lambda _, reply, __: sent.append(reply))
     monkeypatch.setattr(executor, "push_task_output", lambda *_, **__: None)
-    app: Any = lambda asked, _: asked  # noqa: E731
-    answering = executor.Executor(app, b"secret")
+    echo: Any = lambda asked, _: asked  # noqa: E731
+    answering = executor.Executor(echo, b"secret")
     for _ in range(2):
         answering._answer(None)  # type: ignore[arg-type]
     assert sent == [message, message]
-    assert caplog.text.count("another one: client/app.py differs") == 1
+    assert caplog.text.count("another one: '6', and here") == 1
 
 
 def test_several_tasks_are_answered_at_once_and_one_that_is_early_is_tried_again(
@@ -290,7 +286,7 @@ def test_a_task_of_a_supernode_that_has_ended_is_given_up_when_the_client_ends(
 def test_a_process_that_does_not_listen_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("devices.live.processes._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("samara.devices.live.processes._GRACE_SECONDS", 0.1)
     ready = tmp_path / "ready"
     deaf = (
         "import signal; signal.signal(15, signal.SIG_IGN);"
@@ -322,7 +318,7 @@ def test_a_child_does_not_outlive_its_parent() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux ends a child with its parent")
     child = (
-        "import os, sys, signal; from devices.live.processes import exit_with_parent;"
+        "import os, sys, signal; from samara.devices.live.processes import exit_with_parent;"
         "exit_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
     )
     parent = (

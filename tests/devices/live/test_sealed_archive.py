@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.live import sealed_archive
-from devices.live.sealed_archive import extract_archive, write_archive
-from shared import archive as archives
-from shared.archive import ArchivedFile, is_safe_path
-from shared.errors import ArchiveError
+from samara.devices.live import sealed_archive
+from samara.devices.live.sealed_archive import extract_archive, write_archive
+from samara.shared import archive as archives
+from samara.shared.archive import ArchivedFile, is_safe_path
+from samara.shared.errors import ArchiveError
 
 PASSPHRASE = "correct horse"
 CONTENTS = {"a": b"", "runs/0/session": bytes(range(200)), "b.json": b"x" * 64, "c/d": b"yes"}

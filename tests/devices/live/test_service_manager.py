@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from devices.live.service_manager import ALIVE, READY, notify_service_manager
+from samara.devices.live.service_manager import ALIVE, READY, notify_service_manager
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])

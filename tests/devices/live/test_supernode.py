@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from devices.live.executor import _task_connection
-from devices.live.server_contact import (
+from samara.devices.live.executor import _task_connection
+from samara.devices.live.server_contact import (
     CONTACT_FILE,
     describe_contact,
     note_answer,
@@ -20,8 +20,8 @@ from devices.live.server_contact import (
     note_rejection,
     note_silence,
 )
-from devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
-from shared.flower_compat import (
+from samara.devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
+from samara.shared.flower_compat import (
     PullObjectRequest,
     RunNotRunningException,
     end_tasks_of_lost_messages,
@@ -190,7 +190,7 @@ def test_a_request_of_a_task_that_has_ended_fails_at_once_and_interrupts_nobody(
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
     monkeypatch.setattr("os.kill", Mock(side_effect=AssertionError))
-    monkeypatch.setattr("devices.live.executor.HeartbeatSender", Mock())
+    monkeypatch.setattr("samara.devices.live.executor.HeartbeatSender", Mock())
     stop = Mock(is_set=lambda: False)
     with _task_connection(ADDRESS, "token", stop) as client, pytest.raises(httpx.HTTPStatusError):
         client.PullObject(PullObjectRequest())

@@ -10,24 +10,24 @@ import pytest
 from helpers import instruction_with, layout_of
 from typer.testing import CliRunner
 
-from client.protocol.remote_trainer import RemoteTrainer
-from devices.live import board as board_module
-from devices.live.board import Board
-from devices.live.commands import app
-from devices.live.gateway_check import check_gateways
-from devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
-from devices.live.keys import OWN_KEY_FILE, create_key
-from devices.live.settings import ClientSettings
-from devices.live.wire_choice import WireChoice, choose_wire
-from shared.check_result import Outcome
-from shared.config import RunConfig
-from shared.errors import ConfigError, InvitationError, RefusalCode
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal
-from shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
-from shared.ledger.catch_up import CatchUp
-from shared.polling import LEAST_PAUSE, pause_before_asking
-from shared.runs import run_id_of
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.devices.live import board as board_module
+from samara.devices.live.board import Board
+from samara.devices.live.commands import app
+from samara.devices.live.gateway_check import check_gateways
+from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
+from samara.devices.live.keys import OWN_KEY_FILE, create_key
+from samara.devices.live.settings import ClientSettings
+from samara.devices.live.wire_choice import WireChoice, choose_wire
+from samara.shared.check_result import Outcome
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, InvitationError, RefusalCode
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.refusal import Refusal
+from samara.shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.runs import run_id_of
 
 PRIVATE = {
     "privacy.mode": "central",

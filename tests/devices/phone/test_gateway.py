@@ -11,29 +11,29 @@ from flwr.app import ConfigRecord, RecordDict
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
 from helpers import instruction_with, layout_of
 
-from client.protocol.blob_receiver import receive_part
-from devices.live.gateway_stream import answer_tasks
-from devices.phone import gateway as gateway_module
-from devices.phone import relay
-from devices.phone.gateway_server import start_gateway
-from server.transport.blob_sender import BlobSender
-from server.transport.phone_grid import PhoneGrid
-from server.transport.roster import Roster
-from shared.blob_store import BlobStore, blob_hash
-from shared.client_index import client_index_of_key
-from shared.config import RunConfig
-from shared.errors import DeviceError, RefusalCode
-from shared.frames.hello import Hello
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
-from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.run_id import hash_identity
-from shared.run_terms import RunTerms
-from shared.runs import run_id_of
-from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
-from shared.wire import FRAMES, PERSONAL_ACTION, RECORD
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.client.protocol.blob_receiver import receive_part
+from samara.devices.live.gateway_stream import answer_tasks
+from samara.devices.phone import gateway as gateway_module
+from samara.devices.phone import relay
+from samara.devices.phone.gateway_server import start_gateway
+from samara.server.transport.blob_sender import BlobSender
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.server.transport.roster import Roster
+from samara.shared.blob_store import BlobStore, blob_hash
+from samara.shared.client_index import client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.errors import DeviceError, RefusalCode
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
+from samara.shared.proto.trainer_pb2_grpc import GatewayStub
+from samara.shared.run_id import hash_identity
+from samara.shared.run_terms import RunTerms
+from samara.shared.runs import run_id_of
+from samara.shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
+from samara.shared.wire import FRAMES, PERSONAL_ACTION, RECORD
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ class Fetching(Echo):
 def test_attached_phones_get_a_blob_through_the_gateway_and_join(
     served: Served, keys: list[SigningKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.transport.blob_sender.PART_BYTES", 1000)
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("samara.server.transport.blob_sender.PART_BYTES", 1000)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.1)
     (tmp_path / "basis").write_bytes(bytes(range(250)) * 20)
     blob = blob_hash(tmp_path / "basis")
     first, second = (
@@ -128,7 +128,7 @@ def test_a_refused_phone_is_told_why_through_its_gateway(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.1)
     phones = [
         Other(client_index_of_key(key.public), size)
         for key, size in zip(keys[:2], (20, 21), strict=True)

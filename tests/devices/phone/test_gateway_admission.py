@@ -16,25 +16,25 @@ import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
 from typer.testing import CliRunner
 
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.phone import gateway as gateway_module
-from devices.phone import gateway_server
-from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.commands import gateway as gateway_app
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE
-from devices.phone.gateway_certificate import GatewayCertificate
-from devices.phone.gateway_server import start_gateway
-from devices.phone.gateway_settings import GatewaySettings
-from devices.phone.phone_stream import _host_of
-from shared import rate_limit
-from shared.certificates import make_certificates, renew_certificate
-from shared.client_index import client_index_of_key
-from shared.errors import DeviceError
-from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
-from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import SigningKey, proof_bytes
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.phone import gateway as gateway_module
+from samara.devices.phone import gateway_server
+from samara.devices.phone.admitted_keys import AdmittedKeys
+from samara.devices.phone.commands import gateway as gateway_app
+from samara.devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
+from samara.devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE
+from samara.devices.phone.gateway_certificate import GatewayCertificate
+from samara.devices.phone.gateway_server import start_gateway
+from samara.devices.phone.gateway_settings import GatewaySettings
+from samara.devices.phone.phone_stream import _host_of
+from samara.shared import rate_limit
+from samara.shared.certificates import make_certificates, renew_certificate
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import DeviceError
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
+from samara.shared.proto.trainer_pb2_grpc import GatewayStub
+from samara.shared.signing import SigningKey, proof_bytes
 
 NOT_A_PROOF = FromPhone(result=TaskResult(number=1))
 

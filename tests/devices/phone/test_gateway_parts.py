@@ -12,24 +12,24 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
 from helpers import layout_of
 
-from devices.live.gateway_endpoint import GatewayEndpoint
-from devices.live.gateway_stream import attach
-from devices.live.keys import read_client_index
-from devices.live.settings import ClientSettings
-from devices.live.stream_wire import StreamWire
-from devices.phone import gateway as gateways
-from devices.phone import relay
-from shared.client_index import client_index_of_key
-from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError, RefusalCode, RejectedError
-from shared.frames.hello import Hello
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import Challenge, Task, TaskKind, ToPhone
-from shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
-from shared.signing import SigningKey
-from shared.wire import ATTACHED, CLIENTS, FRAMES, IN_PARTS, KNOWN, PENDING, RECORD, SESSION
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.devices.live.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.keys import read_client_index
+from samara.devices.live.settings import ClientSettings
+from samara.devices.live.stream_wire import StreamWire
+from samara.devices.phone import gateway as gateways
+from samara.devices.phone import relay
+from samara.shared.client_index import client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DeviceError, RefusalCode, RejectedError
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.proto.trainer_pb2 import Challenge, Task, TaskKind, ToPhone
+from samara.shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
+from samara.shared.signing import SigningKey
+from samara.shared.wire import ATTACHED, CLIENTS, FRAMES, IN_PARTS, KNOWN, PENDING, RECORD, SESSION
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_board_says_that_a_gateway_is_too_old_for_it(keys: list[SigningKey], b
 def test_a_board_goes_to_the_next_gateway_when_one_does_not_answer(
     served: Served, keys: list[SigningKey], board: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devices.live.gateway_stream.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("samara.devices.live.gateway_stream.FIRST_PAUSE", 0.01)
     nobody, stop = GatewayEndpoint("127.0.0.1:1", insecure=True), threading.Event()
     noted: list[tuple[str, bool]] = []
     threading.Thread(
@@ -251,7 +251,7 @@ def test_a_board_goes_to_the_next_gateway_when_one_does_not_answer(
 def test_only_when_every_gateway_rejects_its_key_a_board_gives_up(
     keys: list[SigningKey], board: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devices.live.gateway_stream.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("samara.devices.live.gateway_stream.FIRST_PAUSE", 0.01)
     with serve_phones(keys[1:]) as one, serve_phones(keys[1:]) as other:
         with pytest.raises(DeviceError, match="the gateway rejects this key"):
             attach(board, keys[0], one.endpoint, threading.Event(), [other.endpoint])

@@ -9,16 +9,16 @@ import grpc
 import pytest
 from gateways import SECONDS, Echo, Served, keys_in, opened_stream, serve_phones
 
-from client.forward.turns import forward_pass
-from client.protocol.idle_work import InterruptionError
-from devices.live.gateway_stream import attach
-from devices.phone import gateway_process
-from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.gateway_process import _await_phones
-from devices.phone.reference_client.phone_worker import PhoneWorker
-from shared.client_index import client_index_of_key
-from shared.proto.trainer_pb2 import TaskKind
-from shared.signing import SigningKey
+from samara.client.forward.turns import forward_pass
+from samara.client.protocol.idle_work import InterruptionError
+from samara.devices.live.gateway_stream import attach
+from samara.devices.phone import gateway_process
+from samara.devices.phone.admitted_keys import AdmittedKeys
+from samara.devices.phone.gateway_process import _await_phones
+from samara.devices.phone.reference_client.phone_worker import PhoneWorker
+from samara.shared.client_index import client_index_of_key
+from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.signing import SigningKey
 
 
 class Due:

@@ -22,27 +22,27 @@ from phones import (
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime
-from devices.phone.commands import app
-from devices.phone.export import export_program, prepare_model
-from devices.phone.manifest import Manifest, PhoneQuantization
-from devices.phone.onnx_lowering import lower_to_onnx
-from devices.phone.page_server.published_files import program_files
-from devices.phone.program_index import ProgramIndex, tokenizer_folder
-from devices.phone.quantization import (
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.phone.commands import app
+from samara.devices.phone.export import export_program, prepare_model
+from samara.devices.phone.manifest import Manifest, PhoneQuantization
+from samara.devices.phone.onnx_lowering import lower_to_onnx
+from samara.devices.phone.page_server.published_files import program_files
+from samara.devices.phone.program_index import ProgramIndex, tokenizer_folder
+from samara.devices.phone.quantization import (
     GROUP,
     round_to_4_bits,
     round_to_float16,
     round_tokens_to_8_bits,
 )
-from devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
-from server.live.invitations import phone_welcome
-from shared.config import RunConfig
-from shared.errors import ConfigError, DeviceError, SamaraError
-from shared.frames.instructions import Split
-from shared.model.loading import load_base_model
-from shared.replay import STATE_BITS
+from samara.devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
+from samara.server.live.invitations import phone_welcome
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DeviceError, SamaraError
+from samara.shared.frames.instructions import Split
+from samara.shared.model.loading import load_base_model
+from samara.shared.replay import STATE_BITS
 
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
@@ -299,8 +299,8 @@ def test_what_onnx_runtime_has_not_is_refused(
 
 
 def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from devices.phone import onnx_lowering
-    from devices.phone.lowering import Method
+    from samara.devices.phone import onnx_lowering
+    from samara.devices.phone.lowering import Method
 
     monkeypatch.setattr(onnx_lowering, "MAX_GRAPH_BYTES", 10)
     with pytest.raises(ConfigError, match="use --quantization int8, or --runtime executorch"):
@@ -311,7 +311,7 @@ def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_package_is_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from devices.phone import extra
+    from samara.devices.phone import extra
 
     found = extra.importlib.util.find_spec
     monkeypatch.setattr(

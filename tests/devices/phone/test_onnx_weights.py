@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.phone import onnx_weights
-from devices.phone.onnx_weights import split_weights, store_as_float16, store_tables_as_int8
+from samara.devices.phone import onnx_weights
+from samara.devices.phone.onnx_weights import split_weights, store_as_float16, store_tables_as_int8
 
 onnx = pytest.importorskip("onnx", reason="pip install 'samara-fl[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")

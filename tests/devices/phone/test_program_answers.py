@@ -17,23 +17,23 @@ from phones import (
     use_torch_as_runtime,
 )
 
-from client.personal.personalizer import Personalizer
-from client.personal.runtime_learner import runtime_personalizer
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone.export import prepare_model
-from devices.phone.manifest import Manifest, manifest_file
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_learner import PhoneLearner
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl, write_examples
-from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, DeviceError
-from shared.frames.instructions import Split
-from shared.replay import STATE_BITS, to_float32
-from shared.runs import run_id_of
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.runtime_learner import runtime_personalizer
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone.export import prepare_model
+from samara.devices.phone.manifest import Manifest, manifest_file
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl, write_examples
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, DataError, DeviceError
+from samara.shared.frames.instructions import Split
+from samara.shared.replay import STATE_BITS, to_float32
+from samara.shared.runs import run_id_of
 
 LONG_WORDS = """
 name = "moods"

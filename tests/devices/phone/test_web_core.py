@@ -12,18 +12,31 @@ import pytest
 from page_frames import GOLDEN, check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
-from shared.directions import Distribution, directions
-from shared.errors import ReplayError
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.evaluation import Evaluation, EvaluationColumn
-from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split, TrainInstruction
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.frames.round_cost import RoundCost
-from shared.layout import Layout
-from shared.replay import CoefficientBlock, DenseValues, Entry, Shrink, quantize, replay, to_float32
-from shared.round_delta import (
+from samara.shared.directions import Distribution, directions
+from samara.shared.errors import ReplayError
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import (
+    EvaluateInstruction,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.round_cost import RoundCost
+from samara.shared.layout import Layout
+from samara.shared.replay import (
+    CoefficientBlock,
+    DenseValues,
+    Entry,
+    Shrink,
+    quantize,
+    replay,
+    to_float32,
+)
+from samara.shared.round_delta import (
     PERSONAL_TRACK,
     Contributor,
     DerivedSeeds,
@@ -31,7 +44,7 @@ from shared.round_delta import (
     PoolSeeds,
     RoundDelta,
 )
-from shared.wire import Kind
+from samara.shared.wire import Kind
 
 FRAMES, REPLAYS = 6000, 4000
 DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher")

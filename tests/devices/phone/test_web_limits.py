@@ -9,18 +9,18 @@ import pytest
 from page_runs import PageRun
 from typescript import RunCore
 
-from client.protocol.privacy_budget import OWN_DELTA
-from shared.errors import RefusalCode
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
-from shared.frames.instructions import Split
-from shared.frames.refusal import Refusal
-from shared.frames.vector_report import NoisedVectorReport, VectorReport
-from shared.ledger.catch_up import CatchUp
-from shared.privacy.accountant import epsilon_of
-from shared.privacy.terms import PrivacyTerms
-from shared.privacy.vector import SENSITIVITY
-from shared.proto.trainer_pb2 import TaskKind
-from shared.wire import Kind, kind_of
+from samara.client.protocol.privacy_budget import OWN_DELTA
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.privacy.accountant import epsilon_of
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.privacy.vector import SENSITIVITY
+from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.wire import Kind, kind_of
 
 PRIVATE = {
     "method": "global",

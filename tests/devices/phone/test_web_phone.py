@@ -16,24 +16,24 @@ from page_runs import CLIENT, PageRun
 from phones import assert_same_report
 from typescript import RunCore
 
-from client.personal.private_rounds import personal_ledger
-from client.protocol.answer_limits import LIVE_LEAST_BATCH
-from devices.live.keys import create_key
-from shared.errors import RefusalCode
-from shared.frames.evaluation import Evaluation
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
-from shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import LedgerHeader, read_records
-from shared.ledger.verification import verify_ledger
-from shared.proto.trainer_pb2 import TaskKind
-from shared.replay import to_float32
-from shared.signed_scenario import SignedScenario
-from shared.signing import SigningKey
-from shared.step_size import Observation, StepSize
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH
+from samara.devices.live.keys import create_key
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import LedgerHeader, read_records
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.replay import to_float32
+from samara.shared.signed_scenario import SignedScenario
+from samara.shared.signing import SigningKey
+from samara.shared.step_size import Observation, StepSize
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from page_frames import check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.masking import (
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -20,14 +20,19 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.report import Report
-from shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport, hide_report
-from shared.privacy.accountant import epsilon_of
-from shared.privacy.discrete_gaussian import sample_noise
-from shared.privacy.terms import PrivacyTerms
-from shared.privacy.vector import add_noise
-from shared.secure_aggregation.buckets import draw_buckets
-from shared.secure_aggregation.graph import neighbourhood_of
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import (
+    MaskedReport,
+    NoisedVectorReport,
+    VectorReport,
+    hide_report,
+)
+from samara.shared.privacy.accountant import epsilon_of
+from samara.shared.privacy.discrete_gaussian import sample_noise
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.privacy.vector import add_noise
+from samara.shared.secure_aggregation.buckets import draw_buckets
+from samara.shared.secure_aggregation.graph import neighbourhood_of
 
 FRAMES = 1100
 PRIVATE = {"privacy.mode": "distributed", "privacy.honest-share": 0.7, "privacy.epsilon": 4.0}

@@ -3,9 +3,9 @@
 from cryptography.hazmat.primitives.asymmetric import ec
 from typescript import RunCore
 
-from shared.client_index import client_index_of_key
-from shared.errors import FrameError
-from shared.proto.trainer_pb2 import (
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import FrameError
+from samara.shared.proto.trainer_pb2 import (
     Challenge,
     FromPhone,
     Proof,
@@ -14,7 +14,7 @@ from shared.proto.trainer_pb2 import (
     TaskResult,
     ToPhone,
 )
-from shared.signing import answer_bytes, is_signed_by, proof_bytes, public_pem, sign
+from samara.shared.signing import answer_bytes, is_signed_by, proof_bytes, public_pem, sign
 
 
 def test_signatures_of_every_curve_are_checked(run_page: RunCore) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from helpers import ROOT
 
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
 
 SCRIPT = ROOT / "examples" / "converters" / "mailbox_texts.py"
 MBOX = """\

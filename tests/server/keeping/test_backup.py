@@ -14,28 +14,28 @@ from flwr.app import Message, MessageType
 from helpers import tree_of
 from typer.testing import CliRunner
 
-from server.app import serve
-from server.commands import app
-from server.keeping.backup import Backup, back_up
-from server.keeping.doctor import examine
-from server.keeping.restoring import restore
-from server.live.run_lock import MOVED_FILE, lock_run
-from server.restored_run import RESTORED_FILE
-from server.rounds.releases import RELEASES_FILE, read_releases
-from server.store import METRICS_FILE, replay_run
-from shared.blob_store import BlobStore
-from shared.blobs import publish_blobs
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from shared.check_result import CheckResult, Outcome
-from shared.config import RunConfig
-from shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
-from shared.event_parts import is_part
-from shared.events import read_whole_events
-from shared.ledger.reading import read_ledger, segment_paths
-from shared.result import RESULT_FILE, read_result
-from shared.run_settings import SETTINGS_FILE
-from simulations.engine import InProcessGrid
-from simulations.simulate import simulate
+from samara.server.app import serve
+from samara.server.commands import app
+from samara.server.keeping.backup import Backup, back_up
+from samara.server.keeping.doctor import examine
+from samara.server.keeping.restoring import restore
+from samara.server.live.run_lock import MOVED_FILE, lock_run
+from samara.server.restored_run import RESTORED_FILE
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.server.store import METRICS_FILE, replay_run
+from samara.shared.blob_store import BlobStore
+from samara.shared.blobs import publish_blobs
+from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.check_result import CheckResult, Outcome
+from samara.shared.config import RunConfig
+from samara.shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
+from samara.shared.event_parts import is_part
+from samara.shared.events import read_whole_events
+from samara.shared.ledger.reading import read_ledger, segment_paths
+from samara.shared.result import RESULT_FILE, read_result
+from samara.shared.run_settings import SETTINGS_FILE
+from samara.simulations.engine import InProcessGrid
+from samara.simulations.simulate import simulate
 
 
 def serve_until(
@@ -120,7 +120,7 @@ def test_a_backup_of_any_moment_can_be_restored(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken at every message, so also between a round's record, its event and its snapshot."""
-    monkeypatch.setattr("shared.event_parts.PART_BYTES", 3_000)
+    monkeypatch.setattr("samara.shared.event_parts.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
     plain, taken = grid._deliver, dict[int, Backup]()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.keeping.backup_file import extract_backup, write_backup
-from shared.archive import ArchivedFile
-from shared.errors import ArchiveError
+from samara.server.keeping.backup_file import extract_backup, write_backup
+from samara.shared.archive import ArchivedFile
+from samara.shared.errors import ArchiveError
 
 CONTENTS = {"a": b"", "ledger/0000000001.seg": bytes(range(200)), "certificates/ca.key": b"secret"}
 

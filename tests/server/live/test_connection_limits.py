@@ -14,11 +14,11 @@ import httpx
 import pytest
 from uvicorn import Config, Server
 
-from server.live import connection_limits as limits
-from server.live.connection_limits import LimitedLoop, LimitedProtocol
-from shared.certificates import TlsFiles, make_certificates
-from shared.http import limited_listener
-from shared.http.limited_listener import LimitedListener
+from samara.server.live import connection_limits as limits
+from samara.server.live.connection_limits import LimitedLoop, LimitedProtocol
+from samara.shared.certificates import TlsFiles, make_certificates
+from samara.shared.http import limited_listener
+from samara.shared.http.limited_listener import LimitedListener
 
 SECONDS = 30.0
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"

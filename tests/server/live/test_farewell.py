@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from superlinks import Display, Serve, SuperLink, Time, server_of, set_clock
 
-from server.live.farewell import describe_names
-from server.live.keys import ClientKeys
-from server.live.superlink_process import Node
-from server.live.told_clients import TOLD_FILE, ToldClients
-from shared.errors import SamaraError
+from samara.server.live.farewell import describe_names
+from samara.server.live.keys import ClientKeys
+from samara.server.live.superlink_process import Node
+from samara.server.live.told_clients import TOLD_FILE, ToldClients
+from samara.shared.errors import SamaraError
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from flwr.proto.message_pb2 import PushObjectRequest as ObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
-from server.live import fleet_filter, open_requests, told_clients
-from server.live.keys import ClientKeys
-from server.live.superlink import AccessFilter
-from server.live.told_clients import TOLD_FILE
-from shared.flower_compat import SUPERLINK_NODE_ID
-from shared.rejection import HEADER, RejectionCode, rejection_in
-from shared.signing import SigningKey
+from samara.server.live import fleet_filter, open_requests, told_clients
+from samara.server.live.keys import ClientKeys
+from samara.server.live.superlink import AccessFilter
+from samara.server.live.told_clients import TOLD_FILE
+from samara.shared.flower_compat import SUPERLINK_NODE_ID
+from samara.shared.rejection import HEADER, RejectionCode, rejection_in
+from samara.shared.signing import SigningKey
 
 NODE, OTHER = 11, 12
 MAX_BYTES = 2**20

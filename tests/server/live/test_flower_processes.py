@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.live.flower_processes import SERVER_APP, SUPEREXEC
-from server.live.superlink_process import SuperLinkProcess
+from samara.server.live.flower_processes import SERVER_APP, SUPEREXEC
+from samara.server.live.superlink_process import SuperLinkProcess
 
 WAIT = "import sys; print(flush=True); sys.stdin.read()"
 

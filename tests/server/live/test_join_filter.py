@@ -9,14 +9,14 @@ import httpx
 import pytest
 from invitations import access_to, invite, names, new_run, post, request_of, serve
 
-from devices.live.join import join_run
-from devices.live.keys import OWN_KEY_FILE
-from server.live.invitations import Invitations
-from server.live.join_filter import MAX_REQUESTS, JoinFilter
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.errors import InvitationError
-from shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
-from shared.signing import SigningKey
+from samara.devices.live.join import join_run
+from samara.devices.live.keys import OWN_KEY_FILE
+from samara.server.live.invitations import Invitations
+from samara.server.live.join_filter import MAX_REQUESTS, JoinFilter
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.errors import InvitationError
+from samara.shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.signing import SigningKey
 
 
 class Clock:

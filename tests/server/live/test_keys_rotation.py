@@ -13,19 +13,19 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from benchmarks.faults.toy_client import app
-from devices.live.keys import create_key, read_client_index
-from devices.phone.commands import app as phone_commands
-from server.commands import app as commands
-from server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
-from server.transport import roster as module
-from server.transport.roster import Roster
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.errors import DeviceError, SamaraError
-from shared.frames.hello import Hello
-from shared.signing import SigningKey
-from shared.wire import RECORD
-from simulations.engine import InProcessGrid
+from samara.devices.live.keys import create_key, read_client_index
+from samara.devices.phone.commands import app as phone_commands
+from samara.server.commands import app as commands
+from samara.server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
+from samara.server.transport import roster as module
+from samara.server.transport.roster import Roster
+from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.client_index import MAX_CLIENT, client_index_of_key
+from samara.shared.errors import DeviceError, SamaraError
+from samara.shared.frames.hello import Hello
+from samara.shared.signing import SigningKey
+from samara.shared.wire import RECORD
+from samara.simulations.engine import InProcessGrid
 
 
 def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from server.live.connections import CONNECTIONS_FILE, write_connections
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.run_status import ClientStatus, RunStatus
-from server.live.server_log import LOG_FILE, REFUSED_EVENT
-from server.live.status import StatusReader
-from server.live.superlink_process import Node
-from server.store import METRICS_FILE
-from server.watch.client_order import clients_to_show
-from server.watch.metrics import METRICS, MOST_CLIENTS, metrics_text
-from server.watch.page import page_value
-from server.watch.terminal import byte_text, render_status, sparkline
-from shared.events import append_event
+from samara.server.live.connections import CONNECTIONS_FILE, write_connections
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.run_status import ClientStatus, RunStatus
+from samara.server.live.server_log import LOG_FILE, REFUSED_EVENT
+from samara.server.live.status import StatusReader
+from samara.server.live.superlink_process import Node
+from samara.server.store import METRICS_FILE
+from samara.server.watch.client_order import clients_to_show
+from samara.server.watch.metrics import METRICS, MOST_CLIENTS, metrics_text
+from samara.server.watch.page import page_value
+from samara.server.watch.terminal import byte_text, render_status, sparkline
+from samara.shared.events import append_event
 
 NAMES = "kitchen", "garden", "attic"
 MARKUP = "<script>alert(1)</script> [red]no[/red]"

@@ -12,16 +12,16 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from superlinks import BUSY, Display, Serve, SuperLink, Time, server_of, set_clock
 
-from server import app as server_app
-from server.live.busy import NoAnswerError
-from server.live.keys import ClientKeys
-from server.live.server_log import limit_log
-from server.live.superlink import RUN_ERROR
-from server.store import METRICS_FILE
-from shared.config import RunConfig
-from shared.errors import SamaraError
-from shared.events import EventFollower, append_event
-from simulations.engine import InProcessGrid
+from samara.server import app as server_app
+from samara.server.live.busy import NoAnswerError
+from samara.server.live.keys import ClientKeys
+from samara.server.live.server_log import limit_log
+from samara.server.live.superlink import RUN_ERROR
+from samara.server.store import METRICS_FILE
+from samara.shared.config import RunConfig
+from samara.shared.errors import SamaraError
+from samara.shared.events import EventFollower, append_event
+from samara.simulations.engine import InProcessGrid
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def serve(tmp_path: Path, clock: Time) -> Serve:
 def test_a_log_is_begun_anew_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.live.server_log._MAX_LOG_BYTES", 10_000)
+    monkeypatch.setattr("samara.server.live.server_log._MAX_LOG_BYTES", 10_000)
     file = tmp_path / "log.jsonl"
     follower, numbers = EventFollower(file), []
     with file.open("ab") as log:  # as the processes of a run have it open

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import samara.command
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.live.server_log import LOG_FILE, REFUSED_EVENT
-from server.live.status import read_status
-from shared.errors import SamaraError
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.server_log import LOG_FILE, REFUSED_EVENT
+from samara.server.live.status import read_status
+from samara.shared.errors import SamaraError
 
 
 def write_log(run: Path, *messages: str) -> None:

@@ -16,10 +16,10 @@ import pytest
 from live import serve_app
 from typer.testing import CliRunner
 
-from server.commands import app as commands
-from server.live.superlink import SECRET_HEADER, AccessFilter
-from server.live.superlink_process import SuperLinkProcess
-from shared.flower_compat import ControlHttpClient, ListNodesRequest
+from samara.server.commands import app as commands
+from samara.server.live.superlink import SECRET_HEADER, AccessFilter
+from samara.server.live.superlink_process import SuperLinkProcess
+from samara.shared.flower_compat import ControlHttpClient, ListNodesRequest
 
 SECRET = b"5e" * 32
 CONTROL_PATHS = (
@@ -137,7 +137,7 @@ def test_the_server_itself_uses_the_secret_of_the_superlinks_start(
         environment.update(env)
         raise _StartError
 
-    monkeypatch.setattr("server.live.superlink_process.subprocess.Popen", start)
+    monkeypatch.setattr("samara.server.live.superlink_process.subprocess.Popen", start)
     secrets = []
     for _ in range(2):
         superlink = SuperLinkProcess(folder, "127.0.0.1", 0, None, 100)

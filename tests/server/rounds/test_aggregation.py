@@ -9,14 +9,14 @@ import pytest
 from helpers import instruction_with, report_to
 from numpy.typing import NDArray
 
-from server.rounds.aggregation import aggregate, check_report
-from server.rounds.sampling import sample_cohort
-from shared.directions import directions
-from shared.errors import ReplayError, ReportError, SamaraError
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.replay import replay
-from shared.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
+from samara.server.rounds.aggregation import aggregate, check_report
+from samara.server.rounds.sampling import sample_cohort
+from samara.shared.directions import directions
+from samara.shared.errors import ReplayError, ReportError, SamaraError
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.replay import replay
+from samara.shared.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
 
 CAP = 10_000
 ASKED = instruction_with(steps=4, queries=3)

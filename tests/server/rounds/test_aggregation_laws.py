@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from server.rounds.aggregation import aggregate
-from server.rounds.rule import Rule
-from server.rounds.sampling import sample_cohort
-from shared.frames.instructions import SeedPolicy
-from shared.frames.report import Report
-from shared.replay import replay, zero_state
+from samara.server.rounds.aggregation import aggregate
+from samara.server.rounds.rule import Rule
+from samara.server.rounds.sampling import sample_cohort
+from samara.shared.frames.instructions import SeedPolicy
+from samara.shared.frames.report import Report
+from samara.shared.replay import replay, zero_state
 
 EXAMPLES = st.integers(1, 2**32 - 1)
 POLICIES = st.sampled_from(SeedPolicy)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.rounds.clustering import (
+from samara.server.rounds.clustering import (
     cluster_clients,
     cosine_similarities,
     distinctive_parts,
     nearest_cluster,
 )
-from shared.config import RunConfig
+from samara.shared.config import RunConfig
 
 
 def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[int, np.ndarray]:

@@ -12,21 +12,21 @@ from commands import Run
 from federations import Settings, config_of, grid_of
 from flwr.app import Message, MessageType
 
-from client.app import app as client_app
-from server.app import serve
-from server.rounds.clusters import cluster_folder
-from server.rounds.strategy import ScalarStrategy
-from server.store import read_layout, replay_run
-from server.transport.clock import SystemClock
-from shared.errors import SamaraError
-from shared.events import read_events
-from shared.frames.instructions import CLUSTERING_TRACK, TrainInstruction
-from shared.ledger.reading import read_ledger
-from shared.replay import digest
-from shared.result import RunResult, read_result
-from simulations.adapter import FinishedRun
-from simulations.engine import InProcessGrid
-from simulations.simulate import simulate
+from samara.client.app import app as client_app
+from samara.server.app import serve
+from samara.server.rounds.clusters import cluster_folder
+from samara.server.rounds.strategy import ScalarStrategy
+from samara.server.store import read_layout, replay_run
+from samara.server.transport.clock import SystemClock
+from samara.shared.errors import SamaraError
+from samara.shared.events import read_events
+from samara.shared.frames.instructions import CLUSTERING_TRACK, TrainInstruction
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.replay import digest
+from samara.shared.result import RunResult, read_result
+from samara.simulations.adapter import FinishedRun
+from samara.simulations.engine import InProcessGrid
+from samara.simulations.simulate import simulate
 
 
 def _swapped(data_file: Path, folder: Path) -> Path:

@@ -10,28 +10,28 @@ from federations import Settings, config_of
 from helpers import layout_of
 from numpy.typing import NDArray
 
-from client.personal.private_fit import make_private_fit
-from client.personal.runtime_learner import RuntimeLearner
-from client.training.model_runtime import load_run
-from server.rounds.aggregation import aggregate
-from server.rounds.answered_round import RoundAnswers
-from server.rounds.common_intercept import common_intercept
-from server.rounds.evaluation import is_comparison
-from server.rounds.releases import RELEASES_FILE, read_releases
-from server.rounds.rule import Rule
-from server.store import LEDGER_FOLDER, RunStore
-from shared.contrasts import contrasts
-from shared.errors import TrainingError
-from shared.frames.instructions import Split, token_of
-from shared.frames.report import Report
-from shared.intercept_round import INTERCEPT_LIMIT, intercept_instruction
-from shared.layout import Tensor
-from shared.ledger.reading import read_ledger
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import verify_ledger
-from shared.replay import DenseValues, to_float32
-from simulations.adapter import FinishedRun, export
-from simulations.simulate import simulate
+from samara.client.personal.private_fit import make_private_fit
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.training.model_runtime import load_run
+from samara.server.rounds.aggregation import aggregate
+from samara.server.rounds.answered_round import RoundAnswers
+from samara.server.rounds.common_intercept import common_intercept
+from samara.server.rounds.evaluation import is_comparison
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.server.rounds.rule import Rule
+from samara.server.store import LEDGER_FOLDER, RunStore
+from samara.shared.contrasts import contrasts
+from samara.shared.errors import TrainingError
+from samara.shared.frames.instructions import Split, token_of
+from samara.shared.frames.report import Report
+from samara.shared.intercept_round import INTERCEPT_LIMIT, intercept_instruction
+from samara.shared.layout import Tensor
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import DenseValues, to_float32
+from samara.simulations.adapter import FinishedRun, export
+from samara.simulations.simulate import simulate
 
 LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)
 """How often each of six raters says yes, whatever the text is."""

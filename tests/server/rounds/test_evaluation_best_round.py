@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from federations import Settings, config_of
 
-from server.rounds.evaluation import find_best_round, find_lowest_loss
-from shared.ledger.reading import read_ledger
-from shared.result import RunResult, read_result
-from simulations.simulate import simulate
+from samara.server.rounds.evaluation import find_best_round, find_lowest_loss
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import RunResult, read_result
+from samara.simulations.simulate import simulate
 
 
 def test_a_run_returns_to_its_best_round(small: Settings) -> None:

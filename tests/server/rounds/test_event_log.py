@@ -1,6 +1,6 @@
 """What the server says of clients that refuse."""
 
-from server.rounds.event_log import describe_refusals
+from samara.server.rounds.event_log import describe_refusals
 
 
 def test_clients_of_one_reason_are_named_together() -> None:

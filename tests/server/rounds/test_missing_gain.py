@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from results import result_of, write_result
 
-import server.app
-from server.live.server_log import LOG_FILE
-from server.rounds.missing_gain import describe_missing_gain
-from shared.config import RunConfig
+import samara.server.app
+from samara.server.live.server_log import LOG_FILE
+from samara.server.rounds.missing_gain import describe_missing_gain
+from samara.shared.config import RunConfig
 
 READOUT, MEAN = "adapter.layers = readout", "aggregation.rule = mean"
 BEST, MORE = "evaluate.best = true", "more validation examples"
@@ -123,11 +123,11 @@ def test_a_server_logs_that_its_run_gained_nothing(
 ) -> None:
     """The display and the page of a live server show what its log has."""
     run = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
-    monkeypatch.setattr(server.app, "serve", lambda *_, **__: run)
-    monkeypatch.setattr(server.app, "prepare_grid", lambda grid, _: grid)
+    monkeypatch.setattr(samara.server.app, "serve", lambda *_, **__: run)
+    monkeypatch.setattr(samara.server.app, "prepare_grid", lambda grid, _: grid)
     grid: Any = None
     context: Any = SimpleNamespace(run_config={"out": str(run)})
-    server.app.main(grid, context)
+    samara.server.app.main(grid, context)
     lines = [json.loads(line) for line in (run / LOG_FILE).read_text().splitlines()]
     assert [line["message"] for line in lines if line["level"] == "warning"] == [
         "validation shows no gain."

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from private_rounds import ASKED, CLIP, ROUNDS, aggregator, gradients, hidden, none_left, vectors
 
-from server.rounds.private_aggregator import PrivateAggregator
-from server.rounds.releases import RELEASES_FILE, describe_spent, read_releases
-from server.rounds.validator import ValidatedReplies
-from shared.errors import LedgerError, ReplayError, TrainingError
-from shared.frames.instructions import TrainInstruction, token_of
-from shared.frames.report import Report
-from shared.frames.vector_report import VectorReport
-from shared.privacy.accountant import epsilon_of, rho_of
-from shared.privacy.adaptive_clip import next_clip
-from shared.privacy.vector import SENSITIVITY
+from samara.server.rounds.private_aggregator import PrivateAggregator
+from samara.server.rounds.releases import RELEASES_FILE, describe_spent, read_releases
+from samara.server.rounds.validator import ValidatedReplies
+from samara.shared.errors import LedgerError, ReplayError, TrainingError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import VectorReport
+from samara.shared.privacy.accountant import epsilon_of, rho_of
+from samara.shared.privacy.adaptive_clip import next_clip
+from samara.shared.privacy.vector import SENSITIVITY
 
 
 def test_the_delta_is_that_of_the_mean_of_clipped_vectors(tmp_path: Path) -> None:

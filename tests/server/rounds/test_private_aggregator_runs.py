@@ -16,20 +16,26 @@ from federations import (
 )
 from flwr.app import Message
 
-from server.app import serve
-from server.rounds import private_aggregator
-from server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog, read_releases
-from server.store import replay_run
-from shared.config import RunConfig
-from shared.errors import TrainingError
-from shared.frames.vector_report import VectorReport
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_ledger
-from shared.privacy.accountant import rho_of
-from shared.privacy.vector import SENSITIVITY
-from shared.result import RunResult, read_result
-from shared.wire import Kind, kind_of
-from simulations.simulate import simulate
+from samara.server.app import serve
+from samara.server.rounds import private_aggregator
+from samara.server.rounds.releases import (
+    RELEASES_FILE,
+    Release,
+    ReleasedSum,
+    ReleaseLog,
+    read_releases,
+)
+from samara.server.store import replay_run
+from samara.shared.config import RunConfig
+from samara.shared.errors import TrainingError
+from samara.shared.frames.vector_report import VectorReport
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.privacy.accountant import rho_of
+from samara.shared.privacy.vector import SENSITIVITY
+from samara.shared.result import RunResult, read_result
+from samara.shared.wire import Kind, kind_of
+from samara.simulations.simulate import simulate
 
 PRIVATE = {
     "privacy__mode": "central",

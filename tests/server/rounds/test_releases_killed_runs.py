@@ -14,13 +14,13 @@ from forked import LOADED
 from helpers import ROOT
 from killed_runs import CLIENTS, ROUNDS, STEPS, private_run
 
-from client.protocol.privacy_budget import Charge, ChargeLog
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.config import RunConfig
-from shared.frames.vector_report import NoisedVectorReport
-from shared.ledger.reading import read_ledger
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.client.protocol.privacy_budget import Charge, ChargeLog
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.config import RunConfig
+from samara.shared.frames.vector_report import NoisedVectorReport
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 MOMENTS = [
     f"{when} {step} {number}"
@@ -33,7 +33,7 @@ CONTINUES = ("before charge 4", "after release 2")
 RUN = """
 import json, sys
 from killed_runs import die_at, private_run
-from simulations.simulate import simulate
+from samara.simulations.simulate import simulate
 if sys.argv[2]:
     die_at(sys.argv[2])
 simulate(private_run(json.loads(sys.argv[1])))

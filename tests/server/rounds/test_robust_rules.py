@@ -9,8 +9,8 @@ import pytest
 from helpers import instruction_with, layout_of, report_to
 from numpy.typing import NDArray
 
-from server.rounds.aggregation import aggregate, mean_loss, observe_round
-from server.rounds.robust_rules import (
+from samara.server.rounds.aggregation import aggregate, mean_loss, observe_round
+from samara.server.rounds.robust_rules import (
     centering_weights,
     hostile_count,
     krum_selection,
@@ -18,14 +18,14 @@ from server.rounds.robust_rules import (
     trimmed_mean,
     usual_limit,
 )
-from server.rounds.rule import Rule
-from shared.config import RunConfig
-from shared.directions import directions
-from shared.errors import ConfigError
-from shared.frames.instructions import SeedPolicy, TrainInstruction
-from shared.frames.report import Report
-from shared.replay import replay, zero_state
-from shared.settings import with_current_keys
+from samara.server.rounds.rule import Rule
+from samara.shared.config import RunConfig
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.replay import replay, zero_state
+from samara.shared.settings import with_current_keys
 
 CAP = 10_000
 LAYOUT = layout_of(60)

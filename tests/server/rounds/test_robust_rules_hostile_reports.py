@@ -9,14 +9,14 @@ import pytest
 from federations import Settings, config_of
 
 from benchmarks.faults.false_reports import FORGERIES, HostileApp
-from server.app import serve
-from server.rounds.evaluation import TRIMMED_ACCURACY
-from server.rounds.round_aggregator import TOO_LARGE
-from server.store import read_layout, replay_run
-from shared.config import RunConfig
-from shared.replay import digest
-from shared.result import read_result
-from simulations.engine import InProcessGrid
+from samara.server.app import serve
+from samara.server.rounds.evaluation import TRIMMED_ACCURACY
+from samara.server.rounds.round_aggregator import TOO_LARGE
+from samara.server.store import read_layout, replay_run
+from samara.shared.config import RunConfig
+from samara.shared.replay import digest
+from samara.shared.result import read_result
+from samara.simulations.engine import InProcessGrid
 
 CLIENTS = 5
 

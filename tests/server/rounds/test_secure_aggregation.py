@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.privacy.masking import STAGES, Device, MaskedGrid, make_rounds
-from client.protocol.masking_client import MaskingClient
-from server.rounds.secure_aggregation import MaskedAnswers
-from shared.errors import MaskingError, SamaraError
-from shared.frames.masking import (
+from samara.client.protocol.masking_client import MaskingClient
+from samara.server.rounds.secure_aggregation import MaskedAnswers
+from samara.shared.errors import MaskingError, SamaraError
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -24,12 +24,12 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.refusal import Refusal
-from shared.frames.vector_report import MaskedReport, VectorReport
-from shared.secure_aggregation import graph
-from shared.secure_aggregation.graph import least_number
-from shared.secure_aggregation.keys import RoundKey, digest_of_clients
-from shared.wire import Kind, kind_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.vector_report import MaskedReport, VectorReport
+from samara.shared.secure_aggregation import graph
+from samara.shared.secure_aggregation.graph import least_number
+from samara.shared.secure_aggregation.keys import RoundKey, digest_of_clients
+from samara.shared.wire import Kind, kind_of
 
 SCHEDULES = 100
 

@@ -20,20 +20,20 @@ from private_reports import frame_of
 from residents import device_settings
 
 from benchmarks.privacy.masking import Device
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from server.app import serve
-from server.rounds import private_aggregator, secure_aggregation
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.errors import ConfigError, TrainingError
-from shared.frames import bucket_keys
-from shared.frames.refusal import Refusal
-from shared.ledger.reading import read_ledger
-from shared.result import RunResult
-from shared.secure_aggregation.buckets import draw_buckets
-from shared.terms_description import describe_terms
-from shared.wire import Kind, kind_of
-from simulations.simulate import simulate
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.server.app import serve
+from samara.server.rounds import private_aggregator, secure_aggregation
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.frames import bucket_keys
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import RunResult
+from samara.shared.secure_aggregation.buckets import draw_buckets
+from samara.shared.terms_description import describe_terms
+from samara.shared.wire import Kind, kind_of
+from samara.simulations.simulate import simulate
 
 
 @pytest.mark.parametrize("mode", ["central", "distributed"])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.privacy.masking import STAGES, Device, MaskedGrid, make_rounds
-from client.protocol.masking_client import MaskingClient, MaskingMemory
-from shared.errors import FrameError, MaskingError, SamaraError
-from shared.frames.masking import (
+from samara.client.protocol.masking_client import MaskingClient, MaskingMemory
+from samara.shared.errors import FrameError, MaskingError, SamaraError
+from samara.shared.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -21,10 +21,10 @@ from shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from shared.frames.vector_report import VectorReport
-from shared.secure_aggregation.keys import KEY_BYTES
-from shared.secure_aggregation.masks import Masked, mask_stream
-from shared.wire import MAX_FRAME_BYTES, kind_of, pack, unpack
+from samara.shared.frames.vector_report import VectorReport
+from samara.shared.secure_aggregation.keys import KEY_BYTES
+from samara.shared.secure_aggregation.masks import Masked, mask_stream
+from samara.shared.wire import MAX_FRAME_BYTES, kind_of, pack, unpack
 
 TOKEN, NEXT_TOKEN = b"token 01", b"token 02"
 CLIENTS = (1, 4, 9, 16, 25, 36, 49)

@@ -17,26 +17,26 @@ from killed_runs import Steps, die_at
 from masked_runs import masked
 from residents import START_SECONDS, device_settings
 
-from client.app import TRAINER
-from client.protocol import private_report
-from client.protocol.masking_client import MaskingClient
-from client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
-from client.protocol.remote_trainer import RemoteTrainer
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.session_store import SessionFolder
-from client.protocol.trainer_service import serve_trainer
-from devices.live.keys import create_key
-from server.app import serve
-from server.rounds.releases import RELEASES_FILE, ReleaseLog, read_releases
-from server.rounds.secure_aggregation import SecureAggregation
-from server.store import replay_run
-from shared.config import RunConfig
-from shared.frames.vector_report import hide_report
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_ledger
-from shared.result import RunResult
-from shared.signing import SigningKey
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.protocol import private_report
+from samara.client.protocol.masking_client import MaskingClient
+from samara.client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
+from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.keys import create_key
+from samara.server.app import serve
+from samara.server.rounds.releases import RELEASES_FILE, ReleaseLog, read_releases
+from samara.server.rounds.secure_aggregation import SecureAggregation
+from samara.server.store import replay_run
+from samara.shared.config import RunConfig
+from samara.shared.frames.vector_report import hide_report
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import RunResult
+from samara.shared.signing import SigningKey
+from samara.simulations.engine import InProcessGrid
 
 CLIENTS, ROUNDS, FRAMES = (7, 9, 11, 4_000_000_000), 3, 5
 KILLED = CLIENTS[0]
@@ -53,7 +53,9 @@ ON_CLIENT: Steps = {
     "session": (SessionFolder, "write_session", 2),
 }
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["client.app", "client.protocol.resident_trainer", "server.app"])
+PROCESSES.set_forkserver_preload(
+    ["samara.client.app", "samara.client.protocol.resident_trainer", "samara.server.app"]
+)
 
 
 def moments(steps: Steps, shown: Sequence[str]) -> list[Any]:

@@ -11,20 +11,20 @@ from flwr.app import Error, Message, MessageType, UserConfig
 from helpers import no_room
 
 from benchmarks.faults.toy_client import app
-from client.protocol.device_settings import CLIENT_INDEX
-from server.app import serve
-from server.live.keys import KEYS_VARIABLE, ClientKeys
-from server.live.status import read_status
-from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from server.store import replay_run
-from server.transport.deadline_grid import DeadlineGrid
-from shared.config import RunConfig
-from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
-from shared.flower_compat import ErrorCode
-from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
-from shared.result import read_result
-from simulations.engine import InProcessGrid
+from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.server.app import serve
+from samara.server.live.keys import KEYS_VARIABLE, ClientKeys
+from samara.server.live.status import read_status
+from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from samara.server.store import replay_run
+from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.frames.report import Report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import read_result
+from samara.simulations.engine import InProcessGrid
 
 CLIENTS = 4
 
@@ -280,7 +280,7 @@ def test_a_hello_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
 def test_a_live_run_waits_on_when_nobody_can_take_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.transport.roster._REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.roster._REFUSED_SECONDS", 0.0)
 
     def garbage(reply: Message) -> Message:
         reply.content.config_records["samara"]["frame"] = b"garbage"

@@ -14,37 +14,37 @@ from federations import config_of
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from helpers import instruction_with, layout_of
 
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol.blob_receiver import receive_part
-from client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from server.app import serve
-from server.rounds.event_log import EventLog
-from server.rounds.late_reports import LateReportFilter
-from server.rounds.validator import ReplyValidator
-from server.store import RunStore
-from server.transport import blob_sender
-from server.transport.blob_sender import MAX_REPETITION, BlobSender
-from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import BLOB_MESSAGE, make_message
-from server.transport.roster import Roster
-from shared.blob_store import BlobStore, blob_hash, to_reference
-from shared.blobs import publish_blobs
-from shared.config import RunConfig
-from shared.errors import ConfigError, FrameError, MissingBlobError, RefusalCode
-from shared.flower_compat import ErrorCode
-from shared.frames.blob import BlobPart, BlobReceipt
-from shared.frames.hello import Hello
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
-from shared.result import read_result
-from shared.settings import Settings, setting
-from shared.wire import RECORD
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
-from simulations.simulate import simulate
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol.blob_receiver import receive_part
+from samara.client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.server.app import serve
+from samara.server.rounds.event_log import EventLog
+from samara.server.rounds.late_reports import LateReportFilter
+from samara.server.rounds.validator import ReplyValidator
+from samara.server.store import RunStore
+from samara.server.transport import blob_sender
+from samara.server.transport.blob_sender import MAX_REPETITION, BlobSender
+from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.server.transport.messages import BLOB_MESSAGE, make_message
+from samara.server.transport.roster import Roster
+from samara.shared.blob_store import BlobStore, blob_hash, to_reference
+from samara.shared.blobs import publish_blobs
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, FrameError, MissingBlobError, RefusalCode
+from samara.shared.flower_compat import ErrorCode
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.result import read_result
+from samara.shared.settings import Settings, setting
+from samara.shared.wire import RECORD
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.simulations.simulate import simulate
 
 CONTENT = bytes(range(250)) * 4
 BLOB = hashlib.sha256(CONTENT).digest()
@@ -92,7 +92,7 @@ class Clients:
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, Path]:
     """The server's blob, which is sent in parts of 100 bytes."""
     monkeypatch.setattr(blob_sender, "PART_BYTES", PART)
-    monkeypatch.setattr("server.transport.roster._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.roster._POLL_SECONDS", 0.0)
     (tmp_path / "basis").write_bytes(CONTENT)
     store = BlobStore(tmp_path / "server")
     store.add(tmp_path / "basis")

@@ -14,12 +14,12 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesResponse,
 )
 
-from server.transport import guarded_grid
-from server.transport.deadline_grid import DeadlineGrid, prepare_grid
-from server.transport.guarded_grid import GuardedGrid
-from server.transport.messages import MAX_FOREIGN_TEXT, make_message
-from server.transport.phone_grid import PhoneGrid
-from shared.flower_compat import (
+from samara.server.transport import guarded_grid
+from samara.server.transport.deadline_grid import DeadlineGrid, prepare_grid
+from samara.server.transport.guarded_grid import GuardedGrid
+from samara.server.transport.messages import MAX_FOREIGN_TEXT, make_message
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.shared.flower_compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
     HttpGrid,
@@ -30,8 +30,8 @@ from shared.flower_compat import (
     get_object_tree,
     message_to_proto,
 )
-from shared.ledger.catch_up import CatchUp
-from shared.wire import RECORD
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.wire import RECORD
 
 RUN = 7
 HONEST, HOSTILE = 11, 12

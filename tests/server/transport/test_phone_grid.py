@@ -12,24 +12,24 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import layout_of
 
-from client.protocol.blob_receiver import receive_part
-from devices.live.keys import create_key, read_client_index
-from server.live.keys import ClientKeys
-from server.transport import blob_sender
-from server.transport.blob_sender import BlobSender
-from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import LOST, make_message
-from server.transport.phone_grid import PhoneGrid
-from server.transport.roster import Roster
-from shared.blob_store import BlobStore
-from shared.client_index import client_index_of_key
-from shared.errors import RefusalCode, SamaraError
-from shared.frames.hello import Hello
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.signing import SigningKey, answer_bytes
-from shared.wire import (
+from samara.client.protocol.blob_receiver import receive_part
+from samara.devices.live.keys import create_key, read_client_index
+from samara.server.live.keys import ClientKeys
+from samara.server.transport import blob_sender
+from samara.server.transport.blob_sender import BlobSender
+from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.server.transport.messages import LOST, make_message
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.server.transport.roster import Roster
+from samara.shared.blob_store import BlobStore
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import RefusalCode, SamaraError
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import token_of
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.signing import SigningKey, answer_bytes
+from samara.shared.wire import (
     ATTACHED,
     CLIENTS,
     FRAMES,
@@ -42,7 +42,7 @@ from shared.wire import (
     Kind,
     kind_of,
 )
-from simulations.engine import InProcessGrid
+from samara.simulations.engine import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
 CONTENT = bytes(range(250)) * 4
@@ -230,7 +230,7 @@ def test_a_phone_that_is_silent_or_signs_wrongly_loses_its_own_answer_only(
 def test_phones_come_and_go(
     gateway: Gateway, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.0)
     assert len(grid.connected_nodes()) == 3
     gateway.silent = set(gateway.keys)
     grid.connected_nodes()
@@ -271,7 +271,8 @@ def test_messages_that_are_not_answered_in_time_are_discarded(
     assert len(phone_grid._relay._whole) == 1
     assert phone_grid._relay.message_ids == set(ids)
     monkeypatch.setattr(
-        "server.transport.phone_grid.time.monotonic", lambda: now + messages[0].metadata.ttl + 1
+        "samara.server.transport.phone_grid.time.monotonic",
+        lambda: now + messages[0].metadata.ttl + 1,
     )
     grid.connected_nodes()
     assert phone_grid._relay._whole == phone_grid._relay._unanswered == {}
@@ -289,7 +290,8 @@ def test_replies_that_are_not_pulled_in_time_are_discarded(
     assert len(list(phone_grid.pull_messages([pulled]))) == 1
     assert set(phone_grid._replies) == set(others)
     monkeypatch.setattr(
-        "server.transport.phone_grid.time.monotonic", lambda: now + messages[0].metadata.ttl + 1
+        "samara.server.transport.phone_grid.time.monotonic",
+        lambda: now + messages[0].metadata.ttl + 1,
     )
     grid.connected_nodes()
     assert phone_grid._replies == {}
@@ -304,7 +306,7 @@ def test_a_phone_cannot_be_another_client(gateway: Gateway, grid: DeadlineGrid) 
 def test_a_gateway_cannot_repeat_an_old_hello_of_a_phone(
     gateway: Gateway, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.0)
     assert len(phones_of(grid)) == 2
     gateway.replays = True
     grid.connected_nodes()
@@ -377,7 +379,7 @@ def test_a_phone_with_a_new_key_stays_the_same_client(gateway: Gateway, tmp_path
 def test_a_new_key_of_a_phone_is_no_other_client(
     gateway: Gateway, tmp_path: Path, claimed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.0)
     keys = run_keys(tmp_path, gateway, is_marked=True)
     (client, _), (other, other_key) = gateway.keys.items()
     create_key(tmp_path / "new.key", client)
@@ -436,7 +438,7 @@ def test_a_phone_that_lacks_a_blob_gets_it_through_its_gateway(
     gateway: Gateway, grid: DeadlineGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blob_sender, "PART_BYTES", 100)
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.1)
     gateway.lacking = {client: BlobStore(tmp_path / str(client)) for client in gateway.keys}
     behind, _ = gateway.keys
     gateway.lacking[behind].receive(BLOB, len(CONTENT), 0, CONTENT[:730])

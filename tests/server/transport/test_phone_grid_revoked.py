@@ -12,18 +12,18 @@ import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
 from helpers import layout_of
 
-from devices.live.gateway_stream import attach
-from devices.phone import relay
-from server.live.keys import ClientKeys
-from server.transport import refusal_notices
-from server.transport.phone_grid import PhoneGrid
-from shared.client_index import client_index_of_key
-from shared.config import RunConfig
-from shared.errors import RefusalCode, RejectedError
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal, describe_servers_refusal
-from shared.signing import SigningKey
-from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.devices.live.gateway_stream import attach
+from samara.devices.phone import relay
+from samara.server.live.keys import ClientKeys
+from samara.server.transport import refusal_notices
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.shared.client_index import client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, RejectedError
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.signing import SigningKey
+from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 
 class Phone(Echo):
@@ -74,7 +74,7 @@ def registered(tmp_path: Path, keys: list[SigningKey]) -> ClientKeys:
 
 @pytest.fixture
 def grid(served: Served, registered: ClientKeys, monkeypatch: pytest.MonkeyPatch) -> PhoneGrid:
-    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("samara.server.transport.phone_grid.REFRESH_SECONDS", 0.0)
     app = relay.gateway_app(served.gateway, served.loop)
     settings = RunConfig.of({}, "test").flat()
     return OneGateway(InProcessGrid(app, 1, settings), registered)

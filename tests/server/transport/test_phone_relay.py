@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
-from devices.live.keys import create_key
-from server.transport.messages import make_message
-from server.transport.phone_answers import PhonePlace
-from server.transport.phone_relay import PhoneRelay
-from shared.client_index import client_index_of_key
-from shared.flower_compat import ErrorCode, TaskIdentity, set_message_id
-from shared.frames.refusal import Refusal
-from shared.ledger.catch_up import CatchUp
-from shared.signing import SigningKey, answer_bytes
-from shared.wire import CLIENTS, FRAMES, IN_PARTS, PENDING, PUBLIC_KEYS, RECORD, SIGNATURES
+from samara.devices.live.keys import create_key
+from samara.server.transport.messages import make_message
+from samara.server.transport.phone_answers import PhonePlace
+from samara.server.transport.phone_relay import PhoneRelay
+from samara.shared.client_index import client_index_of_key
+from samara.shared.flower_compat import ErrorCode, TaskIdentity, set_message_id
+from samara.shared.frames.refusal import Refusal
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.signing import SigningKey, answer_bytes
+from samara.shared.wire import CLIENTS, FRAMES, IN_PARTS, PENDING, PUBLIC_KEYS, RECORD, SIGNATURES
 
 NORTH, SOUTH = 1001, 1002
 """Nodes of two gateways."""

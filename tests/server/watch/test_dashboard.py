@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from server.store import METRICS_FILE
-from server.watch import page
-from server.watch.dashboard import Dashboard
-from shared.errors import ConfigError, DeviceError
-from shared.events import append_event
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.store import METRICS_FILE
+from samara.server.watch import page
+from samara.server.watch.dashboard import Dashboard
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.events import append_event
 
 SECONDS = 60.0
 PATHS = "/", "/page.js", "/page.css", "/status.json", "/events", "/metrics"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from server.watch.dashboard import TOKEN_FILE
-from server.watch.metrics import METRICS
+from samara.server.watch.dashboard import TOKEN_FILE
+from samara.server.watch.metrics import METRICS
 
 FOLDER = ROOT / "examples" / "monitoring"
 LABELS = {metric.name: {"run", *metric.labels} for metric in METRICS}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers import instruction_with, report_to
 
-from shared.directions import pool_seeds
-from shared.errors import FrameError
-from shared.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
-from shared.frames.report import Report
-from shared.wire import Kind, pack, unpack
+from samara.shared.directions import pool_seeds
+from samara.shared.errors import FrameError
+from samara.shared.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.wire import Kind, pack, unpack
 
 ASKED = instruction_with()
 POOL = instruction_with(seed_policy=SeedPolicy.POOL)

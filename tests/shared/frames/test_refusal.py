@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from shared.errors import CatchUpError, RefusalCode, SamaraError
-from shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.errors import CatchUpError, RefusalCode, SamaraError
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 
 PREFIX_BYTES = 8
 
@@ -14,7 +14,7 @@ def errors_of(kind: type[SamaraError] = SamaraError) -> list[type[SamaraError]]:
     return [kind, *(below for error in kind.__subclasses__() for below in errors_of(error))]
 
 
-@pytest.mark.parametrize("kind", [e for e in errors_of() if e.__module__ == "shared.errors"])
+@pytest.mark.parametrize("kind", [e for e in errors_of() if e.__module__ == "samara.shared.errors"])
 def test_every_error_names_the_code_of_its_refusal(kind: type[SamaraError]) -> None:
     assert isinstance(vars(kind)["refusal_code"], RefusalCode)
 

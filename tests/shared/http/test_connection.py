@@ -12,9 +12,9 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
-from shared.http import connection
-from shared.http.connection import Connection
-from shared.http.listening import open_tcp
+from samara.shared.http import connection
+from samara.shared.http.connection import Connection
+from samara.shared.http.listening import open_tcp
 
 SECONDS = 60
 ASKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"

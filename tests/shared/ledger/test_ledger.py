@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from helpers import delta_of, files_of, history_of, layout_of, no_room, no_sync, write_files
 
-from shared.errors import LedgerError, ReplayError
-from shared.ledger import ledger as ledgers
-from shared.ledger.ledger import Ledger
-from shared.ledger.reading import read_header, read_ledger
-from shared.ledger.records import LedgerHeader
-from shared.ledger.verification import verify_ledger
-from shared.replay import CoefficientBlock
-from shared.round_delta import Group, RoundDelta
+from samara.shared.errors import LedgerError, ReplayError
+from samara.shared.ledger import ledger as ledgers
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.reading import read_header, read_ledger
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import CoefficientBlock
+from samara.shared.round_delta import Group, RoundDelta
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)

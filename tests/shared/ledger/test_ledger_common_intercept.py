@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from client.protocol.session import Session
-from client.protocol.session_store import decode_session, encode_session
-from client.protocol.shared_catch_up import SharedCatchUp
-from shared.errors import CatchUpError, FrameError, LedgerError
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.layout import Tensor
-from shared.ledger import ledger as ledgers
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.ledger import Ledger
-from shared.ledger.verification import verify_ledger
-from shared.replay import DenseValues
-from shared.round_delta import RoundDelta
+from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import decode_session, encode_session
+from samara.client.protocol.shared_catch_up import SharedCatchUp
+from samara.shared.errors import CatchUpError, FrameError, LedgerError
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.layout import Tensor
+from samara.shared.ledger import ledger as ledgers
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import DenseValues
+from samara.shared.round_delta import RoundDelta
 
 BARE = layout_of()
 LAYOUT = replace(BARE, tensors=(*BARE.tensors, Tensor("label bias", 3, 1, "label bias")))

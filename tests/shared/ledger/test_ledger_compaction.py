@@ -10,11 +10,11 @@ from helpers import History, delta_of, files_of, history_of, layout_of, write_fi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.protocol.session import Session
-from shared.errors import LedgerError
-from shared.ledger import ledger as ledgers
-from shared.ledger.ledger import Ledger
-from shared.ledger.verification import verify_ledger
+from samara.client.protocol.session import Session
+from samara.shared.errors import LedgerError
+from samara.shared.ledger import ledger as ledgers
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.verification import verify_ledger
 
 ROUNDS = 7
 DELTAS = [delta_of(n) for n in range(1, ROUNDS + 1)]

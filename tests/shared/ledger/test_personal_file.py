@@ -9,13 +9,13 @@ from helpers import RUN_ID, layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.directions import round_root
-from shared.errors import LedgerError
-from shared.frames.instructions import PERSONAL_TRACK
-from shared.ledger.personal_file import PersonalFile
-from shared.ledger.records import LedgerHeader, Position, Record
-from shared.replay import CoefficientBlock, digest, replay, zero_state
-from shared.round_delta import DerivedSeeds, Group, RoundDelta
+from samara.shared.directions import round_root
+from samara.shared.errors import LedgerError
+from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.ledger.personal_file import PersonalFile
+from samara.shared.ledger.records import LedgerHeader, Position, Record
+from samara.shared.replay import CoefficientBlock, digest, replay, zero_state
+from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta
 
 LAYOUT = layout_of()
 HEADER = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from shared.errors import LedgerError
-from shared.ledger.records import (
+from samara.shared.errors import LedgerError
+from samara.shared.ledger.records import (
     SEGMENT_HEADER_BYTES,
     LedgerHeader,
     Position,

@@ -10,14 +10,14 @@ import pytest
 from helpers import delta_of, files_of, history_of, layout_of, write_files
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
-from shared.layout import Layout
-from shared.ledger import catch_up
-from shared.ledger.ledger import Ledger
-from shared.ledger.records import Record
-from shared.ledger.snapshots import Snapshot
-from shared.ledger.verification import verify_ledger
-from shared.replay import Backend, digest
+from samara.shared.errors import LedgerError
+from samara.shared.layout import Layout
+from samara.shared.ledger import catch_up
+from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import Record
+from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import Backend, digest
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)

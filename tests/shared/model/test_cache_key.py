@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.forward.representation_store import make_representation_store
-from client.forward.trunk_cache import DiskCache, MemoryCache, make_trunk_cache
-from client.streaming import loading as streaming
-from shared.model import cache_key as keys
-from shared.model import damping
-from shared.model.cache_key import cache_key
-from shared.model.damping import load_damping
-from shared.model.scorers import Prompt
-from shared.model.sentence_pooling import SentencePooling
-from shared.sections import ModelSettings
+from samara.client.forward.representation_store import make_representation_store
+from samara.client.forward.trunk_cache import DiskCache, MemoryCache, make_trunk_cache
+from samara.client.streaming import loading as streaming
+from samara.shared.model import cache_key as keys
+from samara.shared.model import damping
+from samara.shared.model.cache_key import cache_key
+from samara.shared.model.damping import load_damping
+from samara.shared.model.scorers import Prompt
+from samara.shared.model.sentence_pooling import SentencePooling
+from samara.shared.sections import ModelSettings
 
 IDS = (1, 2, 3)
 OUTPUT = torch.ones(3, 4)

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from streams import save_shape
 from tiny_models import save_tokenizer
 
-from client.forward.body import PerturbedBody
-from client.forward.streamed import StreamedBody
-from client.streaming.loading import load_model
-from shared.errors import ModelError
-from shared.sections import ModelSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.streamed import StreamedBody
+from samara.client.streaming.loading import load_model
+from samara.shared.errors import ModelError
+from samara.shared.sections import ModelSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 
@@ -40,7 +40,7 @@ def load(folder: Path, way: str, **settings: str) -> Any:
 
 def logits(folder: Path, way: str, **settings: str) -> torch.Tensor:
     """Return the head's output for the base's own hidden states, [tokens, vocabulary]."""
-    from shared.model.head import tiled_logits
+    from samara.shared.model.head import tiled_logits
 
     model = load(folder, way, **settings)
     stream = model.make_stream(model.base)

@@ -11,11 +11,11 @@ import torch
 from federations import Settings, config_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shared.model import head
-from shared.model.head import VOCABULARY_TILE_BYTES, token_predictions
-from shared.replay import to_float32
-from simulations.adapter import FinishedRun
-from simulations.simulate import simulate
+from samara.shared.model import head
+from samara.shared.model.head import VOCABULARY_TILE_BYTES, token_predictions
+from samara.shared.replay import to_float32
+from samara.simulations.adapter import FinishedRun
+from samara.simulations.simulate import simulate
 
 WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")
 

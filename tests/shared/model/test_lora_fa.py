@@ -11,18 +11,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import directions
-from shared.errors import ModelError, TaskError
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
-from shared.model.model_folder import model_id
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.sections import AdapterSettings
-from shared.tasks.kinds import ClassificationTask
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import directions
+from samara.shared.errors import ModelError, TaskError
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
+from samara.shared.model.model_folder import model_id
+from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.kinds import ClassificationTask
 
 FAMILIES = ("causal", "masked", "encoder")
 TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")

@@ -13,14 +13,14 @@ from crossed import crossed
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
-from client.streaming.loading import load_model
-from shared.errors import ModelError
-from shared.model.loading import load_base_model, load_structure
-from shared.model.model_folder import find_model_folder, model_id, model_id_of
-from shared.model.scorers import scorer_for
-from shared.model.tokenizer import load_tokenizer
-from shared.sections import ModelSettings
-from shared.tasks.kinds import ClassificationTask
+from samara.client.streaming.loading import load_model
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import load_base_model, load_structure
+from samara.shared.model.model_folder import find_model_folder, model_id, model_id_of
+from samara.shared.model.scorers import scorer_for
+from samara.shared.model.tokenizer import load_tokenizer
+from samara.shared.sections import ModelSettings
+from samara.shared.tasks.kinds import ClassificationTask
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 
@@ -302,7 +302,7 @@ TASK = ClassificationTask.model_validate(
 def test_a_token_without_an_embedding_is_refused_where_a_text_has_it(folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    from client.forward.body import PerturbedBody
+    from samara.client.forward.body import PerturbedBody
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<new>"])

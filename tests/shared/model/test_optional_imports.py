@@ -7,14 +7,14 @@ import pytest
 import torch
 from helpers import ROOT
 
-from shared.model.optional_imports import triton_hidden
+from samara.shared.model.optional_imports import triton_hidden
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs triton")
 def test_a_model_is_loaded_without_triton() -> None:
     pytest.importorskip("triton", reason="pip install 'samara-fl[cuda]'")
     code = (
-        "import sys; from shared.model.loading import load_base_model; "
+        "import sys; from samara.shared.model.loading import load_base_model; "
         "load_base_model('embedded'); assert 'triton' not in sys.modules; "
         "import triton; assert triton.__version__"
     )
@@ -31,8 +31,8 @@ def test_an_error_leaves_nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_waits_for_a_clients_trainer_needs_no_torch() -> None:
     code = (
-        "import sys; import devices.live.client_supervisor; "
-        "from devices.live.settings import resolve_device; resolve_device('cpu'); "
+        "import sys; import samara.devices.live.client_supervisor; "
+        "from samara.devices.live.settings import resolve_device; resolve_device('cpu'); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

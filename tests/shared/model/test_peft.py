@@ -12,19 +12,19 @@ from federations import config_of
 from peft_logits import IDS, theirs
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.personal.private_rounds import personal_ledger
-from server.store import read_layout, replay_run
-from shared.errors import LedgerError, ModelError, SamaraError
-from shared.ledger.verification import verify_ledger
-from shared.model.loading import load_base_model, load_structure
-from shared.model.lora_fa import Perturbations, inject
-from shared.model.peft import write_peft_adapter
-from shared.replay import to_float32
-from shared.result import read_result
-from shared.runs import client_folder
-from shared.sections import AdapterSettings
-from simulations.adapter import export
-from simulations.simulate import simulate
+from samara.client.personal.private_rounds import personal_ledger
+from samara.server.store import read_layout, replay_run
+from samara.shared.errors import LedgerError, ModelError, SamaraError
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.model.loading import load_base_model, load_structure
+from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.peft import write_peft_adapter
+from samara.shared.replay import to_float32
+from samara.shared.result import read_result
+from samara.shared.runs import client_folder
+from samara.shared.sections import AdapterSettings
+from samara.simulations.adapter import export
+from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
 
@@ -142,7 +142,9 @@ def test_every_method_s_own_model_is_exported(
 ) -> None:
     """The private ledger replayed by hand, and put together as the method says."""
     # Left to itself, a mixture may keep nothing of what a model of random numbers learned.
-    monkeypatch.setattr("client.personal.private_rounds.choose_kept_share", lambda loss_of: 0.25)
+    monkeypatch.setattr(
+        "samara.client.personal.private_rounds.choose_kept_share", lambda loss_of: 0.25
+    )
     model, part = model_folder("causal"), "*1.self_attn.q_proj"
     folder = simulated(
         model, data_file, tmp_path / "run", method=method, personal__part=f"label bias, {part}"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from shared.model import products
-from shared.model.products import linear, use_faster_products
+from samara.shared.model import products
+from samara.shared.model.products import linear, use_faster_products
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 200])

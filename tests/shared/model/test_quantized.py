@@ -14,14 +14,14 @@ from accelerate import init_empty_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, save_tokenizer
 
-from client.forward.body import PerturbedBody
-from client.forward.trunk_cache import make_trunk_cache
-from shared.errors import ModelError
-from shared.model import quantized
-from shared.model.loading import load_base_model, load_structure
-from shared.model.lora_fa import inject
-from shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
-from shared.sections import AdapterSettings
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.errors import ModelError
+from samara.shared.model import quantized
+from samara.shared.model.loading import load_base_model, load_structure
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
+from samara.shared.sections import AdapterSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerator import pretended_gpus
 
-from shared.model.quantized import check_quantization, quantize_linear
+from samara.shared.model.quantized import check_quantization, quantize_linear
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from accelerator import pretended_gpus
 
-from shared.directions import Distribution
-from shared.model.replay_torch import backend_for, draw_directions
-from shared.replay_numpy import NumpyBackend
+from samara.shared.directions import Distribution
+from samara.shared.model.replay_torch import backend_for, draw_directions
+from samara.shared.replay_numpy import NumpyBackend
 
 pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
 SEEDS = np.array([5, 2**63 + 1], np.uint64)
@@ -54,7 +54,7 @@ def test_torch_replays_on_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch) 
 
 def by_torch(device: torch.device) -> None:
     """Launch as a backend would that leaves the current device alone."""
-    from shared.model import replay_cuda
+    from samara.shared.model import replay_cuda
 
     backend = replay_cuda.CudaBackend(device)
     z = torch.empty((1, 10), dtype=torch.int16, device=device)

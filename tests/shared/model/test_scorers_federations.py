@@ -17,26 +17,26 @@ from hypothesis import strategies as st
 from known_noise import add_known_noise
 from residents import CLIENTS, device_settings, resident
 
-from client.forward.body import PerturbedBody
-from client.protocol.trainer_service import serve_trainer
-from client.training.model_runtime import load_run
-from server.app import serve
-from shared.errors import ConfigError, TaskError
-from shared.model.loading import load_base_model
-from shared.model.scorers import GenerationScorer, Prompt, scorer_for
-from shared.model.windows import cut_into_windows
-from shared.result import RunResult, read_result
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.rows import Example
-from simulations.comparison.columns import client_columns
-from simulations.comparison.comparison import compare_runs
-from simulations.comparison.measure import BITS_PER_BYTE, TextMetrics
-from simulations.comparison.tables import csv_of, render_comparison
-from simulations.passage_writer import CONTINUED_TOKENS, write_missing_passages
-from simulations.report.html import page_of
-from simulations.simulate import simulate
-from simulations.writing.passages import PASSAGES_FILE, read_passages
+from samara.client.forward.body import PerturbedBody
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.model_runtime import load_run
+from samara.server.app import serve
+from samara.shared.errors import ConfigError, TaskError
+from samara.shared.model.loading import load_base_model
+from samara.shared.model.scorers import GenerationScorer, Prompt, scorer_for
+from samara.shared.model.windows import cut_into_windows
+from samara.shared.result import RunResult, read_result
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.comparison.measure import BITS_PER_BYTE, TextMetrics
+from samara.simulations.comparison.tables import csv_of, render_comparison
+from samara.simulations.passage_writer import CONTINUED_TOKENS, write_missing_passages
+from samara.simulations.report.html import page_of
+from samara.simulations.simulate import simulate
+from samara.simulations.writing.passages import PASSAGES_FILE, read_passages
 
 ModelFolder = Callable[[str], Path]
 WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")

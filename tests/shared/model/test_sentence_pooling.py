@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from client.forward.body import PerturbedBody
-from shared.errors import ModelError
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.model_folder import model_id
-from shared.model.scorers import EncoderScorer, scorer_for
-from shared.tasks.kinds import ClassificationTask
+from samara.client.forward.body import PerturbedBody
+from samara.shared.errors import ModelError
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.model_folder import model_id
+from samara.shared.model.scorers import EncoderScorer, scorer_for
+from samara.shared.tasks.kinds import ClassificationTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of sentence-transformers
 
@@ -156,7 +156,7 @@ def test_an_encoder_without_a_list_of_modules_is_pooled_by_the_mean(encoder: Pat
 
 def test_the_modules_of_an_export_are_those_of_the_base(encoder: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
-    from client.tuning.model_export import export_model
+    from samara.client.tuning.model_export import export_model
 
     base = load_base_model(str(saved(tmp_path / "saved", encoder, "max", *dense("tanh"))))
     export_model(base, tmp_path / "exported")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from shared.errors import ReplayError
-from shared.model.weight_map import WeightMap
-from shared.replay import to_float32
-from shared.start import Start
+from samara.shared.errors import ReplayError
+from samara.shared.model.weight_map import WeightMap
+from samara.shared.replay import to_float32
+from samara.shared.start import Start
 
 
 def start_of(values: list[int]) -> Start:

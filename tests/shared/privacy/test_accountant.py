@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.privacy.accountant import epsilon_of, noise_multiplier_for, rho_of, rho_within
+from samara.shared.privacy.accountant import epsilon_of, noise_multiplier_for, rho_of, rho_within
 
 
 def test_the_published_budget_of_the_census() -> None:

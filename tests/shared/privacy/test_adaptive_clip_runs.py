@@ -7,11 +7,11 @@ import pytest
 from federations import Settings, config_of, serve_until_recording
 from known_noise import add_known_noise
 
-from server.rounds.releases import RELEASES_FILE, read_releases
-from shared.config import RunConfig
-from shared.ledger.reading import read_ledger
-from shared.result import RunResult
-from simulations.simulate import simulate
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.shared.config import RunConfig
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.result import RunResult
+from samara.simulations.simulate import simulate
 
 PRIVATE = {
     "privacy__clip": 1e-3,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from shared.privacy.discrete_gaussian import sample_noise
+from samara.shared.privacy.discrete_gaussian import sample_noise
 
 
 def probabilities(sigma: int, reach: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from shared.privacy.vector import (
+from samara.shared.privacy.vector import (
     CURVATURE_LIMIT,
     LOSS_LIMIT,
     MAX_VECTORS,

@@ -4,7 +4,7 @@ import re
 
 from helpers import ROOT
 
-from shared.proto.trainer_pb2 import DESCRIPTOR
+from samara.shared.proto.trainer_pb2 import DESCRIPTOR
 
 PROTO = ROOT / "shared" / "proto" / "trainer.proto"
 

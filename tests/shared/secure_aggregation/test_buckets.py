@@ -10,19 +10,19 @@ import pytest
 from private_rounds import ASKED, CLIP, aggregator, gradients, none_left, vectors
 
 from benchmarks.privacy.masking import MaskedGrid, make_rounds
-from server.rounds import private_aggregator
-from server.rounds.buckets import clip_sum, combine_sums
-from server.rounds.releases import RELEASES_FILE, ReleasedSum, read_releases
-from server.rounds.secure_aggregation import MaskedAnswers
-from shared.config import RunConfig
-from shared.errors import ConfigError, FrameError, MaskingError
-from shared.frames.bucket_keys import BucketKeyList
-from shared.frames.masking import KeyList, KeyRequest, MaskingKeys
-from shared.privacy.terms import PrivacyTerms
-from shared.privacy.vector import SENSITIVITY
-from shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
-from shared.secure_aggregation.graph import least_number
-from shared.wire import Kind
+from samara.server.rounds import private_aggregator
+from samara.server.rounds.buckets import clip_sum, combine_sums
+from samara.server.rounds.releases import RELEASES_FILE, ReleasedSum, read_releases
+from samara.server.rounds.secure_aggregation import MaskedAnswers
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, FrameError, MaskingError
+from samara.shared.frames.bucket_keys import BucketKeyList
+from samara.shared.frames.masking import KeyList, KeyRequest, MaskingKeys
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.privacy.vector import SENSITIVITY
+from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
+from samara.shared.secure_aggregation.graph import least_number
+from samara.shared.wire import Kind
 
 TOKEN = bytes(range(8))
 KEYS = {client: bytes([client] * 32) for client in range(23)}

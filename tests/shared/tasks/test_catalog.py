@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.errors import TaskError
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.errors import TaskError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 GOOD = """\
 name = "pairs"

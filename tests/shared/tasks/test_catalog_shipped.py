@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 from helpers import ROOT
 
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.demonstrations import demonstration
-from shared.tasks.kinds import ClassificationTask
-from shared.tasks.rows import read_rows
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.demonstrations import demonstration
+from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.rows import read_rows
 
 DATA = ROOT.parent / "shared" / "data"
 
@@ -234,7 +234,7 @@ def test_a_row_of_the_benchmark_is_read(case: Case) -> None:
 
 
 def test_every_shipped_task_has_a_case_and_says_its_metric() -> None:
-    folder = resources.files("shared.tasks") / "prompts"
+    folder = resources.files("samara.shared.tasks") / "prompts"
     files = {entry.name: entry.read_text() for entry in folder.iterdir()}
     own = {"messages.toml", "popquorn.toml"}
     assert {f"{case.task}.toml" for case in CASES} | own == set(files)
@@ -245,7 +245,7 @@ def test_every_shipped_task_has_a_case_and_says_its_metric() -> None:
 
 def test_the_page_about_tasks_lists_every_shipped_one_with_its_metric() -> None:
     page = (ROOT / "docs" / "reference" / "tasks.md").read_text()
-    for entry in (resources.files("shared.tasks") / "prompts").iterdir():
+    for entry in (resources.files("samara.shared.tasks") / "prompts").iterdir():
         task = load_task(entry.name.removesuffix(".toml"))
         assert f"| `{task.name}` | {task.kind} | {task.metric} |" in page
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.forward.body import PerturbedBody
-from shared.errors import DataError, ModelError
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.scorers import GenerationScorer, scorer_for
-from shared.tasks.catalog import load_task
-from shared.tasks.chats import read_chat
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import GenerationTask
+from samara.client.forward.body import PerturbedBody
+from samara.shared.errors import DataError, ModelError
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.scorers import GenerationScorer, scorer_for
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.chats import read_chat
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import GenerationTask
 
 CHAT = load_task("chat").model_copy(update={"tokens": 8})
 TEMPLATE = (

@@ -8,8 +8,8 @@ from data_rows import TASK, messages, rows_of, sizes, write_csv, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import DataError
-from shared.tasks.data import load_examples
+from samara.shared.errors import DataError
+from samara.shared.tasks.data import load_examples
 
 
 def test_file_is_split_70_10_20(tmp_path: Path) -> None:

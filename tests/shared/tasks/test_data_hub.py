@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from data_rows import TASK, messages, rows_of, sizes, write_jsonl
 
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
 
 
 def hub_data_set(

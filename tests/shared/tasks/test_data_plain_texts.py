@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.growing import identity_of, read_growing
-from shared.tasks.rows import Example
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.growing import identity_of, read_growing
+from samara.shared.tasks.rows import Example
 
 TASK = load_task("texts")
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.row_files import read_time
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.row_files import read_time
 
 TEXTS = load_task("texts")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas
 import pytest
 
-from client.training.client_data import example_reader
-from shared.data_settings import DataSettings
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import Task
+from samara.client.training.client_data import example_reader
+from samara.shared.data_settings import DataSettings
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import Task
 
 
 def task_with(user: str) -> Task:

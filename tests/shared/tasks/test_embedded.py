@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
-from shared.errors import TaskError
-from shared.tasks.catalog import load_task
-from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_examples
+from samara.shared.errors import TaskError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_examples
 
 
 def test_every_writer_has_all_splits_and_a_seed_decides_everything() -> None:

@@ -1,21 +1,19 @@
 """The model that comes with Samara: found wherever it runs, and fit for the generated messages."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 import torch
-from helpers import ROOT
 
-from client.training.model_runtime import load_run
-from shared.config import RunConfig
-from shared.frames.instructions import Split
-from shared.model.loading import load_base_model
-from shared.replay import zero_state
-from shared.sections import EMBEDDED_MODEL
-from shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
+from samara.client.training.model_runtime import load_run
+from samara.shared.config import RunConfig
+from samara.shared.errors import ModelError
+from samara.shared.frames.instructions import Split
+from samara.shared.model import model_folder
+from samara.shared.model.loading import load_base_model
+from samara.shared.replay import zero_state
+from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
 
 
 def test_it_is_small_and_knows_every_word() -> None:
@@ -39,21 +37,9 @@ def test_it_takes_a_community_for_the_public() -> None:
     assert 0.52 < sum(hits) / len(hits) < 0.7
 
 
-def test_it_is_found_beside_a_copy_of_the_code_without_weights(tmp_path: Path) -> None:
-    """As in Flower's bundle, whose copy of the packages shadows the installed ones."""
-    weights = shutil.ignore_patterns("*.safetensors", "__pycache__")
-    shutil.copytree(ROOT / "shared", tmp_path / "shared", ignore=weights)
-    code = (
-        "import shared.model.loading as loading; print(loading.__file__)\n"
-        "print(loading.load_base_model('embedded').folder)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert Path(found[0]).is_relative_to(tmp_path)
-    assert not Path(found[1]).is_relative_to(tmp_path)
+def test_code_without_the_weights_names_their_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_folder, "_EMBEDDED_FOLDER", tmp_path)
+    with pytest.raises(ModelError, match=f"{tmp_path}: has no embedded model; install Samara"):
+        load_base_model("embedded")

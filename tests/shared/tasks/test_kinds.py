@@ -15,25 +15,25 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.forward.body import PerturbedBody
-from client.forward.grouping import Schedule
-from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
-from shared.directions import directions
-from shared.errors import ConfigError, TaskError
-from shared.label_scores import cross_entropy
-from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Perturbations, inject
-from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.model.truncation import truncate
-from shared.result import read_result
-from shared.sections import AdapterSettings
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
-from shared.tasks.objectives import negative_log_likelihood
-from shared.tasks.rows import Example, read_rows
-from simulations.simulate import simulate
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.trunk_cache import make_trunk_cache
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError, TaskError
+from samara.shared.label_scores import cross_entropy
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.model.truncation import truncate
+from samara.shared.result import read_result
+from samara.shared.sections import AdapterSettings
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.objectives import negative_log_likelihood
+from samara.shared.tasks.rows import Example, read_rows
+from samara.simulations.simulate import simulate
 
 SHARED = ROOT.parent / "shared"
 ModelFolder = Callable[[str], Path]

@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shared.errors import DataError
-from shared.tasks.messages import (
+from samara.shared.errors import DataError
+from samara.shared.tasks.messages import (
     ASPECTS,
     HELD_OUT_WORDS,
     LABEL_NOISE,
@@ -89,7 +89,7 @@ def test_messages_are_the_same_everywhere() -> None:
 
 def test_messages_do_not_depend_on_the_hash_of_the_process() -> None:
     code = (
-        "from shared.tasks.messages import *\n"
+        "from samara.shared.tasks.messages import *\n"
         "print(messages(writers(2, 3)[1], 5, 'test', 4), list(pretraining_text(20, 4)))"
     )
     outputs = {

@@ -12,14 +12,14 @@ import pytest
 from federations import Live, Settings, config_of
 from residents import CLIENTS
 
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from devices.live.settings import ClientSettings, resolve_device_settings
-from server.app import serve
-from shared.config import RunConfig
-from shared.result import RunResult
-from simulations.comparison.columns import client_columns
-from simulations.simulate import simulate
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.devices.live.settings import ClientSettings, resolve_device_settings
+from samara.server.app import serve
+from samara.shared.config import RunConfig
+from samara.shared.result import RunResult
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.simulate import simulate
 
 ANSWERS = (
     'kind = "generation"\nname = "answers"\ntext = "{prompt} {answer}"\n'

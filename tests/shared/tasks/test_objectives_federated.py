@@ -10,19 +10,19 @@ from federations import Settings, config_of, loaded, state_of
 from helpers import instruction_with
 from numpy.typing import NDArray
 
-from client.forward.resident import ResidentForward
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import LoadedRun
-from shared.errors import ConfigError, TaskError
-from shared.frames.instructions import Split, TrainInstruction
-from shared.label_scores import Confusion
-from shared.model.lora_fa import Perturbations
-from shared.replay import digest
-from shared.result import RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask
-from shared.tasks.metrics import answer_metric, label_metric
-from simulations.simulate import simulate
+from samara.client.forward.resident import ResidentForward
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import LoadedRun
+from samara.shared.errors import ConfigError, TaskError
+from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.label_scores import Confusion
+from samara.shared.model.lora_fa import Perturbations
+from samara.shared.replay import digest
+from samara.shared.result import RunResult
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.metrics import answer_metric, label_metric
+from samara.simulations.simulate import simulate
 
 EPSILON, QUERIES = 0.5, 3
 FLEET = '[{"device": "laptop", "share": 1}]'

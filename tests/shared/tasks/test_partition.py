@@ -11,9 +11,9 @@ from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import DataError
-from shared.tasks.partition import _interleave, partition
-from shared.tasks.rows import Example
+from samara.shared.errors import DataError
+from samara.shared.tasks.partition import _interleave, partition
+from samara.shared.tasks.rows import Example
 
 
 def sorted_examples(train: int, test: int, labels: int = 2) -> list[Example]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shared.tasks.catalog import load_task
-from shared.tasks.row_files import read_records, read_row_file
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.row_files import read_records, read_row_file
 
 LONG = "a book chapter, " * 9000
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import DataError
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
-from shared.tasks.rows import Row, is_unlabelled, read_rows
+from samara.shared.errors import DataError
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.tasks.rows import Row, is_unlabelled, read_rows
 
 QA = GenerationTask(kind="generation", name="qa", text="{q.text|q} {answer}.", label="a.text|a")
 LISTED = ChoiceTask(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError
-from shared.tasks.rows import Example
-from shared.tasks.sampling import LOW_DATA, sample_each_label, sample_splits
+from samara.shared.errors import DataError
+from samara.shared.tasks.rows import Example
+from samara.shared.tasks.sampling import LOW_DATA, sample_each_label, sample_splits
 
 
 def examples(**counts: int) -> list[Example]:

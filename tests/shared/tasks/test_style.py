@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.tasks.catalog import load_task
-from shared.tasks.embedded import STYLED_PER_WRITER, embedded_examples
-from shared.tasks.messages import WORDS
-from shared.tasks.style import (
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.embedded import STYLED_PER_WRITER, embedded_examples
+from samara.shared.tasks.messages import WORDS
+from samara.shared.tasks.style import (
     describe_parts,
     parts_in_style,
     style_ceilings,

@@ -13,14 +13,14 @@ from data_rows import TASK, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import DataError
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.growing import read_growing, split_of
-from shared.tasks.kinds import ChoiceTask
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example, read_rows
-from shared.tasks.text_split import SharedTexts, normalized, split_of_text
+from samara.shared.errors import DataError
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.tasks.growing import read_growing, split_of
+from samara.shared.tasks.kinds import ChoiceTask
+from samara.shared.tasks.partition import partition
+from samara.shared.tasks.rows import Example, read_rows
+from samara.shared.tasks.text_split import SharedTexts, normalized, split_of_text
 
 POPQUORN = Path(__file__).parents[4] / "shared" / "data" / "popquorn_offensiveness" / "all.jsonl"
 

@@ -11,9 +11,9 @@ import pytest
 from results import result_of, write_result
 from rich.console import Console
 
-from shared.errors import SamaraError
-from simulations.comparison.comparison import Comparison, compare_runs
-from simulations.comparison.tables import csv_of, render_comparison
+from samara.shared.errors import SamaraError
+from samara.simulations.comparison.comparison import Comparison, compare_runs
+from samara.simulations.comparison.tables import csv_of, render_comparison
 
 Compare = Callable[..., Comparison]
 
@@ -279,7 +279,7 @@ def test_costs_are_per_client(compare: Compare) -> None:
     unknown = compare(live)
     assert unknown.cost(unknown.runs.variants[0]).passes is None
     assert "?" in said(unknown)
-    from simulations.report.html import page_of
+    from samara.simulations.report.html import page_of
 
     assert "<dd>?</dd>" in page_of(unknown)
     assert cost.adapter_bytes == 4 * 1536
@@ -382,7 +382,7 @@ def test_csv_tells_what_a_client_spent(compare: Compare) -> None:
 
 def test_a_page_shows_methods(compare: Compare) -> None:
     pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
-    from simulations.report.html import page_of
+    from samara.simulations.report.html import page_of
 
     page = page_of(compare(*_of_methods(cohort__newcomers=3)))
     assert "ditto serves clients better than global" in page

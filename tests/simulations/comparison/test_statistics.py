@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from simulations.comparison.statistics import (
+from samara.simulations.comparison.statistics import (
     correct_by_holm,
     interval,
     paired_difference,

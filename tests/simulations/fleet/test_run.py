@@ -12,19 +12,19 @@ import torch
 from federations import Settings, config_of, ledger_of
 from helpers import ROOT
 
-from client.training import local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from server.store import replay_run
-from shared.config import RunConfig, load_scenario
-from shared.directions import round_root
-from shared.errors import ConfigError, TrainingError
-from shared.frames.instructions import SeedPolicy, TrainInstruction
-from shared.frames.report import Report
-from shared.label_scores import cross_entropy
-from shared.replay import zero_state
-from shared.result import RunResult
-from simulations.report.fleet_figures import accuracy_over_time, fleet_figures
-from simulations.simulate import simulate
+from samara.client.training import local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.server.store import replay_run
+from samara.shared.config import RunConfig, load_scenario
+from samara.shared.directions import round_root
+from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import cross_entropy
+from samara.shared.replay import zero_state
+from samara.shared.result import RunResult
+from samara.simulations.report.fleet_figures import accuracy_over_time, fleet_figures
+from samara.simulations.simulate import simulate
 
 SCENARIOS = ROOT / "simulations" / "scenarios"
 GROUPS: list[dict[str, Any]] = [
@@ -147,7 +147,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
 def test_a_run_that_is_interrupted_goes_on(
     fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulations.fleet.virtual_clock import VirtualClock
+    from samara.simulations.fleet.virtual_clock import VirtualClock
 
     told = VirtualClock.finish_round
     rounds = []

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from devices.hardware.estimate import estimate_step
-from devices.hardware.model_shape import model_shape
-from devices.hardware.profile import load_device, load_link
-from devices.hardware.roofline import Workload
-from shared.config import RunConfig
-from shared.errors import ConfigError, TrainingError
-from shared.fleet_settings import DeviceGroup
-from simulations.engine import FIRST_CLIENT_NODE
-from simulations.fleet.device import Device, counts_of
-from simulations.fleet.job import Job, job
-from simulations.fleet.virtual_clock import VirtualClock
-from simulations.report.fleet import clock_of, span_of
+from samara.devices.hardware.estimate import estimate_step
+from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.profile import load_device, load_link
+from samara.devices.hardware.roofline import Workload
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.fleet_settings import DeviceGroup
+from samara.simulations.engine import FIRST_CLIENT_NODE
+from samara.simulations.fleet.device import Device, counts_of
+from samara.simulations.fleet.job import Job, job
+from samara.simulations.fleet.virtual_clock import VirtualClock
+from samara.simulations.report.fleet import clock_of, span_of
 
 HOUR = 3600.0
 NOON = 12 * HOUR

@@ -12,23 +12,23 @@ import psutil
 import pytest
 from helpers import ROOT
 
-from devices.hardware.disk_limit import CgroupV1Disk, limit_disk
-from devices.hardware.leftovers import caretaker, find_disks, find_groups, remove_leftovers
-from devices.hardware.memory_limit import CgroupLimit, memory_limit
-from devices.hardware.memory_shortage import MemoryShortage
-from devices.hardware.own_disk import own_disk
-from devices.hardware.shifted_clock import ShiftedClock, find_library
-from shared.errors import DeviceError
+from samara.devices.hardware.disk_limit import CgroupV1Disk, limit_disk
+from samara.devices.hardware.leftovers import caretaker, find_disks, find_groups, remove_leftovers
+from samara.devices.hardware.memory_limit import CgroupLimit, memory_limit
+from samara.devices.hardware.memory_shortage import MemoryShortage
+from samara.devices.hardware.own_disk import own_disk
+from samara.devices.hardware.shifted_clock import ShiftedClock, find_library
+from samara.shared.errors import DeviceError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 DAY = 86_400.0
 WITH_A_DISK = """
 import signal, sys
 from pathlib import Path
-from devices.hardware.disk_limit import limit_disk
-from devices.hardware.leftovers import caretaker
-from devices.hardware.memory_limit import memory_limit
-from devices.hardware.own_disk import own_disk
+from samara.devices.hardware.disk_limit import limit_disk
+from samara.devices.hardware.leftovers import caretaker
+from samara.devices.hardware.memory_limit import memory_limit
+from samara.devices.hardware.own_disk import own_disk
 
 with caretaker(), memory_limit(2**30) as memory, own_disk(Path(sys.argv[1])) as disk:
     limit_disk(memory).set_rate(disk.device, 1000.0)

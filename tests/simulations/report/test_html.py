@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from results import result_of, write_result
 
-from shared.config import load_scenario
-from simulations.comparison.comparison import compare_runs
+from samara.shared.config import load_scenario
+from samara.simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
 pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
 
-from simulations.report.html import page_of, scenario
+from samara.simulations.report.html import page_of, scenario
 
 FIGURES = ["slopesA", "differences", "distribution", "learning", "loss", "cost"]
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}\x1b[31m$\\frac$'

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from results import result_of, write_result
 
-from shared.result import RunResult
-from simulations.report.terminal import print_result
+from samara.shared.result import RunResult
+from samara.simulations.report.terminal import print_result
 
 
 @pytest.mark.parametrize(

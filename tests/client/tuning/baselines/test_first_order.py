@@ -7,9 +7,9 @@ import pytest
 import torch
 from tuning import Settings, small, tuned, tuning_of
 
-from client.tuning.baselines.first_order import FirstOrder
-from client.tuning.run import tune
-from client.tuning.tuning_setup import TuningSetup
+from samara.client.tuning.baselines.first_order import FirstOrder
+from samara.client.tuning.run import tune
+from samara.client.tuning.tuning_setup import TuningSetup
 
 ModelFolder = Callable[[str], Path]
 

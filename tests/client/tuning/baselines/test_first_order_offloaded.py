@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from tuning import Settings, small, tuned, tuning_of
 
-from client.offload.linear_layers import linear_weights
-from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, MODEL_FOLDER
-from client.tuning.projector_log import PROJECTORS_FILE
-from client.tuning.run import RESULT_FILE, tune
-from shared.errors import ModelError, TrainingError
-from shared.model.loading import load_base_model
+from samara.client.offload.linear_layers import linear_weights
+from samara.client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, MODEL_FOLDER
+from samara.client.tuning.projector_log import PROJECTORS_FILE
+from samara.client.tuning.run import RESULT_FILE, tune
+from samara.shared.errors import ModelError, TrainingError
+from samara.shared.model.loading import load_base_model
 
 ModelFolder = Callable[[str], Path]
 LOADERS = {

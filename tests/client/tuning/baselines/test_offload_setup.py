@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tuning import Settings, lasting, small, tuned, tuning_of
 
-from client.tuning.run import read_result, tune
-from shared.errors import ConfigError, DeviceError
-from shared.model.loading import load_base_model
+from samara.client.tuning.run import read_result, tune
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.model.loading import load_base_model
 
 ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.slow

@@ -13,16 +13,16 @@ from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner, Result
 from web_phones import ServedPage, serve_page
 
-from devices.phone.page_server import join_relay
-from devices.phone.page_server.join_relay import JoinRelay
-from devices.phone.server_requests import ServerRequests
-from server.commands import app as server_commands
-from server.live.invitations import Invitations
-from server.live.join_filter import JoinFilter
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared import rate_limit
-from shared.errors import ConfigError, SamaraError
-from shared.invitation import (
+from samara.devices.phone.page_server import join_relay
+from samara.devices.phone.page_server.join_relay import JoinRelay
+from samara.devices.phone.server_requests import ServerRequests
+from samara.server.commands import app as server_commands
+from samara.server.live.invitations import Invitations
+from samara.server.live.join_filter import JoinFilter
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared import rate_limit
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.invitation import (
     JOIN_PATH,
     MAX_REQUEST_BYTES,
     InvitationCode,
@@ -30,7 +30,7 @@ from shared.invitation import (
     Welcome,
     join_proof,
 )
-from shared.signing import public_pem, sign
+from samara.shared.signing import public_pem, sign
 
 ORIGIN = "https://phones.example"
 

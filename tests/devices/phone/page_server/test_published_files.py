@@ -13,14 +13,18 @@ from gateways import Served, serve_phones
 from typer.testing import CliRunner
 from web_phones import PAGE, ServedPage, make_page, serve_page
 
-from devices.phone import extra
-from devices.phone.commands import gateway as gateway_app
-from devices.phone.page_server import page_app
-from devices.phone.page_server.page_app import HEADERS
-from devices.phone.page_server.published_files import INTEGRITY_FILE, page_files, program_files
-from devices.phone.page_server.settings import PageSettings
-from shared.certificates import make_certificates
-from shared.errors import ConfigError, DeviceError
+from samara.devices.phone import extra
+from samara.devices.phone.commands import gateway as gateway_app
+from samara.devices.phone.page_server import page_app
+from samara.devices.phone.page_server.page_app import HEADERS
+from samara.devices.phone.page_server.published_files import (
+    INTEGRITY_FILE,
+    page_files,
+    program_files,
+)
+from samara.devices.phone.page_server.settings import PageSettings
+from samara.shared.certificates import make_certificates
+from samara.shared.errors import ConfigError, DeviceError
 
 SCRIPT = PAGE["app.js"]
 

@@ -12,15 +12,15 @@ from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phon
 from web_phones import ServedPage, StreamEndedError, WebSocketStub, end_of, serve_page
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from devices.live.gateway_stream import answer_tasks
-from devices.phone import gateway as gateway_module
-from devices.phone.gateway import MAX_ANSWER_BYTES
-from devices.phone.page_server import web_socket_stream
-from shared.certificates import make_certificates
-from shared.client_index import client_index_of_key
-from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
-from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
+from samara.devices.live.gateway_stream import answer_tasks
+from samara.devices.phone import gateway as gateway_module
+from samara.devices.phone.gateway import MAX_ANSWER_BYTES
+from samara.devices.phone.page_server import web_socket_stream
+from samara.shared.certificates import make_certificates
+from samara.shared.client_index import client_index_of_key
+from samara.shared.frames.refusal import Refusal
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
+from samara.shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
 
 NO_PROOF = "the first message must be a proof of the key"
 

@@ -16,36 +16,36 @@ from golden.golden_scenario import golden_scenario
 from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner
 
-from devices.live import join as board
-from devices.live.gateway_stream import attach
-from devices.live.join import JOINED_FILE
-from devices.live.keys import OWN_KEY_FILE
-from devices.phone import gateway_admission as gateway_module
-from devices.phone.admitted_keys import AdmittedKeys
-from devices.phone.reference_client.joining import (
+from samara.command import app as samara
+from samara.devices.live import join as board
+from samara.devices.live.gateway_stream import attach
+from samara.devices.live.join import JOINED_FILE
+from samara.devices.live.keys import OWN_KEY_FILE
+from samara.devices.phone import gateway_admission as gateway_module
+from samara.devices.phone.admitted_keys import AdmittedKeys
+from samara.devices.phone.reference_client.joining import (
     AUTHORITY_FILE,
     PROGRAM_FILE,
     join_run,
     read_joined_gateway,
 )
-from devices.phone.registered_keys import RegisteredKeys
-from devices.phone.server_requests import ServerRequests
-from samara.command import app as samara
-from server.commands import app as server_commands
-from server.live import join_filter
-from server.live.invitations import (
+from samara.devices.phone.registered_keys import RegisteredKeys
+from samara.devices.phone.server_requests import ServerRequests
+from samara.server.commands import app as server_commands
+from samara.server.live import join_filter
+from samara.server.live.invitations import (
     PROGRAMS_FOLDER,
     Invitations,
     invite_client,
     phone_welcome,
 )
-from server.live.join_filter import MAX_DOWNLOADS, JoinFilter
-from server.live.keys import KEYS_FOLDER, ClientKeys
-from shared.client_index import client_index_of_key
-from shared.errors import DeviceError, InvitationError, SamaraError
-from shared.files import UNFINISHED
-from shared.invitation import JOIN_PATH, KEYS_PATH, InvitationCode
-from shared.signing import SigningKey, fingerprint_of
+from samara.server.live.join_filter import MAX_DOWNLOADS, JoinFilter
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.shared.client_index import client_index_of_key
+from samara.shared.errors import DeviceError, InvitationError, SamaraError
+from samara.shared.files import UNFINISHED
+from samara.shared.invitation import JOIN_PATH, KEYS_PATH, InvitationCode
+from samara.shared.signing import SigningKey, fingerprint_of
 
 PROGRAM, MANIFEST = bytes(range(256)) * 3000, b'{"version": 1}'
 GATEWAY = "gateway.example:9100"

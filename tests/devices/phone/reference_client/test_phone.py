@@ -13,41 +13,41 @@ from phones import assert_same_evaluation, assert_same_report, exported, run_of
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
-from client.protocol.answer_limits import AnswerLimits
-from client.protocol.answer_log import read_answers
-from client.protocol.session import Session
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.live.keys import create_key
-from devices.phone import quantization as phone_quantization
-from devices.phone.commands import app
-from devices.phone.lowering import Method, lower_to_executorch
-from devices.phone.manifest import Manifest, manifest_file
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.runtime import (
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.answer_log import read_answers
+from samara.client.protocol.session import Session
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.live.keys import create_key
+from samara.devices.phone import quantization as phone_quantization
+from samara.devices.phone.commands import app
+from samara.devices.phone.lowering import Method, lower_to_executorch
+from samara.devices.phone.manifest import Manifest, manifest_file
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.runtime import (
     PhoneProgram,
     ProgramBackend,
     load_module,
     run_method,
 )
-from devices.phone.tokenization import examples_as_jsonl, write_examples
-from shared.config import RunConfig
-from shared.directions import directions
-from shared.errors import ConfigError, DataError, DeviceError, RefusalCode
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
-from shared.model.dual_forwarding import DualForwarding
-from shared.model.replay_torch import directions as directions_in_graph
-from shared.normal_table import NORMAL_TABLE
-from shared.replay import zero_state
-from shared.wire import Kind, kind_of
+from samara.devices.phone.tokenization import examples_as_jsonl, write_examples
+from samara.shared.config import RunConfig
+from samara.shared.directions import directions
+from samara.shared.errors import ConfigError, DataError, DeviceError, RefusalCode
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import LedgerHeader
+from samara.shared.model.dual_forwarding import DualForwarding
+from samara.shared.model.replay_torch import directions as directions_in_graph
+from samara.shared.normal_table import NORMAL_TABLE
+from samara.shared.replay import zero_state
+from samara.shared.wire import Kind, kind_of
 
 GOLDEN = ROOT / "tests" / "golden" / "directions.json"
 

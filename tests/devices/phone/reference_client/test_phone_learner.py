@@ -16,36 +16,36 @@ from numpy.typing import NDArray
 from phones import assert_same_report, exported, use_torch_as_runtime
 from typer.testing import CliRunner
 
-from client.forward.turns import checked_passes
-from client.personal.columns import evaluate_personal_model
-from client.personal.personalizations import read_personalizations
-from client.personal.personalizer import Personalizer
-from client.personal.private_fit import intercept_for_training
-from client.personal.private_rounds import personal_ledger
-from client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
-from client.protocol.idle_work import InterruptionError
-from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone.commands import app
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_learner import PhoneLearner
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.reference_client.run_settings import SETTINGS_FILE
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.errors import ConfigError, RefusalCode
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.replay import to_float32, zero_state
-from shared.runs import identity_bytes, run_id_of
+from samara.client.forward.turns import checked_passes
+from samara.client.personal.columns import evaluate_personal_model
+from samara.client.personal.personalizations import read_personalizations
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.private_fit import intercept_for_training
+from samara.client.personal.private_rounds import personal_ledger
+from samara.client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
+from samara.client.protocol.idle_work import InterruptionError
+from samara.client.training.client_data import ClientData
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone.commands import app
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.reference_client.run_settings import SETTINGS_FILE
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.errors import ConfigError, RefusalCode
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import to_float32, zero_state
+from samara.shared.runs import identity_bytes, run_id_of
 
 CLIENT = 0
 

@@ -3,11 +3,11 @@
 import pytest
 
 from benchmarks.privacy.masking import Device
-from devices.phone.reference_client.phone_masks import PhoneMasks
-from shared.config import RunConfig
-from shared.errors import MaskingError
-from shared.frames.masking import KeyRequest, MaskingKeys
-from shared.privacy.terms import PrivacyTerms
+from samara.devices.phone.reference_client.phone_masks import PhoneMasks
+from samara.shared.config import RunConfig
+from samara.shared.errors import MaskingError
+from samara.shared.frames.masking import KeyRequest, MaskingKeys
+from samara.shared.privacy.terms import PrivacyTerms
 
 TOKEN = bytes(range(8))
 REQUEST = KeyRequest(TOKEN).encode()

@@ -22,37 +22,37 @@ from typescript import node_process
 from web_phones import serve_page
 
 from benchmarks.privacy.masking import Device
-from client.app import TRAINER
-from client.app import app as client_app
-from client.protocol import private_report
-from client.protocol.privacy_budget import Charge, ChargeLog
-from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import serve_trainer
-from client.training.model_runtime import load_run
-from devices.live import gateway_stream
-from devices.live.gateway_stream import attach
-from devices.phone import relay
-from devices.phone.manifest import manifest_file
-from devices.phone.page_server.page_app import STREAM_PATH
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from server.app import serve
-from server.rounds.releases import RELEASES_FILE, read_releases
-from server.transport.phone_grid import PhoneGrid
-from shared.client_index import client_index_of_key
-from shared.config import RunConfig
-from shared.frames.report import Report
-from shared.frames.vector_report import hide_report
-from shared.ledger.reading import read_ledger
-from shared.ledger.verification import verify_ledger
-from shared.replay import to_float32
-from shared.result import RunResult
-from shared.signing import SigningKey
-from shared.wire import FRAMES, RECORD, Kind, kind_of
-from simulations.engine import InProcessGrid
+from samara.client.app import TRAINER
+from samara.client.app import app as client_app
+from samara.client.protocol import private_report
+from samara.client.protocol.privacy_budget import Charge, ChargeLog
+from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.training.model_runtime import load_run
+from samara.devices.live import gateway_stream
+from samara.devices.live.gateway_stream import attach
+from samara.devices.phone import relay
+from samara.devices.phone.manifest import manifest_file
+from samara.devices.phone.page_server.page_app import STREAM_PATH
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.server.app import serve
+from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.server.transport.phone_grid import PhoneGrid
+from samara.shared.client_index import client_index_of_key
+from samara.shared.config import RunConfig
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import hide_report
+from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import to_float32
+from samara.shared.result import RunResult
+from samara.shared.signing import SigningKey
+from samara.shared.wire import FRAMES, RECORD, Kind, kind_of
+from samara.simulations.engine import InProcessGrid
 
 BOARD, PHONES, MOST_PHONES = 7, 3, 5
 SMALL = {

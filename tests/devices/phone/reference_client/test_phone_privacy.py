@@ -12,24 +12,24 @@ from federations import Settings, config_of
 from phones import exported, use_torch_as_runtime
 from scenarios import give, operator_key
 
-from client.protocol.answer_limits import AnswerLimits
-from client.protocol.privacy_budget import ChargeLog
-from client.training.model_runtime import load_run
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.errors import RefusalCode
-from shared.frames.hello import SPLIT_EXAMPLES, Hello
-from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
-from shared.frames.refusal import Refusal
-from shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
-from shared.ledger.catch_up import CatchUp
-from shared.replay import digest, zero_state
-from shared.runs import identity_bytes, run_id_of
-from shared.wire import Kind, kind_of
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import digest, zero_state
+from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.wire import Kind, kind_of
 
 CLIENT = 7
 MODES: dict[str, dict[str, Any]] = {

@@ -9,24 +9,24 @@ from phones import exported, use_torch_as_runtime
 from scenarios import operator_key, signed
 from typer.testing import CliRunner
 
-from client.protocol.scenario_folder import ScenarioFolder, take_scenario
-from client.training.model_runtime import load_run
-from devices.phone.commands import app
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import load_program
-from devices.phone.tokenization import examples_as_jsonl
-from shared.config import RunConfig
-from shared.errors import RefusalCode, SamaraError, ScenarioError
-from shared.frames.evaluation import Evaluation
-from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, Split
-from shared.frames.refusal import Refusal
-from shared.frames.report import Report
-from shared.ledger.catch_up import CatchUp
-from shared.replay import digest, zero_state
-from shared.runs import identity_bytes, run_id_of
+from samara.client.protocol.scenario_folder import ScenarioFolder, take_scenario
+from samara.client.training.model_runtime import load_run
+from samara.devices.phone.commands import app
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import load_program
+from samara.devices.phone.tokenization import examples_as_jsonl
+from samara.shared.config import RunConfig
+from samara.shared.errors import RefusalCode, SamaraError, ScenarioError
+from samara.shared.frames.evaluation import Evaluation
+from samara.shared.frames.hello import Hello
+from samara.shared.frames.instructions import EvaluateInstruction, Split
+from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.report import Report
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import digest, zero_state
+from samara.shared.runs import identity_bytes, run_id_of
 
 CLIENT = 7
 

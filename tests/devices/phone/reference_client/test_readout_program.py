@@ -28,24 +28,24 @@ from phones import (
 from starts import start_for
 from typer.testing import CliRunner
 
-from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, load_run
-from devices.phone.commands import app
-from devices.phone.export import prepare_model
-from devices.phone.manifest import Manifest, manifest_file
-from devices.phone.reference_client.phone import Phone
-from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
-from devices.phone.reference_client.runtime import PhoneProgram
-from shared.config import RunConfig
-from shared.contrasts import contrasts
-from shared.errors import ConfigError, DeviceError
-from shared.frames.instructions import SeedPolicy, Split
-from shared.frames.report import Report
-from shared.label_scores import evaluation_column
-from shared.ledger.catch_up import CatchUp
-from shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
-from shared.replay_numpy import NumpyBackend
-from simulations.damping_file import write_damping
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.devices.phone.commands import app
+from samara.devices.phone.export import prepare_model
+from samara.devices.phone.manifest import Manifest, manifest_file
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
+from samara.devices.phone.reference_client.runtime import PhoneProgram
+from samara.shared.config import RunConfig
+from samara.shared.contrasts import contrasts
+from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.frames.instructions import SeedPolicy, Split
+from samara.shared.frames.report import Report
+from samara.shared.label_scores import evaluation_column
+from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
+from samara.shared.replay_numpy import NumpyBackend
+from samara.simulations.damping_file import write_damping
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,15 @@ from phones import (
     pair_of,
 )
 
-from client.training.local_steps import take_local_steps
-from devices.phone.export import LEAST_TOKENS
-from devices.phone.manifest import MANIFEST_VERSION, Manifest, manifest_file
-from devices.phone.reference_client.examples import read_examples
-from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
-from shared.errors import CodeError, DeviceError
-from shared.frames.instructions import Split
-from shared.replay import zero_state
+from samara.client.training.local_steps import take_local_steps
+from samara.devices.phone.export import LEAST_TOKENS
+from samara.devices.phone.manifest import MANIFEST_VERSION, Manifest, manifest_file
+from samara.devices.phone.reference_client.examples import read_examples
+from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
+from samara.shared.errors import CodeError, DeviceError
+from samara.shared.frames.instructions import Split
+from samara.shared.replay import zero_state
 
 LONG_WORDS = """
 name = "moods"

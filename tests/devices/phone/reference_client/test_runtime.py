@@ -10,8 +10,8 @@ from helpers import ROOT
 REFUSED = """
 import sys
 from pathlib import Path
-from devices.phone.reference_client.runtime import load_module
-from shared.errors import DeviceError
+from samara.devices.phone.reference_client.runtime import load_module
+from samara.shared.errors import DeviceError
 
 Path("model.pte").write_bytes(bytes(64))
 try:
