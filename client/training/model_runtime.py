@@ -90,6 +90,7 @@ class ModelRuntime:
     """
 
     tokenize: ExampleTokenizer
+    _deciding: threading.Lock
 
     def __init__(
         self,

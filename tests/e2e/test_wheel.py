@@ -1,7 +1,8 @@
-"""The wheel, built and installed in an environment of its own, run from foreign folders."""
+"""Samara installed, or on the path, in environments of their own, from folders with its names."""
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,15 +11,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from foreign import CHECK, write_foreign_names
 from helpers import ROOT
 
 PAGE = [f"devices/phone/web/page/{name}" for name in ("index.html", "library/ort.wasm")]
-FIRST_PARTY = {"samara", "server", "client", "shared", "simulations", "devices"}
+PARTS = ("client", "devices", "server", "shared", "simulations")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
-def finished(*command: object, folder: Path) -> str:
+def finished(*command: object, folder: Path, path: str = "") -> str:
     """Standard output of a command that must end well, without this checkout on its path."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run(
         [*map(str, command)],
         cwd=folder,
@@ -33,9 +36,9 @@ def finished(*command: object, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this checkout; the build leaves nothing in it and prints no warning."""
-    folder = tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout, in which a build may leave what it wants."""
+    folder = tmp_path_factory.mktemp("source")
     tracked = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
@@ -44,27 +47,30 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).stdout.split("\0")
     if not tracked[0]:
         pytest.skip("not a git checkout: which files belong to it is not known")
-    source = folder / "source"
     for name in filter(None, tracked):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+        if os.path.lexists(ROOT / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     for name in PAGE:  # a release puts the built page there
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(b"")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout; the build prints no warning."""
+    folder = tmp_path_factory.mktemp("wheel")
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
-    printed = finished(*pip, *build, "--wheel-dir", folder, source, folder=folder)
+    printed = finished(*PIP, *build, "--wheel-dir", folder, source, folder=folder)
     assert "deprecat" not in printed.lower()
     assert "Warning: " not in printed.replace("byte-compiling", "")
     (file,) = folder.glob("samara_fl-*.whl")
     return file
 
 
-@pytest.fixture(scope="module")
-def samara(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of the wheel in a fresh environment with other people's packages."""
-    folder = tmp_path_factory.mktemp("environment")
+def make_environment(folder: Path, *install: object) -> Path:
+    """The Python of a fresh environment with other people's packages, and what pip installs."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     purelib = Path(
@@ -72,22 +78,27 @@ def samara(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder
         ).strip()
     )
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    finished(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, folder=folder)
     # A .pth line adds that folder alone: this checkout's editable installation stays out.
     (purelib / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin" / "samara"
+    if install:
+        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+        finished(*PIP, "--python", python, "install", *options, *install, folder=folder)
+    return python
+
+
+@pytest.fixture(scope="module")
+def samara(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of the wheel in an environment of its own."""
+    return make_environment(tmp_path_factory.mktemp("environment"), wheel).with_name("samara")
 
 
 def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == FIRST_PARTY | {
-        f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info",
-    }
+    assert tops == {"samara", f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"}
     assert any(name.endswith("model/embedded/model.safetensors") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert set(PAGE) <= set(names)
+    assert {f"samara/{name}" for name in PAGE} <= set(names)
 
 
 def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
@@ -96,10 +107,10 @@ def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
     The page's TypeScript is built with npm, in a checkout.
     """
     names = set(zipfile.ZipFile(wheel).namelist())
-    listed = ["git", "-C", ROOT, "ls-files", *sorted(FIRST_PARTY), ":!devices/phone/web"]
+    listed = ["git", "-C", ROOT, "ls-files", *PARTS, ":!devices/phone/web"]
     tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert len(tracked) > 300
-    assert set(tracked) <= names
+    assert {f"samara/{name}" for name in tracked} <= names
 
 
 @pytest.mark.slow
@@ -130,20 +141,33 @@ def test_the_demo_and_a_comparison_run_from_the_wheel(samara: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shadowed",
-    [
-        pytest.param(False, id="empty", marks=pytest.mark.exhaustive),
-        pytest.param(True, id="with-names-of-ours"),
-    ],
-)
-def test_the_installed_command_runs_anywhere(samara: Path, tmp_path: Path, shadowed: bool) -> None:
-    if shadowed:
-        (tmp_path / "server.py").write_text(
-            "raise SystemExit('a foreign server.py was imported')\n"
-        )
-        (tmp_path / "shared").mkdir()
-        (tmp_path / "shared" / "__init__.py").write_text("raise SystemExit('a foreign shared')\n")
+@pytest.mark.parametrize("way", ["wheel", "editable", "path"])
+def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
+    way: str, source: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """And those modules are imported by their names, whichever way Samara came there."""
+    if way == "wheel":
+        python = request.getfixturevalue("samara").with_name("python")
+    else:
+        install = ["--editable", source] if way == "editable" else []
+        python = make_environment(tmp_path / "environment", *install)
+    folder = tmp_path / "project"
+    write_foreign_names(folder)
+    (folder / "script.py").write_text(CHECK)
+    path = str(source) if way == "path" else ""
+    place = python.parents[1] if way == "wheel" else source
+    found = Path(finished(python, "script.py", folder=folder, path=path).strip())
+    assert found.is_relative_to(place)
+    commands = [[python, "-m", "samara"]]
+    if way != "path":
+        commands.append([python.with_name("samara")])
+    for command in commands:
+        assert "messages" in finished(*command, "tasks", folder=folder, path=path)
+
+
+@pytest.mark.slow
+def test_the_installed_command_runs_beside_them(samara: Path, tmp_path: Path) -> None:
+    write_foreign_names(tmp_path)
     (tmp_path / "small.toml").write_text("rounds = 1\ndata.clients = 2\npersonal.rounds = 0\n")
     printed = finished(samara, "simulate", "small.toml", "--out", "run", folder=tmp_path)
     assert "after round 1" in printed
