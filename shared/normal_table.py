@@ -2,8 +2,8 @@
 
 Entry i is round(2048 · Φ⁻¹((i + ½) / 65,536)), half to even, so a 16-bit uniform becomes a normal
 number with scale 2⁻¹¹. The table is antisymmetric; its upper half is stored as the differences
-between neighbours, compressed. It is a literal, not a data file, because Flower's bundle drops
-data files. Its hash is part of every layout: another table is another format.
+between neighbours, compressed. It is a literal, so that no copy of the module is without it. Its
+hash is part of every layout: another table is another format.
 """
 
 import base64

@@ -103,7 +103,8 @@ class Zygote:
         there.set_inheritable(True)
         command = [sys.executable, __file__, str(there.fileno()), "-" * _ROOM]
         nothing = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in range(3)]
-        os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+        os.posix_spawn(sys.executable, command, environment, file_actions=nothing)
         there.close()
         return cls(here, import_variables(os.environ))
 
@@ -355,8 +356,7 @@ def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     variables = import_variables(os.environ)
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [path for path in sys.path[1:] if path not in map(os.path.abspath, paths)]
+    del sys.path[0]  # the folder of this file
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -7,14 +7,20 @@ from pathlib import Path
 import psutil
 
 SUPERLINK, DATABASE = "samara.server.live.superlink", "superlink.db"
+_EARLIER_SUPERLINK = "server.live.superlink"
+"""Module of a SuperLink that an earlier version started, and that goes on after an update."""
 SUPEREXEC, SERVER_APP = "flower-superexec", "flwr-serverapp"
 _STOP_SECONDS = 10.0
 
 
 def find_superlinks(folder: Path) -> list[psutil.Process]:
     """Return the SuperLinks that run with the database in a folder, whoever started them."""
-    words = {SUPERLINK, str(folder / DATABASE)}
-    return [p for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or ())]
+    database, modules = str(folder / DATABASE), {SUPERLINK, _EARLIER_SUPERLINK}
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if database in (words := process.info["cmdline"] or ()) and not modules.isdisjoint(words)
+    ]
 
 
 def find_programs(folder: Path, *names: str) -> list[psutil.Process]:

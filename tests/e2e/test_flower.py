@@ -1,18 +1,24 @@
 """The real Flower engine, and Flower's bundle run from another working directory."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from bases import basis_for
+from foreign import write_foreign_names
 from forked import LOADED
 from helpers import ROOT, files_of
+from live import ONE_SMALL_STEP, QUIET
 from starts import start_for
 
+from samara.server.live.flower_processes import end_processes
 from samara.shared.config import RunConfig
 from samara.shared.result import RunResult
 from samara.simulations.simulate import simulate
@@ -101,17 +107,51 @@ def test_flowers_engine_writes_the_same_ledger(
         assert files_of(theirs / personal) == files_of(ours / personal)
 
 
-def test_the_bundle_runs_from_another_directory(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The checkout's app bundle, unpacked."""
     from flwr.cli.build import build_fab_from_disk
 
-    bundle = tmp_path / "bundle"
     data = build_fab_from_disk(ROOT)
     assert len(data) < 10 * 2**20
-    (tmp_path / "app.fab").write_bytes(data)
-    with zipfile.ZipFile(tmp_path / "app.fab") as archive:
-        archive.extractall(bundle)
-    assert not list(bundle.rglob("*.py"))
+    folder = tmp_path / "bundle"
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        archive.extractall(folder)
+    assert not list(folder.rglob("*.py"))
+    return folder
+
+
+def test_the_bundle_runs_from_another_directory(
+    settings: dict[str, Any], bundle: Path, tmp_path: Path
+) -> None:
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": ""}
     theirs = run_elsewhere(bundle, elsewhere, "in-process", tmp_path / "cwd")
     assert files_of(theirs / "ledger") == files_of(ours / "ledger")
+
+
+@pytest.mark.exhaustive
+def test_flwr_run_runs_it_beside_modules_with_the_names_of_samaras_parts(
+    bundle: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
+    write_foreign_names(bundle)
+    home, out = tmp_path / "flwr", tmp_path / "run"
+    settings = ONE_SMALL_STEP | {"rounds": 1, "data.clients": 2, "out": str(out)}
+    told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    try:
+        ended = subprocess.run(
+            [Path(sys.executable).with_name("flwr"), "run", ".", "--stream", "--run-config", told],
+            cwd=bundle,
+            env={**os.environ, **QUIET, "FLWR_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    finally:  # the SuperLink that flwr has started goes on
+        for process in psutil.process_iter(["cmdline"]):
+            if str(home / "local-superlink" / "state.db") in (process.info["cmdline"] or ()):
+                end_processes([process])
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    assert RunResult.read(out).final_round == 1

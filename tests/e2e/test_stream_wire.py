@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from foreign import write_foreign_names
 from typer.testing import CliRunner
 
 from benchmarks.faults.live_run import LiveRun
@@ -46,6 +47,7 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("w")
+    write_foreign_names(folder)  # every process starts there
     data = list(write_messages(folder, 0).values())
     settings = {
         "rounds": ROUNDS,
