@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 from helpers import ROOT
 
 PARTS = ("client", "devices", "server", "shared", "simulations")
@@ -75,6 +76,18 @@ def test_each_file_is_formatted_and_linted_once() -> None:
     assert len(files) > 1000
     assert len({file.resolve() for file in files}) == len(files)
     assert {file.relative_to(ROOT).parts[0] for file in files} >= {"samara", "tests", *PARTS}
+
+
+def test_coverage_measures_each_file_once(tmp_path: Path) -> None:
+    data = tmp_path / "coverage"
+    finished(ROOT, "coverage", "run", "--data-file", str(data), "-m", "samara", "--version")
+    measured = CoverageData(str(data))
+    measured.read()
+    files = [Path(file) for file in measured.measured_files()]
+    assert len({file.resolve() for file in files}) == len(files)
+    product = {file for name in ("samara", *PARTS) for file in (ROOT / name).rglob("*.py")}
+    assert set(files) == {file.resolve() for file in product}
+    assert measured.lines(str(ROOT / "shared" / "errors.py"))
 
 
 def test_no_file_is_loaded_under_two_names() -> None:
