@@ -39,6 +39,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_configure() -> None:
+    """Pytest's workers and the processes that tests start are forked with the libraries loaded."""
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first: whole runs, and files with slow tests."""
@@ -54,14 +59,6 @@ def pytest_collection_finish() -> None:
 
 def _is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forked_processes() -> Iterator[None]:
-    """Processes that tests start are forked from one that has the libraries loaded."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", ForkingPopen)
-        yield
 
 
 @pytest.fixture
@@ -80,14 +77,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a tiny model of a family: causal, masked or encoder."""
-    folders: dict[str, Path] = {}
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folder of a tiny model of a family: causal, masked or encoder; of three blocks or fewer."""
+    folders: dict[tuple[str, int], Path] = {}
 
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folders[family] = save_model(tmp_path_factory.mktemp(family), family)
-        return folders[family]
+    def folder_of(family: str, blocks: int = 3) -> Path:
+        if (family, blocks) not in folders:
+            folders[family, blocks] = save_model(tmp_path_factory.mktemp(family), family, blocks)
+        return folders[family, blocks]
 
     return folder_of
 

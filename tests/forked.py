@@ -8,7 +8,8 @@ beforehand.
 
 Commands that read their environment before `main`, or that have interpreter options, are started
 as usual, and so are programs of `-c`, except for those that begin with `LOADED`. A shell
-forks its commands where it is given the words of `command_server` in place of Python.
+forks its commands where it is given the words of `command_server` in place of Python. The workers
+of pytest-xdist are forked, too, each with its zygote.
 """
 
 import atexit
@@ -17,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -30,6 +32,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from execnet.gateway_io import popen_bootstrapline
+
 LIBRARIES = (
     *("torch", "transformers", "transformers.modeling_utils", "transformers.masking_utils"),
     *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
@@ -42,6 +46,7 @@ LIBRARIES = (
     *("cryptography.hazmat.primitives.asymmetric.ec", "scipy.special", "psutil"),
 )
 _PACKAGES = {"samara", "ipykernel_launcher"}
+_PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
 _READ_WHILE_IMPORTING = (
     *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
@@ -67,6 +72,7 @@ class Request(NamedTuple):
         words: the arguments; `-m` and a module, `-c` and a program, or the path of a script comes
             first.
         ignored: numbers of the signals that it ignores.
+        umask: its file mode creation mask.
     """
 
     words: list[str]
@@ -74,6 +80,7 @@ class Request(NamedTuple):
     folder: str
     new_session: bool
     ignored: list[int]
+    umask: int
 
 
 def scripts() -> dict[str, str]:
@@ -154,6 +161,8 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
     """The arguments of a command that can be forked, from `-m`, `-c` or the script's path on."""
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
+        if words[1:] == _PYTEST_WORKER:
+            return ["-c", words[3]]
         is_ours = words[1] == "-m" and words[2].split(".")[0] in _PACKAGES
         is_loaded = words[1] == "-c" and words[2].startswith(LOADED)
         return words[1:] if is_ours or is_loaded else None
@@ -162,6 +171,13 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
     if found and Path(found).parent == here and Path(found).name in scripts():
         return [found, *words[1:]]
     return None
+
+
+def _umask() -> int:
+    """The file mode creation mask of this process, which `os` tells by setting it alone."""
+    found = re.search(r"^Umask:\t(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1], 8)
 
 
 class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
@@ -183,7 +199,7 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                 if signal.getsignal(number) is signal.SIG_IGN
             ]
-            request = Request(words, environment, folder, bool(new_session), ignored)
+            request = Request(words, environment, folder, bool(new_session), ignored, _umask())
             read, _, _, write, _, error = streams
             wanted = [read, write, error]
             files = [own if file == -1 else file for own, file in enumerate(wanted)]
@@ -299,6 +315,7 @@ def _become(request: Request, streams: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
+    os.umask(request.umask)
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -373,6 +390,7 @@ def main() -> None:
         for stream in streams:
             os.close(stream)
     channel.close()
+    sys.modules["forked"] = sys.modules["__main__"]  # a forked worker of pytest has this zygote
     _write_command_line([sys.executable, *request.words])
     _become(request, streams)
     global _zygote

@@ -43,7 +43,7 @@ def save_tokenizer(folder: Path, family: str) -> int:
     return len(vocabulary)
 
 
-def save_model(folder: Path, family: str) -> Path:
+def save_model(folder: Path, family: str, blocks: int = 3) -> Path:
     import transformers
 
     vocabulary = save_tokenizer(folder, family)
@@ -52,7 +52,7 @@ def save_model(folder: Path, family: str) -> Path:
         "vocab_size": vocabulary,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": blocks,
         "num_attention_heads": 4,
         "max_position_embeddings": 64,
         "initializer_range": 0.2,

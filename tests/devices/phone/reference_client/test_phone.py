@@ -122,13 +122,16 @@ def test_without_the_extra_every_command_says_what_to_install(
 
 @pytest.fixture(scope="module")
 def made(
-    model_folder: Callable[[str], Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
+    model_folder: Callable[..., Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    """Settings of a run, and programs of its model, made once each."""
+    """Settings of a run, and programs of its model, made once each.
+
+    An export takes seconds for every block: there are as many as have adapters.
+    """
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("programs")
     settings = {
-        "model.path": str(model_folder("causal")),
+        "model.path": str(model_folder("causal", 2)),
         "data.path": str(data_file),
         "data.clients": 3,
         "data.partition": "iid",

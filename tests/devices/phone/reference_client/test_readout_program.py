@@ -56,12 +56,15 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made(
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[..., Path],
     data_file: Path,
     programs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Made:
-    """Settings of a run that chooses its adapter by itself, and programs of it, made once each."""
+    """Settings of a run that chooses its adapter by itself, and programs of it, made once each.
+
+    Those of ExecuTorch take seconds for every block, and are of models with one.
+    """
 
     def make(
         family: str = "causal",
@@ -69,9 +72,9 @@ def made(
         quantization: Any = "none",
         **adapter: Any,
     ) -> tuple[Settings, Path]:
-        embedded = family == "embedded"
+        embedded, blocks = family == "embedded", 3 if delegate == "torch" else 1
         settings = {
-            "model.path": family if embedded else str(model_folder(family)),
+            "model.path": family if embedded else str(model_folder(family, blocks)),
             "model.max-length": SHAPES.sequence,
             "data.path": "messages" if embedded else str(data_file),
             "data.clients": 3,
