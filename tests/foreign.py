@@ -6,7 +6,7 @@ CHECK = """
 import importlib, sys
 import samara
 from samara.shared.errors import SamaraError
-for part in ("client.app", "server.app", "devices.live.processes", "simulations.simulate"):
+for part in ("client.app", "server.app", "devices.live.processes", "simulations.commands"):
     importlib.import_module(f"samara.{part}")
 for name in ("client", "server", "shared", "devices.mine", "simulations"):
     found = importlib.import_module(name)

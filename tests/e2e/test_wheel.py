@@ -81,7 +81,7 @@ def make_environment(folder: Path, *install: object) -> Path:
     # A .pth line adds that folder alone: this checkout's editable installation stays out.
     (purelib / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     if install:
-        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+        options = ["--quiet", "--no-compile", "--no-deps", "--no-index", "--no-build-isolation"]
         finished(*PIP, "--python", python, "install", *options, *install, folder=folder)
     return python
 
