@@ -353,9 +353,8 @@ class SuperLinkProcess:
         return (
             os.environ
             | {
-                "PATH": os.pathsep.join(
-                    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-                ),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                "PYTHONPATH": _absolute(os.environ.get("PYTHONPATH", "")),
                 "FLWR_HOME": str(self.folder),
                 LIVE_VARIABLE: "1",
                 MAX_BYTES_VARIABLE: str(self._max_bytes),
@@ -379,6 +378,11 @@ class SuperLinkProcess:
     def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it printed nothing"
+
+
+def _absolute(path: str) -> str:
+    """Return a module path by absolute folders, for a process that starts in another folder."""
+    return os.pathsep.join(map(os.path.abspath, path.split(os.pathsep))) if path else ""
 
 
 class _SecretInterceptor:
