@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samara.client.forward.trunk_cache import Ids
 from samara.shared.errors import ModelError
@@ -89,18 +90,22 @@ class Rows:
         count = 1 + max(place.row for place in places)
         if count == len(sequences):
             places = own
-        shape = count, max(lengths)
-        ids = torch.full(shape, base.padding)
-        mask, positions = torch.zeros(2, *shape, dtype=torch.long)
+        # in numpy, which takes a tenth of torch's time for tensors of a few numbers
+        ids = np.full((count, max(lengths)), base.padding, np.int64)
+        is_packed = count < len(sequences)
+        of_tokens = np.arange(max(lengths)) if is_packed else np.ones(max(lengths), np.int64)
+        beside = np.zeros_like(ids)
         for sequence, (row, first) in zip(sequences, places, strict=True):
             end = first + len(sequence)
-            ids[row, first:end] = torch.tensor(sequence)
-            mask[row, first:end] = 1
-            positions[row, first:end] = torch.arange(len(sequence))
+            ids[row, first:end] = sequence
+            beside[row, first:end] = of_tokens[: len(sequence)]
         device = base.network.device
-        is_packed = count < len(sequences)
-        inputs = {"position_ids": positions} if is_packed else {"attention_mask": mask}
-        return cls(ids.to(device), {name: v.to(device) for name, v in inputs.items()}, places)
+        inputs = {"position_ids" if is_packed else "attention_mask": torch.from_numpy(beside)}
+        return cls(
+            torch.from_numpy(ids).to(device),
+            {name: value.to(device) for name, value in inputs.items()},
+            places,
+        )
 
     def repeat(self, times: int) -> "Rows":
         """Return rows of which all are repeated, each as it is."""
@@ -121,6 +126,8 @@ class Rows:
         Returns:
             [R, S, hidden], zeros where there is no sequence.
         """
+        if not self.are_packed:
+            return nn.utils.rnn.pad_sequence(list(outputs), batch_first=True)
         whole: Tensor | None = None
         for output, (row, first) in zip(outputs, self.places, strict=True):
             if whole is None:
@@ -159,6 +166,8 @@ class Rows:
             for (row, first), positions in zip(places, supervised, strict=True)
             for position in positions
         ]
-        rows, positions = torch.tensor(index, device=self.ids.device).T
-        first_rows = torch.arange(perturbations, device=self.ids.device) * count
-        return (first_rows[:, None] + rows).flatten(), positions.repeat(perturbations)
+        rows, positions = np.array(index, np.int64).T
+        all_rows = (np.arange(perturbations)[:, None] * count + rows).ravel()
+        all_positions = np.tile(positions, perturbations)
+        device = self.ids.device
+        return torch.from_numpy(all_rows).to(device), torch.from_numpy(all_positions).to(device)

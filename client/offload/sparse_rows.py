@@ -3,7 +3,7 @@
 Columns are taken in blocks, so that what is written stays in a core's cache. Every number is summed
 in the same order whatever the blocks are. Inner loops run over slices: with two indices the
 compiler does not vectorize them, which takes 3 to 8 times as long. The kernels release Python's
-lock and use one thread.
+lock and use one thread. Compiled ones are kept in ``__pycache__``, by the name of this module.
 """
 
 import numpy as np

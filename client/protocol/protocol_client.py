@@ -3,11 +3,11 @@
 import json
 import logging
 import platform
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 
 from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
@@ -361,7 +361,7 @@ def introduction(
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "transformers": transformers.__version__,
     }
     if not hides_examples:
         counts = {split.name.lower(): len(data.in_split(split)) for split in Split}

@@ -24,7 +24,7 @@ from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-BEFORE = "2a04529"
+BEFORE = "41d8064a"
 """The last commit whose packages had names of their own: `shared`, `client` and so on."""
 ROUNDS = 2
 PHONE = PHONES[0]
