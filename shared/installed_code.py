@@ -18,7 +18,7 @@ def samara_version() -> str:
 
 
 def client_code_hash() -> str:
-    """Return a hash of the Python files that run on a client or define frames, 12 digits."""
+    """Return a hash of the Python files of the client and the frames, 12 hexadecimal digits."""
     found = hashlib.sha256()
     for name in _CLIENT_FOLDERS:
         folder = Path(__file__).parents[1] / name

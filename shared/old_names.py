@@ -13,11 +13,11 @@ def explain_old_name(name: str) -> str:
 
 
 class OldNameFinder:
-    """The last finder of modules: it finds none, and explains an old name that nobody has."""
+    """A finder of modules that finds none, and explains an old name that nobody has."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Return without a module, as for every name that is not a package's old one.
+        """Find nothing; explain an old name.
 
         Raises:
             ModuleNotFoundError: with the new name.
@@ -27,10 +27,10 @@ class OldNameFinder:
 
 
 def make_way(name: str, path: MutableSequence[str]) -> None:
-    """Have a package that was imported by its old name hold the folders that others have so named.
+    """Let a package that was imported by its old name stand for other projects' folders.
 
-    A checkout on the module path has a package `devices`. It hides folders `devices` without an
-    `__init__.py`, also those that come before it, since Python prefers packages.
+    A checkout on the module path has a package `devices`. Python prefers it to every folder
+    `devices` without an `__init__.py`, even to one that comes first on the path.
 
     Args:
         name: the old name.

@@ -16,8 +16,11 @@ print(samara.__file__)
 """Imports Samara, and then the folder's own modules; prints where Samara was found."""
 
 
-def write_foreign_names(folder: Path) -> None:
-    """Modules, packages and a checkout; those that a folder of the same name hides, too."""
+def write_foreign_names(folder: Path, content: str = 'OWNER = "somebody else"\n') -> None:
+    """Write modules, packages and a checkout, all with one content.
+
+    The package `shared` hides the module `shared.py`.
+    """
     names = (
         *("client.py", "server.py", "shared.py", "shared/__init__.py"),
         *("devices/mine.py", "simulations/__init__.py"),
@@ -26,4 +29,4 @@ def write_foreign_names(folder: Path) -> None:
     for name in names:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('OWNER = "somebody else"\n')
+        file.write_text(content)

@@ -174,7 +174,7 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
 
 
 def _umask() -> int:
-    """The file mode creation mask of this process, which `os` tells by setting it alone."""
+    """The file mode creation mask of this process; `os.umask` would set it."""
     found = re.search(r"^Umask:\t(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1], 8)

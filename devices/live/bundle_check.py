@@ -1,9 +1,8 @@
 """The difference between the server's version of Samara and the installed one, for the log.
 
-A SuperLink ships an app bundle, which holds no code; whatever it held would not be run, since the
-installed ClientApp answers messages (devices/live/executor.py). Whether two versions understand
-each other is decided by the version in every frame (shared/wire.py), not here
-(docs/decisions/0026).
+A SuperLink ships an app bundle. It holds no code, and none would be run: the installed ClientApp
+answers messages (devices/live/executor.py). The version in every frame (shared/wire.py) decides
+whether two versions understand each other (docs/decisions/0026).
 """
 
 import io
@@ -18,7 +17,7 @@ _APP_FILE = "pyproject.toml"
 _MAX_FILE_BYTES = 10 * 2**20
 _LONGEST = 40
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, RuntimeError, OSError)
-"""Errors of reading a file in a zip file, NotImplementedError among them."""
+"""Errors of reading a file in a zip file; an unknown compression is a RuntimeError."""
 _VERSION, _CODE = ("project", "version"), ("tool", "samara", "client-code")
 
 

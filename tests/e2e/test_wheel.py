@@ -14,8 +14,9 @@ import pytest
 from foreign import CHECK, write_foreign_names
 from helpers import ROOT
 
+from samara.shared.old_names import OLD_NAMES
+
 PAGE = [f"devices/phone/web/page/{name}" for name in ("index.html", "library/ort.wasm")]
-PARTS = ("client", "devices", "server", "shared", "simulations")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -37,7 +38,7 @@ def finished(*command: object, folder: Path, path: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout, in which a build may leave what it wants."""
+    """A copy of this checkout, which builds may change."""
     folder = tmp_path_factory.mktemp("source")
     tracked = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -70,7 +71,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_environment(folder: Path, *install: object) -> Path:
-    """The Python of a fresh environment with other people's packages, and what pip installs."""
+    """The Python of a fresh environment; pip installs there beside other people's packages."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     purelib = Path(
@@ -107,7 +108,7 @@ def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
     The page's TypeScript is built with npm, in a checkout.
     """
     names = set(zipfile.ZipFile(wheel).namelist())
-    listed = ["git", "-C", ROOT, "ls-files", *PARTS, ":!devices/phone/web"]
+    listed = ["git", "-C", ROOT, "ls-files", *sorted(OLD_NAMES), ":!devices/phone/web"]
     tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert len(tracked) > 300
     assert {f"samara/{name}" for name in tracked} <= names
@@ -145,7 +146,7 @@ def test_the_demo_and_a_comparison_run_from_the_wheel(samara: Path, tmp_path: Pa
 def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
     way: str, source: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """And those modules are imported by their names, whichever way Samara came there."""
+    """The modules are imported by their names, too."""
     if way == "wheel":
         python = request.getfixturevalue("samara").with_name("python")
     else:
@@ -166,8 +167,16 @@ def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
 
 
 @pytest.mark.slow
-def test_the_installed_command_runs_beside_them(samara: Path, tmp_path: Path) -> None:
-    write_foreign_names(tmp_path)
+@pytest.mark.parametrize(
+    "shadowed",
+    [
+        pytest.param(False, id="empty", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="with-names-of-ours"),
+    ],
+)
+def test_the_installed_command_runs_anywhere(samara: Path, tmp_path: Path, shadowed: bool) -> None:
+    if shadowed:
+        write_foreign_names(tmp_path, "raise SystemExit(f'{__file__} was imported')\n")
     (tmp_path / "small.toml").write_text("rounds = 1\ndata.clients = 2\npersonal.rounds = 0\n")
     printed = finished(samara, "simulate", "small.toml", "--out", "run", folder=tmp_path)
     assert "after round 1" in printed

@@ -1,4 +1,4 @@
-"""The folders of the product are one package: what checks see, and under which name."""
+"""The folders of the product are one package, also for the checks."""
 
 import os
 import re
@@ -12,11 +12,13 @@ import pytest
 from coverage import CoverageData
 from helpers import ROOT
 
-PARTS = ("client", "devices", "server", "shared", "simulations")
+from samara.shared.old_names import OLD_NAMES
+
+PARTS = sorted(OLD_NAMES)
 
 
 def finished(folder: Path, program: str, *arguments: str) -> str:
-    """What a program of this environment prints."""
+    """Output of a program of this environment."""
     ended = subprocess.run(
         [Path(sys.executable).parent / program, *arguments],
         cwd=folder,
@@ -36,7 +38,7 @@ def other_files(folder: str, names: list[str]) -> list[str]:
 
 @pytest.fixture
 def product(tmp_path: Path) -> Path:
-    """The product's Python files, and those that belong to its checks."""
+    """Copy of the product's Python files, and of the files of its checks."""
     for name in ("samara", *PARTS, "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=other_files)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections import Counter
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,16 @@ def test_the_bundle_has_the_same_bytes_and_every_setting() -> None:
         project = tomllib.loads(archive.read("pyproject.toml").decode())
     assert set(names) == {"pyproject.toml", ".info/CONTENT"}
     assert RunConfig.of(project["tool"]["flwr"]["app"]["config"], "bundle") == RunConfig()
+
+
+def test_code_that_is_not_installed_makes_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("samara.shared.installed_code.version", version)
+    with zipfile.ZipFile(io.BytesIO(build_bundle())) as archive:
+        project = tomllib.loads(archive.read("pyproject.toml").decode())["project"]
+    assert project["version"] == "checkout"
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
