@@ -117,6 +117,6 @@ def test_no_product_file_is_longer_than_a_sitting() -> None:
         str(file.relative_to(ROOT)): count
         for file in product
         if file not in tables
-        and (count := len(file.read_text(encoding="utf-8").splitlines())) > 400
+        and (count := len(file.read_text(encoding="utf-8").splitlines())) > 900
     }
     assert not long
