@@ -10,10 +10,15 @@ from samara.client.protocol.answer_limits import (
     count_report_scalars,
 )
 from samara.client.protocol.answered_runs import AnsweredRuns
-from samara.client.protocol.privacy_budget import PrivacyBudget
-from samara.client.protocol.scalar_counts import ScalarBudget
+from samara.client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+
+UNCOUNTED = ScalarBudget(ScalarCounts(None), lambda _: (), size=1, limit=0.0)
+"""The scalar budget of a client that counts nothing."""
+UNCHARGED = PrivacyBudget(ChargeLog(None), terms=None, limit=0.0)
+"""The privacy budget of a client that charges nothing."""
 
 
 class AnswerGuard:
@@ -23,9 +28,9 @@ class AnswerGuard:
         limits: the owner's limits.
         smallest_batch: function that gives the number of the client's examples in the smallest
             batch of an instruction's steps.
-        budget: counts of sent scalars and their limit; None counts nothing.
+        budget: counts of sent scalars and their limit; None is `UNCOUNTED`.
         answered: what the client has answered in each run; None keeps nothing.
-        privacy: what its noised reports have cost, and the limit of it; None charges nothing.
+        privacy: what its noised reports have cost, and the limit of it; None is `UNCHARGED`.
     """
 
     def __init__(
@@ -37,7 +42,8 @@ class AnswerGuard:
         privacy: PrivacyBudget | None = None,
     ) -> None:
         self._limits, self._smallest_batch = limits, smallest_batch
-        self._budget, self._answered, self._privacy = budget, answered, privacy
+        self._budget, self._privacy = budget or UNCOUNTED, privacy or UNCHARGED
+        self._answered = answered or AnsweredRuns(None)
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
         """Keep what a hello introduces; it is on the disk when this returns.
@@ -49,11 +55,10 @@ class AnswerGuard:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
-        if self._answered:
-            answered = self._answered.read(run_id)
-            introduced = {split.name.lower(): count for split, count in counts.items()}
-            if introduced != answered.introduced:
-                self._answered.write(run_id, replace(answered, introduced=introduced))
+        answered = self._answered.read(run_id)
+        introduced = {split.name.lower(): count for split, count in counts.items()}
+        if introduced != answered.introduced:
+            self._answered.write(run_id, replace(answered, introduced=introduced))
 
     def introduced(self, run_id: bytes) -> dict[Split, int]:
         """Return how many examples of each split a client has introduced, which a server counts.
@@ -61,8 +66,6 @@ class AnswerGuard:
         Raises:
             TrainerError: if the file cannot be read.
         """
-        if not self._answered:
-            return {}
         counts = self._answered.read(run_id).introduced
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
@@ -75,7 +78,7 @@ class AnswerGuard:
             BudgetError: if one did, and is no longer kept.
             TrainerError: if the charges cannot be read.
         """
-        return self._privacy.find_report(token) if self._privacy else b""
+        return self._privacy.find_report(token)
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
         """Raise an error if the report on an instruction is over a limit.
@@ -86,15 +89,11 @@ class AnswerGuard:
             BudgetError: if it would cost too much privacy.
             TrainerError: if the counts cannot be read.
         """
-        if self._privacy:
-            self._privacy.check(instruction)
-        sent = 0
-        if self._answered:
-            sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
+        self._privacy.check(instruction)
+        sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
         self._limits.check_step(instruction, self._smallest_batch(instruction), sent)
-        if self._budget:
-            scalars = {Split.TRAIN: count_report_scalars(instruction)}
-            self._budget.check(token, instruction.layout_hash, scalars)
+        scalars = {Split.TRAIN: count_report_scalars(instruction)}
+        self._budget.check(token, instruction.layout_hash, scalars)
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
         """Count the report on an instruction, once; it is on the disk when this returns.
@@ -107,15 +106,11 @@ class AnswerGuard:
         Raises:
             TrainerError: if the counts cannot be read or written.
         """
-        if self._budget:
-            scalars = {Split.TRAIN: count_report_scalars(instruction)}
-            self._budget.add(token, instruction.layout_hash, scalars)
-        if self._answered:
-            run_id = instruction.run_id
-            answered = self._answered.read(run_id).after_report(instruction, token)
-            self._answered.write(run_id, answered)
-        if self._privacy:
-            self._privacy.add(instruction, token, report)
+        scalars, run_id = {Split.TRAIN: count_report_scalars(instruction)}, instruction.run_id
+        self._budget.add(token, instruction.layout_hash, scalars)
+        answered = self._answered.read(run_id).after_report(instruction, token)
+        self._answered.write(run_id, answered)
+        self._privacy.add(instruction, token, report)
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
@@ -133,13 +128,11 @@ class AnswerGuard:
             TrainerError: if the counts cannot be read.
         """
         check_split(instruction)
-        if self._answered:
-            answered = self._answered.read(instruction.run_id)
-            if frame := answered.find_evaluation(instruction, token, personal):
-                return frame
-        if self._budget:
-            question = _question_of(token, personal)
-            self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
+        answered = self._answered.read(instruction.run_id)
+        if frame := answered.find_evaluation(instruction, token, personal):
+            return frame
+        question = _question_of(token, personal)
+        self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
         return b""
 
     def add_evaluation(
@@ -157,15 +150,13 @@ class AnswerGuard:
             TrainerError: if the counts cannot be read or written.
         """
         token, frame, run_id = evaluation.token, evaluation.encode(), instruction.run_id
-        if self._budget:
-            losses = count_losses(instruction.split, evaluation.columns)
-            question = _question_of(token, personal)
-            self._budget.check(question, instruction.layout_hash, losses)
-            self._budget.add(question, instruction.layout_hash, losses)
-        if self._answered:
-            answered = self._answered.read(run_id)
-            answered = answered.after_evaluation(instruction, token, personal, frame)
-            self._answered.write(run_id, answered)
+        losses = count_losses(instruction.split, evaluation.columns)
+        question = _question_of(token, personal)
+        self._budget.check(question, instruction.layout_hash, losses)
+        self._budget.add(question, instruction.layout_hash, losses)
+        answered = self._answered.read(run_id)
+        answered = answered.after_evaluation(instruction, token, personal, frame)
+        self._answered.write(run_id, answered)
         return frame
 
 

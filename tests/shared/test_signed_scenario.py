@@ -246,7 +246,7 @@ def test_refused_requests_are_counted(key: SigningKey, tmp_path: Path) -> None:
     folder.record_refusal("x" * 5000)
     refused = folder.read_refused()
     assert refused is not None
-    assert (refused.times, len(refused.reason)) == (2, 1000)
+    assert (refused.count, len(refused.reason)) == (2, 1000)
     assert "2 requests refused" in describe_scenarios(tmp_path)[-1]
 
 

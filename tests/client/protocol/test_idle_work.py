@@ -28,8 +28,8 @@ from samara.client.protocol.idle_work import IdleWork, InterruptionError
 from samara.client.protocol.joined_runs import RUN_FILE, JoinedRuns
 from samara.client.protocol.model_in_use import (
     VALIDATION_FILE,
+    ValidationFile,
     find_unevaluated_runs,
-    read_validation,
 )
 from samara.client.protocol.model_validation import note_validation
 from samara.client.protocol.pauses import Pauses
@@ -370,7 +370,7 @@ def test_a_trainer_killed_before_the_evaluation_of_private_rounds_evaluates_at_i
             if (run / VALIDATION_FILE).exists():
                 break
     assert find_unevaluated_runs(home) == []
-    noted = read_validation(run)
+    noted = ValidationFile(run).read()
     assert noted is not None
     assert len(noted.losses) > 5
     assert len(read_personalizations(run / "clients" / "7")) == 1

@@ -15,7 +15,7 @@ from samara.devices.live import board as board_module
 from samara.devices.live.board import Board
 from samara.devices.live.commands import app
 from samara.devices.live.gateway_check import check_gateways
-from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
+from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, JoinedFile
 from samara.devices.live.keys import OWN_KEY_FILE, create_key
 from samara.devices.live.settings import ClientSettings
 from samara.devices.live.wire_choice import WireChoice, choose_wire
@@ -73,7 +73,7 @@ def test_the_stream_that_was_chosen_once_is_used_again_until_another_wire_is(
 
 def test_a_board_that_was_invited_to_a_gateway_attaches_to_it(tmp_path: Path) -> None:
     addresses: Any = {"superlink": "server.example:8000", "gateway": DOOR}
-    write_joined_addresses(tmp_path, addresses)
+    JoinedFile(tmp_path, "superlink").write(addresses)
     chosen = choose_wire(tmp_path, WireChoice(), may_lack_key=False)
     assert chosen.wire == "stream"
     assert chosen.gateways == (DOOR,)

@@ -69,7 +69,7 @@ def test_a_phone_obeys_its_signed_scenario_and_no_other_run(
         assert (refusal.code, refusal.client) == (RefusalCode.SCENARIO, CLIENT)
     refused = ScenarioFolder(home).read_refused()
     assert refused is not None
-    assert refused.times == 5
+    assert refused.count == 5
     monkeypatch.undo()
     use_torch_as_runtime(monkeypatch)
     frame = phone.train(asked.encode(), CatchUp())
