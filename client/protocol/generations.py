@@ -20,8 +20,7 @@ MOST_GENERATIONS = 32
 _HASH_DIGITS = 16
 
 _Generations = dict[str, dict[str, list[str]]]
-"""By the name of a split, and the hash that a generation is counted under, in hex: hashes of its
-examples."""
+"""Hashes of examples, by the name of their split and the hash of their generation, in hex."""
 
 
 class Generations(KeptFile[_Generations]):

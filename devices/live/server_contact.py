@@ -19,7 +19,7 @@ CONTACT_FILE = "server.json"
 
 @dataclass(frozen=True)
 class _Contact:
-    """What was noted of a server; nothing while it answers.
+    """The note about a server; an empty one while it answers.
 
     Attributes:
         address: host:port of the server; empty while it answers.
