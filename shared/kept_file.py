@@ -6,7 +6,9 @@ A kind of file is a class that says its name, its form and the sentence about a 
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -46,6 +48,15 @@ class _Kept:
 
     def __init__(self, folder: Path | None) -> None:
         self.path: Path | None = folder and folder / self.name
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """Make the file's folder, and raise the error of a block that cannot write it."""
+        try:
+            make_folder(path.parent)
+            yield
+        except OSError as error:
+            raise self.error(self._tell(self.unwritable, error)) from error
 
     def _tell(self, sentence: str, error: Exception) -> str:
         """Return a sentence about this file and an error."""
@@ -92,13 +103,9 @@ class KeptFile(_Kept, Generic[Content]):
         Raises:
             SamaraError: of the class `error`, if the file cannot be written.
         """
-        if self.path is None:
-            return
-        try:
-            make_folder(self.path.parent)
-            self._put(self.path, self._encode(content))
-        except OSError as error:
-            raise self.error(self._tell(self.unwritable, error)) from error
+        if self.path is not None:
+            with self._writing(self.path):
+                self._put(self.path, self._encode(content))
 
     def _put(self, path: Path, data: bytes) -> None:
         """Write a whole file, so that a crash leaves the old content or the new one."""
@@ -106,14 +113,14 @@ class KeptFile(_Kept, Generic[Content]):
 
     def _encode(self, content: Content) -> bytes:
         """Return a content as the bytes of a file."""
-        return json.dumps(self._to_json(content), **self.style).encode()
+        return json.dumps(self._to_json(content), default=_plain, **self.style).encode()
 
     def _decode(self, data: bytes) -> Content:
         """Read the bytes of a file; what it raises for damaged ones is one of `DAMAGE`."""
         return self._parse(json.loads(data))
 
     def _to_json(self, content: Content) -> Any:
-        """Return a content as a JSON value; by default it is one."""
+        """Return a content as a JSON value, in which dataclasses are objects and bytes are hex."""
         return content
 
     def _parse(self, value: Any) -> Content:
@@ -151,14 +158,11 @@ class KeptLog(_Kept):
         """
         if self.path is None:
             return 0
-        try:
-            make_folder(self.path.parent)
+        with self._writing(self.path):
             is_new = not self.path.exists()
             size = _append_line(self.path, line)
             if is_new:
                 sync_folder(self.path.parent)
-        except OSError as error:
-            raise self.error(self._tell(self.unwritable, error)) from error
         return size
 
     def replace(self, lines: Iterable[bytes]) -> None:
@@ -167,41 +171,33 @@ class KeptLog(_Kept):
         Raises:
             SamaraError: of the class `error`, if the file cannot be written.
         """
-        if self.path is None:
-            return
-        try:
-            make_folder(self.path.parent)
-            write_durably(self.path, *(line + b"\n" for line in lines))
-        except OSError as error:
-            raise self.error(self._tell(self.unwritable, error)) from error
+        if self.path is not None:
+            with self._writing(self.path):
+                write_durably(self.path, *(line + b"\n" for line in lines))
 
 
 def _append_line(file: Path, line: bytes) -> int:
     """Append a line to a file's last whole one; return the size of the file.
 
+    Half a last line is cut off: what it tells of has never left.
+
     Raises:
         OSError: if reading or writing fails.
     """
     with file.open("a+b") as lines:
-        _cut_half_line(lines.fileno(), file)
+        size = lines.tell()
+        if size and os.pread(lines.fileno(), 1, size - 1) != b"\n":
+            whole = file.read_bytes().rfind(b"\n") + 1
+            log.warning("%s: the last line is not whole; %d bytes are cut off", file, size - whole)
+            lines.truncate(whole)
         lines.write(line + b"\n")
         lines.flush()
         os.fsync(lines.fileno())
         return lines.tell()
 
 
-def _cut_half_line(descriptor: int, file: Path) -> None:
-    """Cut a log to its last whole line: what a half one tells of has never left.
-
-    Raises:
-        OSError: if reading or writing fails.
-    """
-    size = os.fstat(descriptor).st_size
-    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
-        return
-    whole = file.read_bytes().rfind(b"\n") + 1
-    log.warning("%s: the last line is not whole; %d bytes are cut off", file, size - whole)
-    os.ftruncate(descriptor, whole)
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else asdict(value)
 
 
 def _describe(error: Exception) -> str:

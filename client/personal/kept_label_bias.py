@@ -7,8 +7,9 @@ them, if they lower the loss there.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,7 +26,8 @@ LABEL_BIAS_FILE = "label_bias.json"
 """Name of the file in a client's folder of a run."""
 
 
-class KeptLabelBias(NamedTuple):
+@dataclass(frozen=True)
+class KeptLabelBias:
     """A label bias of a client in a run.
 
     Attributes:
@@ -64,9 +66,6 @@ class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
     is_needed = False
     error = LedgerError
     style: ClassVar = {}
-
-    def _to_json(self, content: KeptLabelBias | None) -> Any:
-        return content and content._asdict()
 
     def _parse(self, value: Any) -> KeptLabelBias:
         return KeptLabelBias.parse(value)

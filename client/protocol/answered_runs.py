@@ -7,7 +7,7 @@ before an answer leaves.
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,17 +99,11 @@ class _AnsweredFile(KeptFile[AnsweredRun]):
     empty = AnsweredRun
 
     def _to_json(self, content: AnsweredRun) -> Any:
-        return {
-            "round": content.round,
-            "scalars": content.scalars,
-            "token": content.token.hex(),
-            "compared": content.compared.hex(),
-            "evaluations": {
-                question: {"token": token.hex(), "frame": base64.b64encode(frame).decode()}
-                for question, (token, frame) in content.evaluations.items()
-            },
-            "introduced": content.introduced,
+        evaluations = {
+            question: {"token": token, "frame": base64.b64encode(frame).decode()}
+            for question, (token, frame) in content.evaluations.items()
         }
+        return asdict(content) | {"evaluations": evaluations}
 
     def _parse(self, value: Any) -> AnsweredRun:
         return AnsweredRun(

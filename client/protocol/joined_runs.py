@@ -53,7 +53,7 @@ class _RunFile(KeptFile[JoinedRun | None]):
         return content and {
             "settings": content.config.flat(),
             "layout": content.layout.to_json(),
-            "model_id": content.model_id.hex(),
+            "model_id": content.model_id,
         }
 
     def _parse(self, value: Any) -> JoinedRun:

@@ -8,7 +8,7 @@ that a model whose base is no longer loaded can be compared, also after examples
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,9 +59,6 @@ class ValidationFile(KeptFile[ValidationLosses | None]):
     damaged = "{file}: {problem}; it is written anew"
     is_needed = False
     style: ClassVar = {"indent": 1}
-
-    def _to_json(self, content: ValidationLosses | None) -> Any:
-        return content and asdict(content)
 
     def _parse(self, value: Any) -> ValidationLosses:
         losses = {str(key): float(loss) for key, loss in value["losses"].items()}

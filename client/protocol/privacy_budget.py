@@ -50,9 +50,8 @@ class Charge:
     def to_line(self) -> bytes:
         """Return the charge as a line of the file, without its end."""
         event = asdict(self) | {"token": self.token.hex()}
-        event["report"] = base64.b64encode(self.report).decode()
-        if not self.report:
-            del event["report"]
+        if report := event.pop("report"):
+            event["report"] = base64.b64encode(report).decode()
         return json.dumps(event, sort_keys=True).encode()
 
     @classmethod

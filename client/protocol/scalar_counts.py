@@ -28,15 +28,6 @@ class ScalarCounts(KeptFile[_Counts]):
     )
     empty = dict
 
-    def _to_json(self, content: _Counts) -> Any:
-        return {
-            examples: {
-                layout: {"size": count.size, "sent": count.sent, "token": count.token.hex()}
-                for layout, count in by_layout.items()
-            }
-            for examples, by_layout in content.items()
-        }
-
     def _parse(self, value: Any) -> _Counts:
         counts: _Counts = {}
         for examples, by_layout in value.items():

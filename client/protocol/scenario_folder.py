@@ -8,7 +8,7 @@ Without operator.pem the client has no signed scenario, and the server decides.
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,9 +48,6 @@ class _RefusedFile(KeptFile[RefusedRequests | None]):
     damaged = "{file}: {problem}; the count of refused requests begins again"
     is_needed = False
     style: ClassVar = {}
-
-    def _to_json(self, content: RefusedRequests | None) -> Any:
-        return content and asdict(content)
 
     def _put(self, path: Path, data: bytes) -> None:
         write_secret(path, data)

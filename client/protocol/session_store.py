@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from samara.client.protocol.session import Session
@@ -57,7 +58,8 @@ class SessionFolder:
         is_new = not (folder / SESSION_FILE).exists()
         _SessionFile(folder).write(session)
         if is_new:
-            self._delete_old()
+            with suppress(OSError):  # they are deleted with those of a later run
+                self._delete_old()
 
     @property
     def has_sessions(self) -> bool:

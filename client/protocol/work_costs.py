@@ -3,7 +3,7 @@
 The server is not told. Nothing depends on the file: if it is damaged, the sums begin again.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from samara.shared.kept_file import KeptFile
@@ -53,9 +53,6 @@ class WorkCosts(KeptFile[dict[str, WorkCost]]):
         """
         costs, run = self.read(), run_id.hex()
         self.write(costs | {run: costs.get(run, WorkCost()) + cost})
-
-    def _to_json(self, content: dict[str, WorkCost]) -> Any:
-        return {run: asdict(cost) for run, cost in content.items()}
 
     def _parse(self, value: Any) -> dict[str, WorkCost]:
         return {

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,46 +16,19 @@ CONTACT_FILE = "server.json"
 """Name of the file in a client's folder; there is none while the server answers."""
 
 
-@dataclass(frozen=True)
-class _Contact:
-    """The note about a server; an empty one while it answers.
-
-    Attributes:
-        address: host:port of the server; empty while it answers.
-        time: time of the note, seconds since 1970.
-        problem: why there is no answer; empty once the run is finished.
-        rejected: why the server has turned this client away; usually empty.
-    """
-
-    address: str = ""
-    time: float = 0.0
-    problem: str = ""
-    rejected: str = ""
-
-    @property
-    def moment(self) -> datetime:
-        """The time of the note."""
-        return datetime.fromtimestamp(self.time, UTC)
-
-
-class _ContactFile(KeptFile[_Contact]):
-    """The file of the note."""
+class _ContactFile(KeptFile[dict[str, Any]]):
+    """The address of the server and the time of the note, and a problem or a rejection."""
 
     name = CONTACT_FILE
     damaged = "{file}: {problem}; what was noted of the server is left out"
     is_needed = False
-    empty = _Contact
+    empty = dict
     error = DeviceError
     style: ClassVar = {"sort_keys": True}
 
-    def _to_json(self, content: _Contact) -> Any:
-        return {name: value for name, value in asdict(content).items() if value}
-
-    def _parse(self, value: Any) -> _Contact:
-        texts = (str(value.get(name, "")) for name in ("problem", "rejected"))
-        contact = _Contact(str(value["address"]), float(value["time"]), *texts)
-        _ = contact.moment
-        return contact
+    def _parse(self, value: Any) -> dict[str, Any]:
+        _ = value["address"], datetime.fromtimestamp(value["time"], UTC)
+        return dict(value)
 
 
 def note_silence(folder: Path, address: str, problem: str) -> None:
@@ -67,8 +39,8 @@ def note_silence(folder: Path, address: str, problem: str) -> None:
         address: host:port of the server.
         problem: why there is no answer.
     """
-    if _ContactFile(folder).read().address != address:
-        _note(folder, _Contact(address, time.time(), problem))
+    if _ContactFile(folder).read().get("address") != address:
+        _note(folder, address, problem=problem)
 
 
 def note_end(folder: Path, address: str) -> None:
@@ -78,7 +50,7 @@ def note_end(folder: Path, address: str) -> None:
         folder: folder of the client.
         address: host:port of the server.
     """
-    _note(folder, _Contact(address, time.time()))
+    _note(folder, address)
 
 
 def note_rejection(folder: Path, address: str, reason: str) -> None:
@@ -89,7 +61,7 @@ def note_rejection(folder: Path, address: str, reason: str) -> None:
         address: host:port of the server.
         reason: why, and what to do.
     """
-    _note(folder, _Contact(address, time.time(), rejected=reason))
+    _note(folder, address, rejected=reason)
 
 
 def note_answer(folder: Path) -> None:
@@ -102,23 +74,22 @@ def note_answer(folder: Path) -> None:
 
 def describe_contact(folder: Path) -> str:
     """Return a sentence on what was noted of the server; empty while it answers."""
-    noted = _ContactFile(folder).read()
-    if not noted.address:
+    if not (noted := _ContactFile(folder).read()):
         return ""
-    moment = f"{noted.moment:%Y-%m-%d %H:%M} UTC"
-    if noted.rejected:
-        return f"{noted.address}, {moment}: {noted.rejected}"
-    if not noted.problem:
-        return f"the run is finished, as the server {noted.address} said on {moment}"
+    moment = f"{datetime.fromtimestamp(noted['time'], UTC):%Y-%m-%d %H:%M} UTC"
+    if "rejected" in noted:
+        return f"{noted['address']}, {moment}: {noted['rejected']}"
+    if "problem" not in noted:
+        return f"the run is finished, as the server {noted['address']} said on {moment}"
     return (
-        f"the server {noted.address} has not answered since {moment}: {noted.problem}; "
+        f"the server {noted['address']} has not answered since {moment}: {noted['problem']}; "
         "it may have finished its run: its operator knows"
     )
 
 
-def _note(folder: Path, contact: _Contact) -> None:
+def _note(folder: Path, address: str, **more: str) -> None:
     try:
-        _ContactFile(folder).write(contact)
+        _ContactFile(folder).write({"address": address, "time": time.time(), **more})
     except DeviceError as error:  # no work depends on it
         log.warning("%s", error)
 

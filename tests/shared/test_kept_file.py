@@ -34,7 +34,7 @@ from samara.client.training.execution import Execution, _ExecutionFile
 from samara.devices.live.join import JoinedFile
 from samara.devices.live.known_messages import HIDDEN, hide_insertions
 from samara.devices.live.pause_log import PauseLog
-from samara.devices.live.server_contact import _Contact, _ContactFile
+from samara.devices.live.server_contact import _ContactFile
 from samara.devices.phone.reference_client.run_settings import _SettingsFile
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import EvaluateInstruction, Split
@@ -118,7 +118,7 @@ KINDS = [
     ),
     kind(
         _ContactFile,
-        _Contact("a:1", 1.5, "é"),
+        {"address": "a:1", "time": 1.5, "problem": "é"},
         rb'{"address": "a:1", "problem": "\u00e9", "time": 1.5}',
     ),
     kind(
