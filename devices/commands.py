@@ -66,48 +66,6 @@ class Method(StrEnum):
     LSP = "lsp"
 
 
-@app.command(name="list")
-def list_() -> None:
-    """List the device and link profiles that come with Samara.
-
-    Example: samara device list
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from samara.devices.hardware.profile import shipped_devices, shipped_links
-
-    devices = Table(title="Devices")
-    for column in ("name", "description", "GB/s", "usable GiB", "power modes", "fit"):
-        devices.add_column(column, no_wrap=column == "name")
-    for device in shipped_devices():
-        devices.add_row(
-            device.name,
-            device.description,
-            f"{device.memory.bandwidth / 1e9:g}",
-            f"{device.usable_bytes / 2**30:.1f}",
-            ", ".join(device.power),
-            f"{device.fit.leave_one_out:.1%}" if device.fit else "assumed",
-        )
-    links = Table(title="Links")
-    for column in ("name", "description", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
-        links.add_column(column, no_wrap=column == "name")
-    for link in shipped_links():
-        links.add_row(
-            link.name,
-            link.description,
-            f"{link.down * 8e-6:g}",
-            f"{link.up * 8e-6:g}",
-            f"{link.latency * 1e3:g}",
-            f"{link.loss:.1%}",
-            f"{link.hours:g}",
-        )
-    console = Console()
-    console.print(devices)
-    console.print(links)
-    console.print("fit: mean error of predicted step times on held-out published measurements")
-
-
 @app.command()
 def estimate(
     context: typer.Context,
@@ -115,7 +73,7 @@ def estimate(
         Path | None, typer.Argument(help="Scenario whose settings the step has, as in simulate.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Profile: a name from device list, or a file; laptop.")
+        str, typer.Option(help="Profile: a name that --list shows, or a file; laptop.")
     ] = "laptop",
     model: Annotated[
         str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
@@ -167,6 +125,9 @@ def estimate(
     ] = 0,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    show_profiles: Annotated[
+        bool, typer.Option("--list", help="Show the profiles of devices and links.")
+    ] = False,
 ) -> None:
     """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
@@ -184,6 +145,9 @@ def estimate(
     from samara.devices.hardware.roofline import Workload
     from samara.shared.errors import ConfigError
 
+    if show_profiles:
+        _show_profiles()
+        return
     if scenario is not None:
         _estimate_scenario(context, scenario, target)
         return
@@ -250,6 +214,44 @@ def estimate(
         typer.echo(dumps(result.as_json()))
     else:
         print_step(result)
+
+
+def _show_profiles() -> None:
+    """Print the device and link profiles that come with Samara."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from samara.devices.hardware.profile import shipped_devices, shipped_links
+
+    devices = Table(title="Devices")
+    for column in ("name", "description", "GB/s", "usable GiB", "power modes", "fit"):
+        devices.add_column(column, no_wrap=column == "name")
+    for device in shipped_devices():
+        devices.add_row(
+            device.name,
+            device.description,
+            f"{device.memory.bandwidth / 1e9:g}",
+            f"{device.usable_bytes / 2**30:.1f}",
+            ", ".join(device.power),
+            f"{device.fit.leave_one_out:.1%}" if device.fit else "assumed",
+        )
+    links = Table(title="Links")
+    for column in ("name", "description", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
+        links.add_column(column, no_wrap=column == "name")
+    for link in shipped_links():
+        links.add_row(
+            link.name,
+            link.description,
+            f"{link.down * 8e-6:g}",
+            f"{link.up * 8e-6:g}",
+            f"{link.latency * 1e3:g}",
+            f"{link.loss:.1%}",
+            f"{link.hours:g}",
+        )
+    console = Console()
+    console.print(devices)
+    console.print(links)
+    console.print("fit: mean error of predicted step times on held-out published measurements")
 
 
 def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> None:

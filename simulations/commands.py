@@ -115,18 +115,6 @@ def simulate(
         _compare_with_fed_avg(folder, fed_avg)
 
 
-def tasks() -> None:
-    """Show the tasks that come with Samara.
-
-    Example: samara tasks
-    """
-    from rich.console import Console
-
-    from samara.simulations.listing import tasks_table
-
-    Console().print(tasks_table())
-
-
 def _explain() -> NoReturn:
     """Show the scenarios that there are, and how to get others.
 
@@ -149,12 +137,12 @@ def _list() -> None:
     from rich.console import Console
 
     from samara.shared.runs import RUNS_FOLDER
-    from samara.simulations.listing import runs_table, scenarios_table
+    from samara.simulations.listing import runs_table, scenarios_table, tasks_table
 
     console = Console()
     console.print(scenarios_table(), "")
-    tasks()
-    console.print("", runs_table(RUNS_FOLDER))
+    console.print(tasks_table(), "")
+    console.print(runs_table(RUNS_FOLDER))
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:

@@ -179,4 +179,4 @@ def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHO
         samara(folder, "phone", "rows", *model, *rows)
         public = folder / "phones" / f"{name}.pem"
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, str(public), "--run", str(live.run))
+        samara(folder, "server", "keys", "create", name, str(public), "--run", str(live.run))

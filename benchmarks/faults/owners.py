@@ -6,7 +6,7 @@ Real processes over TLS on this machine: `samara server up` and three `samara cl
 While rounds go on, every owner asks the personal model again and again. Private rounds are taken
 every five rounds. After round 5, questions of a kind that nobody had are appended to one owner's
 file. After round 7 the server gets `kill -9` and is started again. After round 10 one client is
-ended, moved by `samara client move` and `import` into another home with another name, and its old
+ended, moved by `samara client move` into another home with another name, and its old
 home and key are deleted; the private state must be the same to the bit.
 
 In the end, every acknowledged round must be in the ledger, every client at a state of it, and the
@@ -276,7 +276,7 @@ def _move(live: LiveRun, folder: Path, scene: Scene) -> dict[str, Any]:
     _samara("move", str(file), "--home", str(old), *secret)
     shutil.rmtree(old)
     live.key(MOVING).unlink()
-    _samara("import", str(file), "--home", str(new), "--name", MOVED, *secret)
+    _samara("move", "--here", str(file), "--home", str(new), "--name", MOVED, *secret)
     assert private_digest(new) == before, "the private state is another one"
     live.names[live.names.index(MOVING)] = MOVED
     key = ["--key", str(new / "client.key")]

@@ -124,7 +124,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
     admitted.mkdir()
     _write_phone_key(folder, "first")
     run = str(folder / "run")
-    samara(folder, "server", "keys", "add", PHONE, "first.pem", "--run", run)
+    samara(folder, "server", "keys", "create", PHONE, "first.pem", "--run", run)
     (admitted / "first.pem").write_bytes((folder / "first.pem").read_bytes())
     client = read_client_index(folder / "first.key")
     with _Threads() as threads, LiveRun(folder, settings, [*names, GATEWAY], address) as live:

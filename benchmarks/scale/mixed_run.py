@@ -9,8 +9,8 @@ embedded one, and each has the messages of a writer of its own. Prints as JSON t
 on its own test messages before the first round and after the last, with --private-rounds also that
 of its personal model, of the same private rounds without the others, and of a label bias alone, as
 the server was told; and where everybody stands: session on the disk, ledger, and `samara server
-verify`. With --kill-gateway the gateway's process is killed (-9) in the middle and started again.
-At last every kind of model evaluates base and final state on everybody's test messages. With
+check --replay`. With --kill-gateway the gateway's process is killed (-9) in the middle and started
+again. At last every kind of model evaluates base and final state on everybody's test messages. With
 --folder, a short path, what was made and trained stays there, and the same command goes on with it.
 """
 
@@ -122,7 +122,7 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path, layers: st
         rows = ("--data", str(data[name]), "--program", program, "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
+        samara(folder, "server", "keys", "create", name, str(public), "--run", str(run))
 
 
 def start_gateway(live: LiveRun, address: str, door: str, place: Place | None = None) -> None:
@@ -298,7 +298,7 @@ def main(
                 "digests of the sessions": digests,
                 "one digest everywhere": len(set(digests.values())) == 1
                 and len(digests) == len(names) - 1,
-                "verify": samara(folder, "server", "verify", str(live.run)).strip(),
+                "verify": samara(folder, "server", "check", "--replay", str(live.run)).strip(),
                 "participants": accuracies(live),
                 "on everybody's test messages, before and after": on_the_same(
                     live, data[EVERYBODY]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samara.devices.live import learning_commands, owner_commands, question_commands
+from samara.devices.live import learning_command, owner_commands, question_commands
 from samara.devices.live.owner_commands import Home, Name
 from samara.shared.command_group import command_group
 
@@ -185,8 +185,17 @@ def join(
 def status(
     name: Name = "",
     home: Home = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write a file instead, for whoever helps you.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the report; default NAME-report.json here.")
+    ] = None,
 ) -> None:
     """Show this client's runs, private rounds, energy, pauses and examples, also while it runs.
+
+    A report has versions, device, status and the last messages. It has no texts, labels, keys or
+    paths; look at it before you send it.
 
     Example: samara client status --name kitchen-orin
     """
@@ -194,9 +203,19 @@ def status(
 
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.client_status import StatusReader
+    from samara.devices.live.report import write_report
     from samara.devices.live.status_display import render_status
+    from samara.shared.errors import ConfigError
 
-    Console().print(render_status(StatusReader(client_folder(name, home)).read()))
+    folder = client_folder(name, home)
+    if report:
+        file = (out or Path(f"{name or folder.name}-report.json")).absolute()
+        count = len(write_report(folder, file)["messages"])
+        print(f"{file}: {count} messages; no texts, labels, keys or paths are in it")
+    elif out:
+        raise ConfigError("--out: is the file of --report; give both")
+    else:
+        Console().print(render_status(StatusReader(folder).read()))
 
 
 @app.command()
@@ -239,34 +258,9 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
-@app.command()
-def doctor(
-    name: Name = "",
-    home: Home = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; default NAME-doctor.json here.")
-    ] = None,
-) -> None:
-    """Write versions, device, status and last messages to one file, to be sent to who helps.
-
-    It has no texts, labels, keys or paths; look at it before you send it.
-
-    Example: samara client doctor --name kitchen-orin
-    """
-    from samara.devices.live.client_folder import client_folder
-    from samara.devices.live.doctor import write_report
-
-    folder = client_folder(name, home)
-    file = (out or Path(f"{name or folder.name}-doctor.json")).absolute()
-    report = write_report(folder, file)
-    print(f"{file}: {len(report['messages'])} messages; no texts, labels, keys or paths are in it")
-
-
 app.command()(question_commands.ask)
 app.command()(question_commands.serve)
-app.command()(learning_commands.learn)
-app.command()(learning_commands.unlearn)
+app.command()(learning_command.learn)
 app.command()(owner_commands.export)
 app.command()(owner_commands.move)
-app.command("import")(owner_commands.import_)
 app.command()(owner_commands.forget)

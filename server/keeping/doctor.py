@@ -15,6 +15,7 @@ from typing import Any
 from samara.server.keeping.folder_checks import check_certificates, check_keys, check_permissions
 from samara.server.live.connections import read_connections
 from samara.server.live.flower_processes import find_superlinks
+from samara.server.live.keys import KEYS_FOLDER
 from samara.server.live.run_lock import check_not_moved
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.restored_run import RestoredRun
@@ -27,6 +28,7 @@ from samara.server.store import (
     read_layout,
 )
 from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.certificates import CERTIFICATES_FOLDER
 from samara.shared.check_result import CheckResult, Outcome, check_disk
 from samara.shared.config import RunConfig
 from samara.shared.errors import BlobError, SamaraError
@@ -59,9 +61,10 @@ def examine(run: Path) -> Iterator[CheckResult]:
     run = run.resolve()
     yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
     yield from _check_server(run)
-    yield from check_permissions(run)
-    yield from check_certificates(run)
-    yield from check_keys(run)
+    if any((run / name).exists() for name in (FLOWER_FOLDER, CERTIFICATES_FOLDER, KEYS_FOLDER)):
+        yield from check_permissions(run)
+        yield from check_certificates(run)
+        yield from check_keys(run)
     yield from _check_settings(run)
     if not (run / LAYOUT_FILE).exists():
         finding = "the run has not begun: it waits for clients"

@@ -127,4 +127,6 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
         assert set(positions) == {BOARD, BROWSER}
         assert len(set(positions.values())) == 1
         assert all(len(event["clients"]) == 2 for event in live.rounds.values())
-        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
+        assert "every digest reproduced" in samara(
+            folder, "server", "check", "--replay", str(live.run)
+        )

@@ -192,7 +192,7 @@ def test_what_there_is_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "boolq classification" in words(printed)
     assert "begun not finished: repeat its command" in words(printed)
     assert "other " not in printed.partition("Runs in")[2]
-    assert "boolq classification" in words(run("tasks")[1])
+    assert "boolq classification" in words(run("simulate", "--list")[1])
 
 
 def test_a_scenario_that_is_none_is_explained(run: Run, tmp_path: Path) -> None:
@@ -253,13 +253,13 @@ def test_version_short_help_and_completion(run: Run) -> None:
 
 def test_a_run_is_named_as_an_argument_or_as_an_option(run: Run, settings: dict[str, Any]) -> None:
     folder = simulate(RunConfig.of(settings | {"rounds": 1}, "test"))
-    for command in ("status", "inspect", "verify"):
+    for command in (("status",), ("status", "--rounds"), ("check", "--replay")):
         by_option, by_argument = (
-            run("server", command, *given) for given in (("--run", folder), (folder,))
+            run("server", *command, *given) for given in (("--run", folder), (folder,))
         )
         assert by_option == by_argument
         assert by_option[0] == 0
-    assert "name the folder of a run" in run("server", "inspect")[2]
+    assert "name the folder of a run" in run("server", "status", "--rounds")[2]
 
 
 @pytest.mark.parametrize("command", ["simulate", "tune"])

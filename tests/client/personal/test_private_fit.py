@@ -78,7 +78,7 @@ def test_every_client_gets_a_fit_that_its_file_holds(small: Settings, run: Run) 
     _, from_file = quick_look(folder, "a good film", personal=folder / "private.samara")
     _, from_ledger = quick_look(folder, "a good film", client=2)
     np.testing.assert_array_equal(from_file["personal"], from_ledger["personal"])
-    status, printed, errors = run("server", "verify", folder)
+    status, printed, errors = run("server", "check", "--replay", folder)
     assert (status, errors) == (0, "")
     assert "personal ledgers of 3 clients: every digest reproduced" in printed
 

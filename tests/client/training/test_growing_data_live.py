@@ -242,8 +242,8 @@ def test_the_commands_of_an_owner(
     rows = "".join(json.dumps({"text": f"a {n} film", "label": n % 2}) + "\n" for n in range(4))
     assert run("learn", "-", given=rows).count("learned, for") == 4
     assert "row 1: label 5 is unknown" in run("learn", "-", given='{"text": "a", "label": 5}')
-    for wrong in (["learn"], ["learn", "a"], ["learn", "-", "--label", "1"], ["unlearn"]):
-        assert "failed: give" in run(*wrong)
+    for wrong in (["learn"], ["learn", "a"], ["learn", "-", "--label", "1"], ["learn", "--delete"]):
+        assert ": give " in run(*wrong)
     assert "5 learned examples" in run("learn", "--list")
     inbox.write_text(inbox.read_text() + "{\n")
     status = " ".join(run("status", "--name", "a").split())
@@ -251,9 +251,9 @@ def test_the_commands_of_an_owner(
     assert re.search(r"watched \W+\d", status)
     assert f"{inbox}:{FIRST + 1}:isnotJSON" in status.replace(" ", "")  # long lines are folded
     assert "the newest was added at" in status
-    assert "1 deleted" in run("unlearn", found[1])
+    assert "1 deleted" in run("learn", "--delete", found[1])
     assert "the meal was cold" not in run("learn", "--list")
-    assert "no example has the id" in run("unlearn", found[1])
-    assert "4 deleted" in run("unlearn", "--all")
+    assert "no example has the id" in run("learn", "--delete", found[1])
+    assert "4 deleted" in run("learn", "--delete", "--all")
     inbox.unlink()
     assert "the examples cannot be read" in run("status", "--name", "a")

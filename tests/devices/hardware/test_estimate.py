@@ -248,7 +248,7 @@ def test_the_command_prints_one_object() -> None:
 
 
 def test_the_commands_for_people() -> None:
-    listed = CliRunner().invoke(app, ["device", "list"])
+    listed = CliRunner().invoke(app, ["device", "estimate", "--list"])
     assert listed.exit_code == 0, listed.output
     assert "orin-nano-8gb" in listed.output
     arguments = "device estimate --device orin-nano-4gb --model llama2-7b --power 7W"

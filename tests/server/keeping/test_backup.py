@@ -300,7 +300,7 @@ def lose_round(run: Path) -> None:
             lambda run: (run / CERTIFICATES_FOLDER / "server.key").unlink(),
             Outcome.FAIL,
             "certificate: .*server.key is missing",
-            "keys renew",
+            "keys rotate",
         ),
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.key").chmod(0o644),
@@ -332,7 +332,7 @@ def test_the_doctor_finds_what_is_wrong_and_changes_nothing(
     [match] = [c for c in found if re.search(finding, f"{c.subject}: {c.finding}")]
     assert remedy in match.remedy
     assert tree_of(run) == before
-    shown = CliRunner().invoke(app, ["doctor", str(run)])
+    shown = CliRunner().invoke(app, ["check", str(run)])
     assert shown.exit_code == (outcome is Outcome.FAIL)
     assert remedy in shown.output
 
@@ -382,7 +382,7 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
         "lies in the run's folder": ["backup", run, run / "x"],
         "there is no run that has begun": ["backup", tmp_path, tmp_path / "x"],
         "not a file of `samara server backup`": ["restore", run / "layout.json", "--out", "x"],
-        "there is no such folder": ["doctor", tmp_path / "none"],
+        "there is no such folder": ["check", tmp_path / "none"],
     }.items():
         refused = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert message in str(refused.exception)
