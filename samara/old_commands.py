@@ -30,7 +30,49 @@ COMMANDS = {
 }
 """The new beginning of a command line by its old one."""
 
-OPTIONS: dict[str, dict[str, str]] = {}
+_SETTINGS_OF_CLIENT = {
+    "--stream": "--set model.stream={}",
+    "--max-temperature": "--set owner.max-temperature={}",
+    "--mains-only": "--set owner.mains-only=true",
+    "--min-battery": "--set owner.min-battery={}",
+    "--idle-only": "--set owner.idle-only=true",
+    "--unmetered-only": "--set owner.unmetered-only=true",
+    "--hours": "--set owner.hours={}",
+    "--nice": "--set owner.nice={}",
+    "--idle-io": "--set owner.idle-io=true",
+    "--power-mode": "--set owner.power-mode={}",
+    "--share-energy": "--set owner.share-energy=true",
+}
+_SETTINGS_OF_TUNE = {
+    "--train": "--set data.train={}",
+    "--validation": "--set data.validation={}",
+    "--test": "--set data.test={}",
+    "--queries": "--set queries={}",
+    "--batch": "--set batch={}",
+    "--epsilon": "--set epsilon={}",
+    "--validate-every": "--set validate-every={}",
+    "--stream": "--set model.stream={}",
+}
+_SETTINGS_OF_ESTIMATE = {
+    "--queries": "--set queries={}",
+    "--grouping": "--set grouping={}",
+    "--differences": "--set differences={}",
+    "--top": "--set adapter.layers=top:{}",
+    "--rank": "--set adapter.rank={}",
+    "--subspace": "--set lsp.subspace-size={}",
+    "--nonzeros": "--set lsp.nonzeros={}",
+    "--layer-wise": "--set offload.schedule=layer-wise",
+    "--checkpointing": "--set offload.checkpointing=on",
+    "--no-checkpointing": "--set offload.checkpointing=off",
+    "--supervised": "--set supervised={}",
+    "--stream": "--set model.stream={}",
+    "--readout": "--set readout-labels={}",
+}
+OPTIONS = {
+    "client up": _SETTINGS_OF_CLIENT,
+    "tune": _SETTINGS_OF_TUNE,
+    "device estimate": _SETTINGS_OF_ESTIMATE,
+}
 """The words for an old option, by command in its new form; {} is the value of the option."""
 
 
@@ -81,5 +123,5 @@ def _with_new_options(words: Sequence[str], options: dict[str, str]) -> tuple[li
         changes.append(f"{name} is now {form.replace('{}', 'VALUE')}")
         if "{}" in form and not equals:
             value = next(left, "")
-        new += [part.replace("{}", value) for part in form.split()]
+        new += [word.replace("{}", value) for word in form.split()]
     return new, changes

@@ -220,7 +220,7 @@ def check(
     """
     from itertools import chain
 
-    from samara.server.keeping.doctor import examine
+    from samara.server.keeping.check import examine
     from samara.server.keeping.proof import prove
     from samara.shared.check_result import Outcome
 

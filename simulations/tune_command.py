@@ -23,24 +23,14 @@ def tune(
     task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
     data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
-    train: Annotated[int | None, typer.Option(help="Training examples; 1,000.")] = None,
-    validation: Annotated[int | None, typer.Option(help="Validation examples; 500.")] = None,
-    test: Annotated[int | None, typer.Option(help="Test examples; 1,000.")] = None,
     steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: automatic.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
-    validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
     seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
     sweep: Annotated[
         Path | None, typer.Option(help="TOML file of lists; a run per choice.")
     ] = None,
     devices: Annotated[str | None, typer.Option(help="Runs side by side on cuda:0,cuda:1.")] = None,
-    stream: Annotated[
-        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
-    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
@@ -67,17 +57,9 @@ def tune(
         "task": task,
         "model.path": model,
         "data.path": data,
-        "data.train": train,
-        "data.validation": validation,
-        "data.test": test,
         "steps": steps,
-        "queries": queries,
-        "batch": batch,
         "learning-rate": learning_rate,
-        "epsilon": epsilon,
-        "validate-every": validate_every,
         "seed": seed,
-        "model.stream": stream,
         "out": str(out.resolve()) if out else None,
     }
     given = {key: value for key, value in options.items() if value is not None}

@@ -1,6 +1,6 @@
 """The size of a trained model as a list of scalars, and the time to rebuild it.
 
-    samara tune --method mezo --steps 2000 --validate-every 500 --out RUN
+    samara tune --method mezo --steps 2000 --set validate-every=500 --out RUN
     python -m benchmarks.accuracy.trajectory RUN
 
 Rebuilds the best state of a finished zeroth-order run from the base model and the run's trajectory,

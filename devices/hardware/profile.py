@@ -187,7 +187,7 @@ class DeviceProfile(SourcedProfile):
         if self.storage is None:
             raise ConfigError(
                 f"{self.name}: the profile has no storage.bandwidth, which streaming needs; add "
-                "it with its source, or leave --stream out"
+                "it with its source, or leave model.stream out"
             )
         return self.storage.bandwidth
 

@@ -45,9 +45,6 @@ def up(
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     device: Annotated[str, typer.Option(help="cpu, cuda, or a device profile.")] = "cpu",
-    stream: Annotated[
-        str, typer.Option(help="auto, host, disk, off: storage of blocks that do not fit.")
-    ] = "auto",
     key: Annotated[
         Path | None, typer.Option(help="Key file from `samara server keys create`.")
     ] = None,
@@ -59,35 +56,11 @@ def up(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Device setting, key=value.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of docs/reference/client-up.md: key=value. Repeatable."
+        ),
     ] = None,
-    max_temperature: Annotated[
-        float, typer.Option(min=0, help="Pause above this temperature, °C; 0: no limit.")
-    ] = 0.0,
-    mains_only: Annotated[bool, typer.Option("--mains-only", help="Pause on battery.")] = False,
-    min_battery: Annotated[
-        float, typer.Option(min=0, max=100, help="Pause on battery below this charge, %; 0: never.")
-    ] = 0.0,
-    idle_only: Annotated[
-        bool, typer.Option("--idle-only", help="Pause while other software is busy.")
-    ] = False,
-    unmetered_only: Annotated[
-        bool, typer.Option("--unmetered-only", help="Pause while the connection is metered.")
-    ] = False,
-    hours: Annotated[
-        str, typer.Option(help="Local time to work in, 22:00-06:30; default always.")
-    ] = "",
-    nice: Annotated[int, typer.Option(min=0, max=19, help="Niceness of the trainer.")] = 0,
-    idle_io: Annotated[
-        bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
-    ] = False,
-    power_mode: Annotated[
-        str, typer.Option(help="Of a Jetson, by nvpmodel, while this runs; default as it is.")
-    ] = "",
-    share_energy: Annotated[
-        bool,
-        typer.Option("--share-energy", help="Tell the server each round's seconds and joules."),
-    ] = False,
     home: Home = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Draw the status on the terminal.")
@@ -102,11 +75,11 @@ def up(
     from samara.devices.jetson.nvpmodel import check_power_mode
     from samara.devices.live import client_supervisor as live
     from samara.devices.live.client_folder import check_name, client_folder
-    from samara.devices.live.limits import check_hours
     from samara.devices.live.settings import (
         ClientSettings,
         resolve_device,
         resolve_device_settings,
+        split_owner_settings,
     )
     from samara.devices.live.wire_choice import WireChoice, choose_wire
     from samara.shared.errors import ConfigError
@@ -116,17 +89,19 @@ def up(
     folder = client_folder(name, home)
     given = WireChoice(wire.value if wire else None, superlink, tuple(gateways or ()), key, certs)
     chosen = choose_wire(folder, given, may_lack_key=insecure or dry_run)
-    if chosen.wire == "stream" and share_energy:
+    owner, of_device = split_owner_settings(settings or [])
+    if chosen.wire == "stream" and owner.share_energy:
         raise ConfigError(
-            "--share-energy: a gateway does not pass on what a round costs; leave it out, or use "
-            "--wire flower"
+            "owner.share-energy: a gateway does not pass on what a round costs; leave it out, or "
+            "use --wire flower"
         )
     key, certs = chosen.key, chosen.certificates
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
-        model, data, task, processor, [f"model.stream={stream}", *(settings or [])]
+        model, data, task, processor, ["model.stream=auto", *of_device]
     )
     check_data_is_given(load_task(str(device_settings["task"])), str(device_settings["data.path"]))
+    check_power_mode(owner.power_mode)
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,
@@ -139,16 +114,7 @@ def up(
         key=key.expanduser().absolute() if key else None,
         certificates=certs.expanduser().absolute() if certs else None,
         insecure=insecure,
-        max_temperature=max_temperature,
-        mains_only=mains_only,
-        min_battery=min_battery,
-        idle_only=idle_only,
-        unmetered_only=unmetered_only,
-        hours=check_hours(hours),
-        nice=nice,
-        idle_io=idle_io,
-        share_energy=share_energy,
-        power_mode=check_power_mode(power_mode),
+        **owner.model_dump(),
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

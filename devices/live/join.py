@@ -51,7 +51,7 @@ _REASONS = {
     "with another name",
     404: "the server has no such invitation (any more); ask for another one",
     409: "the invitation was used with another key. If that was not you, tell the operator, who "
-    "revokes it: `samara server invite --revoke`",
+    "revokes it: `samara server invite NAME --revoke`",
     410: "the invitation has ended; ask for another one",
     422: "another client of the run has this key, or one of the same index; delete {key}, and the "
     "same command makes another",

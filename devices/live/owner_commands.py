@@ -67,7 +67,7 @@ def move(
     ] = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Write this client into one encrypted file, where it then ends, or make it of one by --here.
+    """Write this client into one encrypted file and end it; --here, on the new device, reads it.
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """

@@ -30,8 +30,8 @@ SMALL = {
         *("--set", "threads=1", "--set", "evaluate.limit=4", "--set", "evaluate.passages=1"),
     ),
     "tune": (
-        *("--steps", "2", "--validate-every", "2", "--train", "24", "--validation", "8"),
-        *("--test", "8", "--set", "threads=1"),
+        *("--steps", "2", "--set", "validate-every=2", "--set", "data.train=24"),
+        *("--set", "data.validation=8", "--set", "data.test=8", "--set", "threads=1"),
     ),
 }
 """What is added to a command so that it takes seconds; the last value of an option counts."""

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 def tune(method: str, memory: int, out: Path) -> "subprocess.CompletedProcess[str]":
     """Take two steps on the embedded model, in which all of its numbers are trained."""
-    sizes = ("--steps", "2", "--batch", "4", "--train", "16", "--validation", "8", "--test", "8")
+    drawn = ("data.train=16", "data.validation=8", "data.test=8")
+    sizes = ["--steps", "2", *(word for pair in ("batch=4", *drawn) for word in ("--set", pair))]
     settings = ("micro-batch=2", "threads=1", f"offload.memory={memory}")
     return subprocess.run(
         [

@@ -225,14 +225,25 @@ def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
         assert "Example: samara" in printed
 
 
+def test_the_help_begins_with_what_a_newcomer_needs(run: Run) -> None:
+    first, *panels = run("--help")[1].split("╭─ ")[2:]
+    named = re.findall(r"^│ ([a-z]+) ", first, re.MULTILINE)
+    assert named == ["demo", "new", "simulate", "compare", "tune", "server", "client"]
+    assert [panel.split(" ─")[0] for panel in panels] == [
+        "Devices, phones, and rehearsals with them",
+        "Models of runs, and privacy",
+    ]
+
+
 def test_tune_prints_what_it_reached_and_where_the_result_is(
     run: Run, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
     places = ("--model", settings["model.path"], "--data", settings["data.path"], "--task", "sst2")
-    counts = ("--train", 24, "--validation", 12, "--test", 12, "--steps", 4, "--validate-every", 2)
+    drawn = ("--set", "data.train=24", "--set", "data.validation=12", "--set", "data.test=12")
+    counts = ("--steps", 4, "--set", "validate-every=2")
     further = ("--set", "threads=1", "--set", "model.max-length=40", "--out", out)
-    status, printed, errors = run("tune", *places, *counts, *further)
+    status, printed, errors = run("tune", *places, *drawn, *counts, *further)
     assert (status, errors) == (0, "")
     for line in ("zero-shot, validation: loss", "step 0, validation", "step 4, validation"):
         assert line in printed
@@ -242,14 +253,14 @@ def test_tune_prints_what_it_reached_and_where_the_result_is(
     assert applying == f'next: samara adapter apply {out} "a text"'
     assert exporting == f"next: samara adapter export {out} --out model"
     baseline = ("--method", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
-    assert "next:" not in run("tune", *places, *counts[:6], *baseline)[1]
+    assert "next:" not in run("tune", *places, *drawn, *baseline)[1]
 
 
 def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
     run: Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
-    wrong = ("--method", "icl", "--space", "full", "--queries", 2)
+    wrong = ("--method", "icl", "--space", "full", "--set", "queries=2")
     status, printed, errors = run("tune", *wrong, "--set", "stepz=3", "--out", out)
     assert (status, printed) == (1, "")
     assert "stepz: there is no such setting; did you mean steps?" in errors

@@ -21,7 +21,10 @@ from samara.simulations.tuning_grid import (
 
 SWEEP = 'learning-rate = [0.1, 0.2]\n[scaling]\nmodify = ["nothing", "variance"]\n'
 GIVEN = {"method": "mezo", "steps": 7}
-SMALL = ("tune", "--method", "zero-shot", "--validation", "6", "--test", "8", "--train", "4")
+SMALL = (
+    *("tune", "--method", "zero-shot", "--set", "data.validation=6"),
+    *("--set", "data.test=8", "--set", "data.train=4"),
+)
 SMALL = (*SMALL, "--set", "threads=1", "--out")
 
 

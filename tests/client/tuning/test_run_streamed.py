@@ -100,10 +100,6 @@ def test_the_commands_know_it() -> None:
     def said(*more: str) -> str:
         return CliRunner().invoke(app, [*command, *more], env={"COLUMNS": "200"}).output
 
-    assert "--stream disk" in said("--quantization", "nf4")
-    assert "fits: " in said("--quantization", "nf4", "--stream", "auto")
-    assert "fits: " in said("--quantization", "nf4", "--stream", "disk")
-    for name in ("tune", "client up"):
-        words = name.split()
-        help_text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"})
-        assert "--stream" in help_text.output
+    assert "model.stream=disk" in said("--quantization", "nf4")
+    assert "fits: " in said("--quantization", "nf4", "--set", "model.stream=auto")
+    assert "fits: " in said("--quantization", "nf4", "--set", "model.stream=disk")

@@ -197,7 +197,9 @@ def command(arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_prints_one_object() -> None:
-    status, text = command("--method zero-offload --layer-wise --seq 512 --batch 4 --json")
+    status, text = command(
+        "--method zero-offload --set offload.schedule=layer-wise --seq 512 --batch 4 --json"
+    )
     assert status == 0, text
     said = json.loads(text)
     assert said["fits"] is True
@@ -216,8 +218,10 @@ def test_the_command_for_people() -> None:
     assert "fits:" in command("--method lsp")[1]
 
 
-@pytest.mark.parametrize("wrong", ["--quantization nf4", "--stream disk", "--readout 2"])
+@pytest.mark.parametrize(
+    "wrong", ["--quantization nf4", "--set model.stream=disk", "--set readout-labels=2"]
+)
 def test_settings_of_other_methods_are_refused(wrong: str) -> None:
     status, text = command(f"--method lsp {wrong}")
     assert status != 0
-    assert "leave out --readout and --stream" in text
+    assert "leave out readout-labels and model.stream" in text

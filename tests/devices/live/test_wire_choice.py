@@ -101,7 +101,7 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, given: WireChoice, pr
 def test_costs_of_rounds_are_not_shared_through_a_gateway(tmp_path: Path) -> None:
     create_key(tmp_path / "a.key")
     options = ["--wire", "stream", "--gateway", DOOR, "--key", str(tmp_path / "a.key")]
-    home = ["--name", "a", "--home", str(tmp_path / "home"), "--share-energy"]
+    home = ["--name", "a", "--home", str(tmp_path / "home"), "--set", "owner.share-energy=true"]
     shown = CliRunner().invoke(app, ["up", *options, *home])
     assert "a gateway does not pass on what a round costs" in str(shown.exception)
 

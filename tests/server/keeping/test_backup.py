@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from samara.server.app import serve
 from samara.server.commands import app
 from samara.server.keeping.backup import Backup, back_up
-from samara.server.keeping.doctor import examine
+from samara.server.keeping.check import examine
 from samara.server.keeping.restoring import restore
 from samara.server.live.run_lock import MOVED_FILE, lock_run
 from samara.server.restored_run import RESTORED_FILE
@@ -317,7 +317,7 @@ def lose_round(run: Path) -> None:
         ),
     ],
 )
-def test_the_doctor_finds_what_is_wrong_and_changes_nothing(
+def test_a_check_finds_what_is_wrong_and_changes_nothing(
     damage: Callable[[Path], object],
     outcome: Outcome,
     finding: str,
