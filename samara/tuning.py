@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import settings_of
-from samara.shared.tasks.catalog import load_task
-from samara.shared.tasks.embedded import check_data_is_given
+from samara.simulations.experiments import run_tuning
 from samara.simulations.progress import watched_tuning
 
 if TYPE_CHECKING:
@@ -76,13 +75,9 @@ def tune(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     wanted = TuneSettings.of(settings_of(settings or {}) | settings_of(more), "tune")
-    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
     hide_widget_warning()
     watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
-    with watching as on_step:
-        from samara.client.tuning.run import tune as run
-
-        return TuningRun(run(wanted, on_step))
+    return TuningRun(run_tuning(wanted, watching))
 
 
 def _unseen(done: int, steps: int) -> None:

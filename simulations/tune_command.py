@@ -1,5 +1,6 @@
 """The command `samara tune`: one run, or a run for every seed and every point of a grid."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,8 +57,7 @@ def tune(
     from samara.client.tuning.settings import TuneSettings
     from samara.shared.errors import ConfigError
     from samara.shared.settings import parse_assignment
-    from samara.shared.tasks.catalog import load_task
-    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.experiments import run_tuning
     from samara.simulations.progress import stoppable, watched_tuning
     from samara.simulations.report.terminal import print_next, print_tuning
 
@@ -88,12 +88,10 @@ def tune(
     if devices:
         raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
     wanted = TuneSettings.of(given, "tune")
-    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
-    with stoppable(), watched_tuning() as on_step:
-        from samara.client.tuning.run import read_result
-        from samara.client.tuning.run import tune as run
+    with stoppable():
+        folder = run_tuning(wanted, watched_tuning())
+    from samara.client.tuning.run import read_result
 
-        folder = run(wanted, on_step)
     print_tuning(folder, result := read_result(folder))
     print_next(folder, result)
 
@@ -107,14 +105,15 @@ def _tune_grid(
     from samara.shared.errors import ConfigError
     from samara.shared.tasks.catalog import load_task
     from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.experiments import parse_seeds, run_tuning
     from samara.simulations.progress import stoppable, watched_tuning
-    from samara.simulations.repetitions import parse_seeds
     from samara.simulations.tuning_grid import (
+        compare_in_tensorboard,
         grid_table,
         make_trials,
         read_grid,
-        run_side_by_side,
         run_trials,
+        tuned_result,
     )
 
     if seeds and "seed" in given:
@@ -129,19 +128,16 @@ def _tune_grid(
     for trial in trials:
         for settings in trial.runs.values():
             check_data_is_given(load_task(settings.task), settings.data.path)
-    with stoppable():
+
+    def run_one(settings: "TuneSettings") -> Mapping[str, Any]:
+        folder = run_tuning(settings, watched_tuning())
         from samara.client.tuning.run import read_result
-        from samara.client.tuning.run import tune as run
-        from samara.simulations.tuned_trial import compare_in_tensorboard, tuned_result
 
-        def run_one(settings: "TuneSettings") -> dict[str, Any]:
-            with watched_tuning() as on_step:
-                return read_result(run(settings, on_step))
+        return read_result(folder)
 
-        if len(places) > 1:
-            results = run_side_by_side(trials, len(places), tuned_result)
-        else:
-            results = run_trials(trials, run_one)
+    with stoppable():
+        is_parallel = len(places) > 1
+        results = run_trials(trials, tuned_result if is_parallel else run_one, max(1, len(places)))
         if out:
             compare_in_tensorboard(trials, results, Path(out))
         Console().print(grid_table(results))
