@@ -15,8 +15,8 @@ from samara.client.app import app as client_app
 from samara.client.forward.peak_memory import share_heap
 from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from samara.client.protocol.simulated_client import RUNS
-from samara.client.training.client_data import ClientData
-from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.client_data import ClientData, ClientDataSource
+from samara.client.training.model_runtime import LoadedRun, ModelRuntime
 from samara.client.training.own_examples import OwnExamples
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
@@ -94,7 +94,10 @@ def simulate(
     if emulated:
         from samara.simulations.fleet.run import simulate_fleet
 
-        return simulate_fleet(config, on_message)
+        of_client = config.model_copy(update={"threads": config.threads or 1})
+        loaded = load_simulation(of_client)
+        run = LoadedRun(loaded.runtime, loaded.data)
+        return simulate_fleet(config, run, loaded.shares, loaded.folder, on_message)
     if homes:
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
@@ -120,12 +123,14 @@ class LoadedSimulation(NamedTuple):
     Attributes:
         of_client: settings of a client.
         runtime: loaded model.
+        data: source of the clients' data.
         shares: data of the clients.
         folder: folder of the run.
     """
 
     of_client: RunConfig
     runtime: ModelRuntime
+    data: ClientDataSource
     shares: list[ClientData]
     folder: Path
 
@@ -149,7 +154,7 @@ def load_simulation(config: RunConfig) -> LoadedSimulation:
     for share in shares:
         share.tokenized(Split.TRAIN)
     folder = run_folder(config, run_id_of(config, run.runtime.layout, run.runtime.model_id))
-    return LoadedSimulation(of_client, run.runtime, shares, folder)
+    return LoadedSimulation(of_client, run.runtime, run.data, shares, folder)
 
 
 def _repeated(

@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.peak_memory import keep_freed_memory
-from samara.client.forward.readout import (
-    ReadoutForward,
-    make_base_engine,
-    make_readout,
-)
+from samara.client.forward.readout import ReadoutForward
 from samara.client.forward.representation_store import make_representation_store
 from samara.client.forward.resident import ResidentForward
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH, ForwardEngine, make_forward
 from samara.client.forward.streamed import BlockwiseParameters, make_forward_engine
 from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.client.spaces.space import ScoreFunction
@@ -27,7 +24,6 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.directions import batch_order
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.label_scores import Confusion
-from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from samara.shared.model.layer_selection import chosen_blocks
 from samara.shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from samara.shared.model.scorers import Prompt
@@ -42,11 +38,8 @@ from samara.shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
 
-EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
 
-ForwardEngine = ResidentForward | ReadoutForward
-"""Scores prompts under perturbations; the second one runs the model once per example."""
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 """Calls a function with the adapters of one state, as `Space.evaluate` without seeds does."""
 
@@ -146,23 +139,22 @@ class TuningSetup(ModelSetup):
             adapter: adapter in the model.
             parameters: parameters that are perturbed in place, of a streamed model.
         """
-        base, scorer, settings = self.base, self.scorer, self.settings
-        streamed, readout = self.stream is not None, None
-        if adapter.layout.group(READOUT_GROUP):
-            damping = settings.adapter.damping
-            readout = make_readout(base, self.task, scorer, damping, self._tokenize, streamed)
-        if readout is None or adapter.layout.group(ADAPTER_GROUP):
-            cache = self._trunk_cache
-            return make_forward_engine(base, adapter, scorer, streamed, cache, parameters, readout)
-        forward = ReadoutForward(
-            make_base_engine(base, scorer, streamed),
-            adapter.layout,
-            scorer.labels,
-            readout,
-            self._representations,
-            lambda: settings.micro_batch or EVALUATION_MICRO_BATCH,
+        settings = self.settings
+        forward = make_forward(
+            self.base,
+            self.task,
+            self.scorer,
+            self._tokenize,
+            adapter,
+            settings.adapter.damping,
+            streamed=self.stream is not None,
+            cache=self._trunk_cache,
+            parameters=parameters,
+            store=self._representations,
+            micro_batch=lambda: settings.micro_batch or EVALUATION_MICRO_BATCH,
         )
-        forward.prepare(self.splits["train"].prompts)
+        if isinstance(forward, ReadoutForward):
+            forward.prepare(self.splits["train"].prompts)
         return forward
 
     def base_engine(self) -> tuple[ResidentForward, Evaluate]:

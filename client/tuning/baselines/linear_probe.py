@@ -13,12 +13,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from samara.client.forward.body import PerturbedBody
-from samara.client.tuning.tuning_setup import (
-    EVALUATION_MICRO_BATCH,
-    EvaluationResult,
-    TaskSplit,
-    TuningSetup,
-)
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask
 

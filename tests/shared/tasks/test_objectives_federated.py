@@ -113,7 +113,7 @@ def test_steps_follow_the_metric_of_decoded_answers(answers: Settings) -> None:
     assert isinstance(kind, GenerationTask)
     assert isinstance(forward, ResidentForward)
     accepted = [one.answers for one in examples]
-    open_prompts = [runtime._scorer.prompt(one.text, (), one.cut) for one in examples]
+    open_prompts = [runtime.scorer.prompt(one.text, (), one.cut) for one in examples]
 
     def loss(adapter: Perturbations) -> float:
         return -answer_metric(kind, forward.decode_answers(adapter, open_prompts), accepted)
