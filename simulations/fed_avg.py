@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
-from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import MemoryCache
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
 from samara.client.training.client_data import ClientData, LabelledPrompts
@@ -83,8 +82,7 @@ class FedAvg:
         self._space = SPACES[space](base, self._config.adapter, scorer.labels, backend)
         adapter = self._space.adapter
         shared = cache if adapter.first_block else None
-        body = PerturbedBody(base, adapter.first_block, shared)
-        self._forward = ResidentForward(adapter, scorer, body)
+        self._forward = make_forward_engine(base, adapter, scorer, streamed=False, cache=shared)
         count = self._config.data.clients
         self._clients = [run.data.share_of(client, count) for client in range(count)]
         self._passes = 0
