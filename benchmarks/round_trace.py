@@ -54,7 +54,7 @@ def traced_round(number: int) -> Iterator[dict[CodeType, None]]:
         yield calls
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def by_file(calls: dict[CodeType, None]) -> dict[Path, list[str]]:

@@ -17,7 +17,7 @@ from samara.client.protocol.client_handler import make_refusal
 from samara.shared.errors import FrameError, SamaraError
 from samara.shared.flower_compat import ErrorCode
 from samara.shared.frames.refusal import Refusal, describe_refusal, describe_servers_refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import (
     BLOB_ACTION,
     COST,

@@ -21,7 +21,6 @@ from samara.client.training.own_examples import OwnExamples
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from samara.server.transport.clock import SystemClock
 from samara.shared.blob_store import BlobStore
 from samara.shared.blobs import publish_blobs
 from samara.shared.config import RunConfig
@@ -37,7 +36,7 @@ from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import check_labels
 from samara.simulations.engine import InProcessGrid
 from samara.simulations.finished import find_finished, hold_inputs
-from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
 
 log = logging.getLogger("samara.simulation")
@@ -110,8 +109,8 @@ def simulate(
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
-        clock = PassClock(SystemClock(), PassesInProcess(loaded.shares).take_rows)
-        return serve(config, grid, cohorts, clock, known=known_of(loaded.shares))
+        rows = PassMeter(PassesInProcess(loaded.shares).take_rows)
+        return serve(config, grid, cohorts, meters=[rows], known=known_of(loaded.shares))
 
 
 class LoadedSimulation(NamedTuple):

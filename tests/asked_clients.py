@@ -12,7 +12,7 @@ from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 
 

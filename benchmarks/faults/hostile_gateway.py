@@ -30,8 +30,8 @@ from samara.server.live.keys import ClientKeys
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.signing import SigningKey, answer_bytes
 from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 

@@ -5,7 +5,7 @@ from samara.client.protocol.session import Session
 from samara.shared.errors import FrameError
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 
 
 class ToyPhone:

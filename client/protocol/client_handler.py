@@ -28,8 +28,7 @@ from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.replay import Backend
 from samara.shared.wire import Kind, kind_of
 

@@ -55,7 +55,7 @@ from samara.shared.frames.instructions import (
 )
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.runs import run_folder, run_id_of
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import data_fingerprint

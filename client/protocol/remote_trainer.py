@@ -10,7 +10,7 @@ import grpc
 
 from samara.client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
 from samara.shared.errors import TrainerError
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import (
     BlobRequest,
     CatchUpRequest,

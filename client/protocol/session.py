@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import CatchUpError, FrameError, LedgerError
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp, replay_records
-from samara.shared.ledger.records import LedgerHeader, Position, Record, read_records, records_after
-from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger.records import (
+    CatchUp,
+    LedgerHeader,
+    Position,
+    Record,
+    Snapshot,
+    read_records,
+    records_after,
+    replay_records,
+)
 from samara.shared.replay import Backend, DenseValues, digest, replay, zero_state
 from samara.shared.round_delta import encode_dense_values, read_dense_values
 from samara.shared.wire import Reader

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from samara.client.protocol.session import Session
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader, Position
+from samara.shared.ledger.records import CatchUp, LedgerHeader, Position
 from samara.shared.replay import Backend
 
 Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]

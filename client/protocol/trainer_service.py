@@ -36,7 +36,7 @@ from samara.client.protocol.work_costs import WorkCost, WorkCosts
 from samara.shared.errors import FrameError, PausedError, SamaraError, TrainerError
 from samara.shared.frames.instructions import TrainInstruction, token_of
 from samara.shared.frames.round_cost import RoundCost
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.machine import peak_memory_bytes
 from samara.shared.proto.trainer_pb2 import (
     Answer,

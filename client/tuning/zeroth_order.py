@@ -51,8 +51,7 @@ from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
 from samara.shared.start import Start
-from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
 from samara.shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.tune")

@@ -13,7 +13,7 @@ from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.runs import run_id_of
 from samara.shared.wire import Kind, kind_of
 

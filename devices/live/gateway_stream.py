@@ -18,7 +18,7 @@ from samara.devices.live.gateway_endpoint import GatewayEndpoint
 from samara.devices.live.gateway_protocol import FINISHED, PROTOCOL
 from samara.shared.errors import DeviceError, FrameError, RefusalCode, RejectedError
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.signing import SigningKey, answer_bytes, proof_bytes

@@ -40,7 +40,7 @@ from samara.shared.result import RESULT_FILE
 from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
 from samara.shared.settings import describe
-from samara.shared.step_record import STEP_SIZE_FILE
+from samara.shared.step_size import STEP_SIZE_FILE
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
 from samara.server.store import RunStore
@@ -80,6 +80,16 @@ class EvaluationEvent:
     bytes_up: int
     bytes_down: int
     catch_up_bytes: int
+
+
+class Meter(Protocol):
+    """Counts that events of rounds and the result of a run have besides: JSON values by key."""
+
+    def finish_round(self) -> dict[str, Any]:
+        """Finish a round and return what its event holds besides."""
+
+    def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Finish a run with these round events and return what its result holds besides."""
 
 
 class EventLog:

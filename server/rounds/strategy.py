@@ -13,22 +13,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from samara.server.rounds.answered_round import RoundAnswers
 from samara.server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from samara.server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
+    Meter,
     RoundEvent,
     describe_refusals,
     reasons_by_text,
 )
-from samara.server.rounds.health import ClientHealth
-from samara.server.rounds.late_reports import LateReportFilter
-from samara.server.rounds.planner import Request, RoundPlanner
+from samara.server.rounds.planner import ClientHealth, Request, RoundPlanner
+from samara.server.rounds.private_aggregator import PrivateRoundAnswers
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
-from samara.server.rounds.validator import ReplyValidator
+from samara.server.rounds.replies import LateReportFilter, ReplyValidator, RoundAnswers
+from samara.server.rounds.secure_aggregation import MaskedRoundAnswers
 from samara.server.store import RunStore
-from samara.server.transport.clock import Clock, SystemClock
 from samara.server.transport.roster import Roster
 from samara.shared.columns import requested_columns
 from samara.shared.config import RunConfig
@@ -36,8 +35,7 @@ from samara.shared.errors import LedgerError, TrainingError
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.round_delta import RoundDelta, revert_delta
-from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from samara.shared.step_size import StepSize
+from samara.shared.step_size import STEP_SIZE_FILE, RecordedStepSize, StepSize
 from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -54,7 +52,7 @@ class ScalarStrategy(Strategy):
         store: folder of the run; the rounds after its ledger's last are run.
         roster: clients of the run.
         cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
-        clock: the clock of the run; the real one by default.
+        meters: what else is counted in rounds, for their events.
     """
 
     def __init__(
@@ -63,16 +61,20 @@ class ScalarStrategy(Strategy):
         store: RunStore,
         roster: Roster,
         cohorts: RecordedCohorts | None = None,
-        clock: Clock | None = None,
+        meters: Sequence[Meter] = (),
     ) -> None:
         self._config, self._store, self._roster = config, store, roster
-        self._cohorts, self._clock = cohorts, clock or SystemClock()
+        self._cohorts, self._meters = cohorts, meters
         self._health = ClientHealth(config.cohort.patience)
         self._late_reports = LateReportFilter(config.cohort.late_rounds)
         self._events = EventLog(store)
         self._planner = RoundPlanner(config, store, roster, self._health, cohorts)
         self._validator = ReplyValidator(config, roster, self._late_reports, self._events)
-        self._answers = RoundAnswers(config, store, self._validator)
+        answers = RoundAnswers
+        if config.privacy.is_on:
+            is_masked = config.privacy.secure_aggregation
+            answers = MaskedRoundAnswers if is_masked else PrivateRoundAnswers
+        self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
         decreasing = config.learning_rate_schedule == "linear"
         size = StepSize(config.federated_rounds, given, config.epsilon, decreasing)
@@ -162,7 +164,9 @@ class ScalarStrategy(Strategy):
             bytes_down=answered.bytes_down,
             clients=answered.clients,
         )
-        more = aggregated.privacy | self._clock.finish_round()
+        more: dict[str, Any] = {**aggregated.privacy}
+        for meter in self._meters:
+            more |= meter.finish_round()
         if by_stream := self._roster.by_stream(answered.reporting):
             more["by_stream"] = by_stream
         self._events.append_round(delta, event, **more)

@@ -22,7 +22,7 @@ from samara.shared.errors import FrameError, RefusalCode, SamaraError
 from samara.shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.settings import Settings
 from samara.shared.wire import BLOB_ACTION, Kind, kind_of
 

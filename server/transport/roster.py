@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from samara.server.live.keys import ClientKeys
 from samara.server.live.server_log import REFUSED_EVENT
 from samara.server.transport.blob_sender import BlobSender
-from samara.server.transport.clock import SystemClock
-from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.server.transport.deadline_grid import DeadlineGrid, SystemClock
 from samara.server.transport.messages import (
     LOST,
     cut_foreign_text,
@@ -39,7 +38,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stat
 from samara.shared.frames.instructions import Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -370,7 +369,7 @@ def await_clients(
     end = clock.now() + timeout
     while True:
         roster.request_hellos(grid, timeout)
-        reachable = roster.entries_of(clock.reachable(_connected_nodes(grid)))
+        reachable = roster.entries_of(filter(clock.is_reachable, _connected_nodes(grid)))
         if len(reachable) >= minimum or clock.now() >= end:
             return reachable
         clock.wait(end - clock.now())

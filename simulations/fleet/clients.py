@@ -27,7 +27,7 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.tasks.kinds import GenerationTask
 from samara.simulations.fleet.device import Device
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.app import serve
+from samara.server.rounds.event_log import Meter
 from samara.server.store import METRICS_FILE
 from samara.shared.config import RunConfig
 from samara.shared.events import read_events
@@ -16,7 +17,7 @@ from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.device import fleet_of
 from samara.simulations.fleet.grid import FleetGrid
 from samara.simulations.fleet.virtual_clock import VirtualClock
-from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
 
 
@@ -48,8 +49,8 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
-        counting = PassClock(clock, PassesInProcess(shares).take_rows)
-        return serve(config, grid, clock=counting, known=known_of(shares))
+        meters: list[Meter] = [clock, PassMeter(PassesInProcess(shares).take_rows)]
+        return serve(config, grid, clock=clock, meters=meters, known=known_of(shares))
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:

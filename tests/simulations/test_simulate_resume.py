@@ -14,7 +14,7 @@ from flwr.app import Message
 from helpers import files_of
 
 from samara.server.app import serve
-from samara.server.rounds import round_aggregator
+from samara.server.rounds import aggregation
 from samara.server.rounds.aggregation import observe_round
 from samara.server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
 from samara.shared.config import RunConfig
@@ -161,7 +161,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
         loss = 9.0 if instruction.round == 6 else 0.7
         return replace(observe_round(instruction, *rest), loss=loss)
 
-    monkeypatch.setattr(round_aggregator, "observe_round", rising)
+    monkeypatch.setattr(aggregation, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}

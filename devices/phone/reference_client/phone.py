@@ -37,7 +37,7 @@ from samara.shared.frames.instructions import INTERCEPT_TRACK, EvaluateInstructi
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.run_terms import RunTerms
 

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 from samara.client.forward.turns import checked_passes
 from samara.client.protocol.idle_work import IdleWork, InterruptionError
 from samara.devices.phone.reference_client.phone import Phone
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -32,7 +32,7 @@ from samara.shared.frames.instructions import (
 )
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 
 ROUNDS = 50
 

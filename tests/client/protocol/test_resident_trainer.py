@@ -35,8 +35,7 @@ from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import VectorReport
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.result import read_result
 from samara.simulations.engine import InProcessGrid
 from samara.simulations.simulate import simulate

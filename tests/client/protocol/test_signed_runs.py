@@ -35,7 +35,7 @@ from samara.shared.frames.instructions import (
 )
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 from samara.shared.result import read_result
 from samara.shared.runs import run_id_of

@@ -25,7 +25,7 @@ from samara.shared.errors import ConfigError, InvitationError, RefusalCode
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
 from samara.shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.polling import LEAST_PAUSE, pause_before_asking
 from samara.shared.runs import run_id_of
 

@@ -15,7 +15,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.privacy.accountant import epsilon_of
 from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.privacy.vector import SENSITIVITY

@@ -25,9 +25,8 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import LedgerHeader, read_records
+from samara.shared.ledger.records import CatchUp, LedgerHeader, read_records
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.proto.trainer_pb2 import TaskKind
 from samara.shared.replay import to_float32

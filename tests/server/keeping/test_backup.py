@@ -29,8 +29,7 @@ from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.config import RunConfig
 from samara.shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
-from samara.shared.event_parts import is_part
-from samara.shared.events import read_whole_events
+from samara.shared.events import is_part, read_whole_events
 from samara.shared.ledger.reading import read_ledger, segment_paths
 from samara.shared.result import RESULT_FILE, read_result
 from samara.shared.run_settings import SETTINGS_FILE
@@ -120,7 +119,7 @@ def test_a_backup_of_any_moment_can_be_restored(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken at every message, so also between a round's record, its event and its snapshot."""
-    monkeypatch.setattr("samara.shared.event_parts.PART_BYTES", 3_000)
+    monkeypatch.setattr("samara.shared.events.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
     plain, taken = grid._deliver, dict[int, Backup]()

@@ -17,7 +17,7 @@ from samara.server.app import serve
 from samara.server.rounds.clusters import cluster_folder
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import read_layout, replay_run
-from samara.server.transport.clock import SystemClock
+from samara.server.transport.deadline_grid import SystemClock
 from samara.shared.errors import SamaraError
 from samara.shared.events import read_events
 from samara.shared.frames.instructions import CLUSTERING_TRACK, TrainInstruction

@@ -21,8 +21,7 @@ from samara.client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTraine
 from samara.client.protocol.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.rounds.event_log import EventLog
-from samara.server.rounds.late_reports import LateReportFilter
-from samara.server.rounds.validator import ReplyValidator
+from samara.server.rounds.replies import LateReportFilter, ReplyValidator
 from samara.server.store import RunStore
 from samara.server.transport import blob_sender
 from samara.server.transport.blob_sender import MAX_REPETITION, BlobSender
@@ -38,8 +37,7 @@ from samara.shared.frames.blob import BlobPart, BlobReceipt
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.result import read_result
 from samara.shared.settings import Settings, setting
 from samara.shared.wire import RECORD

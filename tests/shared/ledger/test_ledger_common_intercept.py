@@ -16,8 +16,8 @@ from samara.shared.errors import CatchUpError, FrameError, LedgerError
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import Tensor
 from samara.shared.ledger import ledger as ledgers
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import DenseValues
 from samara.shared.round_delta import RoundDelta

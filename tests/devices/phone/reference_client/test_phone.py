@@ -41,8 +41,7 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.replay_torch import directions as directions_in_graph
 from samara.shared.normal_table import NORMAL_TABLE

@@ -41,8 +41,8 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import to_float32, zero_state
 from samara.shared.runs import identity_bytes, run_id_of

@@ -26,7 +26,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 from samara.shared.runs import identity_bytes, run_id_of
 from samara.shared.wire import Kind, kind_of

@@ -24,7 +24,7 @@ from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 from samara.shared.runs import identity_bytes, run_id_of
 

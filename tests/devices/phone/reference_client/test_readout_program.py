@@ -42,7 +42,7 @@ from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.frames.instructions import SeedPolicy, Split
 from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
 from samara.shared.replay_numpy import NumpyBackend
 from samara.simulations.damping_file import write_damping
