@@ -34,7 +34,7 @@ from samara.shared.run_settings import check_settings
 from samara.shared.runs import check_results_folder, run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import check_labels
-from samara.simulations.engine import InProcessGrid
+from samara.simulations.engine import InProcessGrid, ignore_message
 from samara.simulations.finished import find_finished, hold_inputs
 from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
@@ -46,7 +46,7 @@ Engine = Literal["in-process", "flower"]
 
 def simulate(
     config: RunConfig,
-    on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+    on_message: Callable[[str, int], None] = ignore_message,
     engine: Engine = "in-process",
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),

@@ -21,7 +21,7 @@ from samara.shared.config import RunConfig
 from samara.shared.frames.report import Report
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.round_delta import RoundDelta
-from samara.simulations.engine import InProcessGrid
+from samara.simulations.engine import InProcessGrid, ignore_message
 
 Settings = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Live(InProcessGrid):
         self,
         sockets: Sequence[Path],
         config: RunConfig,
-        on_message: Callable[[str, int], None] = lambda kind, partition: None,
+        on_message: Callable[[str, int], None] = ignore_message,
     ) -> None:
         nodes = [{TRAINER: str(socket)} for socket in sockets]
         super().__init__(client_app, len(sockets), config.flat(), on_message, nodes=nodes)

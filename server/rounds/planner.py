@@ -170,6 +170,9 @@ class RoundPlanner:
         roster: clients of the run.
         health: failures of the clients; resting ones are not asked.
         cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
+
+    Attributes:
+        terms: terms of the run.
     """
 
     def __init__(
@@ -182,6 +185,7 @@ class RoundPlanner:
     ) -> None:
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = health, cohorts
+        self.terms, self._newcomers = config.terms, config.newcomers
         self._strays = StrayClients(RestoredRun.read(store.folder))
 
     @property
@@ -232,7 +236,7 @@ class RoundPlanner:
         bias = layout.label_bias
         assert bias is not None, "the method readout has a label bias"
         instruction = intercept_instruction(
-            self._config.terms,
+            self.terms,
             *(ledger.header.run_id, layout.hash, ledger.digest),
             labels=bias.stop - bias.start,
             joint_clip=joint_clip,
@@ -241,7 +245,7 @@ class RoundPlanner:
         if self._cohorts:
             clients = self._cohorts.clients_of(instruction.round)
         else:
-            clients = [client for client in connected if client not in self._config.newcomers]
+            clients = [client for client in connected if client not in self._newcomers]
         entries = [connected[client] for client in clients]
         return Request(
             instruction, *self._address(instruction.encode(), MessageType.TRAIN, entries)
@@ -282,7 +286,7 @@ class RoundPlanner:
                 raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
             return recorded, 0
         config, settings = self._config, self._config.cohort
-        training = [client for client in connected if client not in config.newcomers]
+        training = [client for client in connected if client not in self._newcomers]
         awake = [client for client in training if not self._health.is_resting(client, number)]
         if len(awake) < self.minimum:
             awake = training
@@ -297,7 +301,7 @@ class RoundPlanner:
         self, number: int, step_size: StepSize, joint_clip: float
     ) -> TrainInstruction:
         config = self._config
-        return config.terms.instruction(
+        return self.terms.instruction(
             self._store.ledger.header.run_id,
             number,
             self._store.layout.hash,

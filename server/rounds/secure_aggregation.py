@@ -29,8 +29,9 @@ from samara.server.rounds.replies import AnsweredRound, ReplyValidator
 from samara.server.rounds.unmasking import MaskedRound, recover_sum
 from samara.server.store import RunStore
 from samara.shared.config import RunConfig
-from samara.shared.errors import LedgerError, MaskingError, ReportError
+from samara.shared.errors import MaskingError, ReportError
 from samara.shared.events import append_event, read_events
+from samara.shared.files import disk_errors_explained
 from samara.shared.frames.bucket_keys import BucketKeyList
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.masking import (
@@ -191,13 +192,8 @@ class SecureAggregation:
         """
         if token.hex() in self._begun:
             raise MaskingError("the server was stopped while it had begun")
-        try:
+        with disk_errors_explained(self._file):
             append_event(self._file, {"round": number, "token": token.hex()})
-        except OSError as error:
-            raise LedgerError(
-                f"{self._file}: cannot be written: {error.strerror}; make room, then run the same "
-                "command"
-            ) from error
         self._begun.add(token.hex())
 
     def _agree(self, run: MaskingExchange) -> dict[int, SealedShares]:

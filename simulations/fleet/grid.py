@@ -14,7 +14,7 @@ from samara.shared.flower_compat import set_message_id
 from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
 from samara.shared.frames.report import Report
 from samara.shared.wire import PERSONAL_ACTION, RECORD
-from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid
+from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid, ignore_message
 from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.job import Job
 from samara.simulations.fleet.virtual_clock import VirtualClock
@@ -61,7 +61,7 @@ class FleetGrid(LocalGrid):
         clients: Clients,
         clients_count: int,
         threads: int,
-        on_message: Callable[[str, int], None] = lambda message_type, client: None,
+        on_message: Callable[[str, int], None] = ignore_message,
     ) -> None:
         super().__init__()
         self._clock, self._clients, self._threads = clock, clients, threads

@@ -20,6 +20,7 @@ from samara.server.store import (
     write_result,
 )
 from samara.shared.errors import LedgerError, SamaraError
+from samara.shared.events import append_event
 from samara.shared.ledger.records import LedgerHeader, Record
 from samara.shared.result import read_result
 
@@ -35,7 +36,7 @@ def write_run(folder: Path, rounds: int = 3, every: int = 0) -> Path:
     with opened(folder, every) as store:
         for delta in HISTORY.deltas[:rounds]:
             store.ledger.append(delta)
-            store.append_event({"event": "round", "round": delta.round})
+            append_event(folder / METRICS_FILE, {"event": "round", "round": delta.round})
         digest = store.ledger.digest.hex()
         write_result(store.folder, {"final_round": rounds, "final_digest": digest})
     return folder
@@ -77,8 +78,8 @@ def test_a_run_of_another_layout_is_refused(tmp_path: Path) -> None:
 def test_events_survive_reopening(tmp_path: Path) -> None:
     events = [{"event": "evaluation", "round": n, "loss": 0.1 * n} for n in (1, 2)]
     for event in events:
-        with opened(tmp_path) as store:
-            store.append_event(event)
+        with opened(tmp_path):
+            append_event(tmp_path / METRICS_FILE, event)
     with opened(tmp_path) as store:
         assert store.events() == events
 
@@ -94,8 +95,8 @@ def test_a_ledger_that_lost_rounds_which_the_metrics_have_is_refused(tmp_path: P
 def test_an_event_noted_after_a_crash_survives_too(tmp_path: Path) -> None:
     whole, torn = json.dumps({"round": 1}) + "\n", '{"rou'
     (tmp_path / METRICS_FILE).write_text(whole + torn)
-    with opened(tmp_path) as store:
-        store.append_event({"round": 2})
+    with opened(tmp_path):
+        append_event(tmp_path / METRICS_FILE, {"round": 2})
     with opened(tmp_path) as store:
         assert store.events() == [{"round": 1}, {"round": 2}]
 

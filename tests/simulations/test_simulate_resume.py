@@ -16,7 +16,8 @@ from helpers import files_of
 from samara.server.app import serve
 from samara.server.rounds import aggregation
 from samara.server.rounds.aggregation import observe_round
-from samara.server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
+from samara.server.rounds.event_log import EventLog
+from samara.server.store import NEXT_EVENT_FILE, read_layout, replay_run
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, LedgerError, RefusalCode
 from samara.shared.frames.instructions import TrainInstruction
@@ -82,7 +83,7 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
     assert read_result(simulate(config)) == before
 
 
-@pytest.mark.parametrize("killed", [(RunStore, "append_event"), (Ledger, "append")])
+@pytest.mark.parametrize("killed", [(EventLog, "_record"), (Ledger, "append")])
 def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
     killed: tuple[type, str], settings: Settings, tmp_path: Path
 ) -> None:
@@ -104,7 +105,7 @@ def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
             simulate(config)
     folder = Path(config.out)
     assert (folder / NEXT_EVENT_FILE).exists()
-    assert len(list(read_ledger(folder / "ledger"))) == 1 + (kind is RunStore)
+    assert len(list(read_ledger(folder / "ledger"))) == 1 + (kind is EventLog)
     result = read_result(simulate(config))
     assert not (folder / NEXT_EVENT_FILE).exists()
     assert result["final_digest"] == whole["final_digest"]
@@ -114,7 +115,7 @@ def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
         {key: value for key, value in each["rounds"][1].items() if key not in of_process}
         for each in (result, whole)
     )
-    if kind is RunStore:
+    if kind is EventLog:
         assert second == expected
     assert second["clients"].keys() == expected["clients"].keys()
 
