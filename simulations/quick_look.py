@@ -22,7 +22,8 @@ from samara.client.tuning.finished_tuning import FinishedTuning
 from samara.shared.errors import DataError, ModelError
 from samara.shared.layout import READOUT_GROUP
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, empty_adapter, inject
+from samara.shared.model.lora_fa import empty_adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import scorer_for
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task

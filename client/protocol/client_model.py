@@ -20,7 +20,7 @@ from samara.shared.blobs import with_local_blobs
 from samara.shared.config import RunConfig
 from samara.shared.errors import TrainerError
 from samara.shared.ledger.latest_state import read_latest_state
-from samara.shared.model.weight_map import read_weight_map
+from samara.shared.model.perturbations import read_weight_map
 from samara.shared.runs import client_folder
 
 

@@ -31,7 +31,7 @@ from samara.shared.errors import (
     TrainerError,
     UnknownModelError,
 )
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
 from samara.shared.tasks.rows import Example, read_prompt, read_question
 

@@ -33,9 +33,8 @@ from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
 from samara.shared.files import write_once
 from samara.shared.layout import Layout
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.scorers import Prompt
-from samara.shared.model.weight_map import WeightMap
 
 USUAL_PASS_BYTES = 32 * 2**20
 """The most bytes of a pass on a CPU where the settings leave it open: what its caches hold."""

@@ -24,7 +24,7 @@ from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import Split, TrainInstruction, token_of
 from samara.shared.frames.report import Report
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
 from samara.shared.replay import replay
 from samara.shared.tasks.kinds import GenerationTask

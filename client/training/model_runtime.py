@@ -49,10 +49,10 @@ from samara.shared.features import check_features, kind_of
 from samara.shared.machine import cores
 from samara.shared.model.cache_key import model_inputs, scorer_inputs
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt, scorer_for
-from samara.shared.model.weight_map import WeightMap
 from samara.shared.replay import Backend
 from samara.shared.runs import run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task

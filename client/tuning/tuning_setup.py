@@ -29,7 +29,8 @@ from samara.shared.errors import ConfigError, TaskError
 from samara.shared.label_scores import Confusion
 from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from samara.shared.model.layer_selection import chosen_blocks
-from samara.shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
+from samara.shared.model.lora_fa import Adapter, empty_adapter, inject
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.data import check_labels, load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples

@@ -47,7 +47,8 @@ from samara.client.tuning.training_loss import mixed_precision, summed_loss
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.directions import query_seeds
-from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
 from samara.shared.start import Start

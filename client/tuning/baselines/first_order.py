@@ -46,7 +46,8 @@ from samara.client.tuning.training_loss import mixed_precision, summed_loss
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.errors import TrainingError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"

@@ -29,7 +29,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.features import check_features
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.layout import READOUT_GROUP, Layout
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest, zero_state
 from samara.shared.result import RunResult
 from samara.simulations.adapter import FinishedRun, export

@@ -13,7 +13,7 @@ from tuning import small, tuned, tuning_of
 from samara.client.estimators.prge import LossRequest
 from samara.client.spaces.scaling import Scaling
 from samara.client.tuning.training_loss import summed_loss
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 
 ModelFolder = Callable[[str], Path]
 

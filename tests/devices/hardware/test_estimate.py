@@ -33,7 +33,7 @@ from samara.shared.directions import Differences
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
 from samara.shared.model.head import VOCABULARY_TILE_BYTES
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")

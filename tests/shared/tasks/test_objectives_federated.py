@@ -16,7 +16,7 @@ from samara.client.training.model_runtime import LoadedRun
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.label_scores import Confusion
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest
 from samara.shared.result import RunResult
 from samara.shared.tasks.catalog import load_task
