@@ -309,9 +309,11 @@ def test_a_server_without_the_file_says_so_when_it_starts(tmp_path: Path) -> Non
         BlobSender.for_run(config, BlobStore(tmp_path))
     (tmp_path / "file").write_bytes(CONTENT)
     BlobStore(tmp_path / "store").add(tmp_path / "file")
-    assert BlobSender.for_run(config, BlobStore(tmp_path / "store"))._blobs.keys() == {PREFIX}
+    sender = BlobSender.for_run(config, BlobStore(tmp_path / "store"))
+    assert sender is not None
+    assert sender._blobs.keys() == {PREFIX}
     local = _Named.of({"basis": str(tmp_path / "file")}, "test")
-    assert not BlobSender.for_run(local, BlobStore(tmp_path))._blobs
+    assert BlobSender.for_run(local, BlobStore(tmp_path)) is None
 
 
 def test_a_client_that_refuses_an_instruction_for_want_of_a_blob_gets_it_and_comes_back(
