@@ -154,7 +154,7 @@ class EventLog:
         self._delete_next()
 
     def _read_next(self) -> dict[str, Any]:
-        """Return the event of the round that was about to be appended; empty without a sound one."""
+        """Return the event of the round that was about to be appended; empty if none is sound."""
         try:
             event = json.loads(self._next.read_text(encoding="utf-8"))
         except (OSError, ValueError):
