@@ -1,5 +1,6 @@
 """The commands `samara device`: profiles, estimates, calibration, what is held to a device."""
 
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from samara.devices.hardware.estimate import StepEstimate
     from samara.devices.hardware.offload_estimate import FirstOrderMethod
 
+log = logging.getLogger(__name__)
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
 _WITH_SCENARIO = ("scenario", "device", "model", "data", "target", "power", "json", "seq", "batch")
@@ -56,7 +58,7 @@ class Stream(StrEnum):
     DISK = "disk"
 
 
-class Method(StrEnum):
+class Optimizer(StrEnum):
     """The way in which the model is trained."""
 
     PRGE = "prge"
@@ -126,9 +128,9 @@ def estimate(
     target: Annotated[
         str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
     ] = "",
-    method: Annotated[
-        Method, typer.Option(help="prge, or first order: all on the device, or offloaded.")
-    ] = Method.PRGE,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="prge, or first order: all on the device, or offloaded.")
+    ] = Optimizer.PRGE,
     quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
@@ -167,6 +169,7 @@ def estimate(
     ] = 0,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    method: Annotated[Optimizer | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
@@ -196,10 +199,13 @@ def estimate(
             "--stream host: the processors of a profiled device share one memory, so it saves "
             "nothing over off; choose off or disk"
         )
+    if method is not None:
+        log.warning("--method: this option is called --optimizer now; the old name still works")
+        optimizer = method
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
     shape = model_shape(model)
-    if method is not Method.PRGE:
+    if optimizer is not Optimizer.PRGE:
         from samara.devices.hardware.offload_estimate import (
             FirstOrderWorkload,
             estimate_first_order,
@@ -207,11 +213,12 @@ def estimate(
 
         if readout or stream is not Stream.OFF or quantization.value not in ("fp16", "fp32"):
             raise ConfigError(
-                f"--method {method.value}: trains the model's own weights in fp16 or fp32, in "
-                "memory; leave out --readout and --stream, and choose --quantization fp16 or fp32"
+                f"--optimizer {optimizer.value}: trains the model's own weights in fp16 or "
+                "fp32, in memory; leave out --readout and --stream, and choose --quantization fp16 "
+                "or fp32"
             )
         first_order = FirstOrderWorkload(
-            method=cast("FirstOrderMethod", method.value),
+            method=cast("FirstOrderMethod", optimizer.value),
             sequence=seq,
             batch=batch,
             precision="fp16" if quantization is Quantization.FP16 else "fp32",

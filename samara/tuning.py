@@ -62,14 +62,14 @@ def tune(
 ) -> TuningRun:
     """Tune a model on this machine, or measure a baseline, and return the finished run.
 
-    >>> run = tune(method="zero-shot", task="messages", data={"validation": 20, "test": 20})
+    >>> run = tune(optimizer="zero-shot", task="messages", data={"validation": 20, "test": 20})
     >>> sorted(run.result["test"])
     ['accuracy', 'examples', 'loss']
 
     Args:
         settings: settings of docs/reference/tune.md, nested or by dotted keys.
         progress: show the progress; by default on a terminal and in a notebook.
-        more: settings that replace those: ``method="lora"``, ``learning_rate=0.1``,
+        more: settings that replace those: ``optimizer="lora"``, ``learning_rate=0.1``,
             ``model={"path": "folder"}``.
 
     Raises:

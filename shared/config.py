@@ -12,6 +12,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from samara.shared.choices import AUTO, with_choices
+from samara.shared.common_settings import (
+    ADAPTER,
+    MICRO_BATCH,
+    MODEL,
+    OUT,
+    SEED,
+    TASK,
+    TRUNK_CACHE_BYTES,
+)
 from samara.shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
 from samara.shared.directions import Differences
 from samara.shared.extensions import is_extension
@@ -81,9 +90,7 @@ class RunConfig(Settings):
         "`personal.rounds` rounds on a client",
         page="guides/personal.md",
     )
-    seed: int = setting(
-        0, "seed of the run: root seeds, batches, cohorts", repetition=True, ge=0, lt=2**63
-    )
+    seed: int = SEED
     rounds: int = setting(
         40,
         "rounds of the federation; `method` may add the private ones or make all of them private",
@@ -120,13 +127,7 @@ class RunConfig(Settings):
         owner="device",
         page="concepts/steps.md",
     )
-    micro_batch: int = setting(
-        8,
-        "most examples in one forward pass, grouped by similar length so that little is "
-        'padding; 0 is the whole batch. `grouping = "auto"` may take fewer',
-        owner="device",
-        ge=0,
-    )
+    micro_batch: int = MICRO_BATCH
     memory_budget: int = setting(
         0,
         "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0: 32 "
@@ -187,13 +188,7 @@ class RunConfig(Settings):
     pool_size: int = setting(
         4096, 'seeds of the run\'s pool, for `seed-policy = "pool"`', ge=1, le=2**20
     )
-    task: TaskName = setting(
-        EMBEDDED_DATA,
-        "a shipped or registered task, or the path of a task file",
-        owner="device",
-        page="reference/tasks.md",
-        min_length=1,
-    )
+    task: TaskName = TASK
     threads: int = setting(
         0,
         "CPU threads of a client; 0 shares the cores of the machine among the clients that train "
@@ -205,7 +200,7 @@ class RunConfig(Settings):
         ge=0,
     )
     trunk_cache: int = setting(
-        256 * 2**20,
+        TRUNK_CACHE_BYTES,
         "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
         "forward pass",
         identity=False,
@@ -219,9 +214,9 @@ class RunConfig(Settings):
         identity=False,
         owner="device",
     )
-    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
-    model: ModelSettings = setting(ModelSettings(), "Model", owner="device")
-    adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
+    out: Text = OUT
+    model: ModelSettings = MODEL
+    adapter: AdapterSettings = ADAPTER
     data: DataSettings = setting(DataSettings(), "Data", owner="device")
     cohort: CohortSettings = setting(CohortSettings(), "Cohort")
     aggregation: AggregationSettings = setting(AggregationSettings(), "Aggregation")

@@ -17,6 +17,9 @@ ADAPTER_GROUP = "adapter"
 LABEL_BIAS_GROUP = "label bias"
 READOUT_GROUP = "readout"
 RANDOM_TOKENS = "random-tokens"
+A_SEED = 0
+DISTRIBUTION: Distribution = "gaussian"
+"""The seed of the frozen matrices A, and the distribution of directions, of new layouts."""
 MAX_RANK = 1024
 MAX_ELEMENTS = 2**30
 """The most trained numbers of a layout; a larger one from the network is refused."""

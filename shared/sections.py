@@ -1,13 +1,13 @@
 """The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
 
 from math import inf
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from samara.shared.layout import RANDOM_TOKENS
-from samara.shared.settings import Section, Text, choice, setting
+from samara.shared.layout import A_SEED, DISTRIBUTION, RANDOM_TOKENS
+from samara.shared.settings import Fixed, Section, Text, choice, setting
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -75,7 +75,13 @@ class ModelSettings(Section):
 
 
 class AdapterSettings(Section):
-    """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout."""
+    """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout.
+
+    The seed of the frozen matrices A does not follow that of a run: a basis, a start and a phone's
+    program are made for one A, and serve runs of every seed.
+    """
+
+    fixed: ClassVar = {"seed": Fixed(A_SEED), "distribution": Fixed(DISTRIBUTION)}
 
     projections: Text = setting(
         "auto",
@@ -104,10 +110,6 @@ class AdapterSettings(Section):
     rank: int = setting(2, "rank of LoRA-FA", ge=1, le=1024)
     alpha: float = setting(
         16.0, "scale of LoRA-FA: its product is multiplied by alpha / rank", gt=0
-    )
-    seed: int = setting(0, "seed of the frozen matrices A", ge=0, lt=2**63)
-    distribution: Literal["gaussian", "rademacher"] = setting(
-        "gaussian", "distribution of the directions: `gaussian` or `rademacher`"
     )
     label_bias: bool = setting(False, "also train one number per label")
     basis: Text = setting(
@@ -161,8 +163,15 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     return "readout" if layers == "readout" else "both"
 
 
+MOST_ELEMENTS = 2**25
+"""The most trained numbers of a layout from the network, for each of which the server allocates
+eight bytes several times."""
+
+
 class CohortSettings(Section):
     """The clients that take part in a round, and how much a report weighs."""
+
+    fixed: ClassVar = {"most-elements": Fixed(MOST_ELEMENTS, identity=False)}
 
     fraction: float = setting(1.0, "share of the clients picked for a round", gt=0, le=1)
     available: int = setting(
@@ -193,14 +202,6 @@ class CohortSettings(Section):
         "Empty leaves it to the quorum",
         identity=False,
         pattern="^([0-9a-f]{64})?$",
-    )
-    most_elements: int = setting(
-        2**25,
-        "most trained numbers of a layout from the network; the server allocates eight bytes for "
-        "each, several times",
-        identity=False,
-        ge=1,
-        le=2**30,
     )
     minimum: int = setting(
         1,

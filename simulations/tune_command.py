@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def tune(
-    method: Annotated[
-        str,
+    optimizer: Annotated[
+        str | None,
         typer.Option(
             help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
-            "lsp, zero-shot, icl, linear-probe."
+            "lsp, zero-shot, icl, linear-probe; default prge."
         ),
-    ] = "prge",
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, head, full, linear.")
     ] = None,
@@ -48,10 +48,11 @@ def tune(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
+    method: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
 
-    Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
+    Example: samara tune --optimizer mezo --task sst2 --model MODEL --data DATA
     """
     from samara.client.tuning.settings import TuneSettings
     from samara.shared.errors import ConfigError
@@ -62,6 +63,7 @@ def tune(
     from samara.simulations.report.terminal import print_next, print_tuning
 
     options: dict[str, Any] = {
+        "optimizer": optimizer,
         "method": method,
         "space": space,
         "task": task,

@@ -192,7 +192,7 @@ class EncoderTop(Top):
             name, features(parent.dense)[1], settings.rank, layouts.ADAPTER_GROUP
         )
         layout = layouts.Layout(
-            (tensor,), settings.rank, settings.alpha, settings.seed, settings.distribution
+            (tensor,), settings.rank, settings.alpha, layouts.A_SEED, layouts.DISTRIBUTION
         )
         adapter = Adapter(layout, len(base.blocks) - 1)
         (a,) = frozen_matrices(layout, [features(parent.dense)[0]])

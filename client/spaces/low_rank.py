@@ -16,6 +16,7 @@ from samara.client.spaces.space import (
     SpaceTensor,
 )
 from samara.shared.directions import BOTH_SIDES
+from samara.shared.layout import DISTRIBUTION
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import (
@@ -52,7 +53,7 @@ class LoRAFASpace(FlatSpace):
         adapter = inject(base, settings, labels)
         tensors = [SpaceTensor(t.name, (t.rows, t.columns)) for t in adapter.layout.tensors]
         theta = torch.zeros(adapter.layout.size, device=base.network.device)
-        super().__init__(tensors, adapter, theta, backend, settings.distribution)
+        super().__init__(tensors, adapter, theta, backend, DISTRIBUTION)
 
     def evaluate(
         self,
@@ -106,7 +107,7 @@ class LoRASpace(SequentialFlatSpace):
         ]
         initial = [*(matrix.ravel() for matrix in a), np.zeros(adapter.layout.size, np.float32)]
         theta = torch.from_numpy(np.concatenate(initial)).to(base.network.device)
-        super().__init__(tensors, adapter, theta, backend, settings.distribution)
+        super().__init__(tensors, adapter, theta, backend, DISTRIBUTION)
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:

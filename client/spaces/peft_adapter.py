@@ -22,6 +22,7 @@ from samara.client.spaces.parameter_space import ParameterSpace
 from samara.shared.directions import query_seeds
 from samara.shared.errors import ModelError
 from samara.shared.files import make_folder, write_durably
+from samara.shared.layout import A_SEED, DISTRIBUTION
 from samara.shared.model.frozen_a import frozen_a
 from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from samara.shared.model.loading import BaseModel
@@ -63,7 +64,7 @@ class PeftSpace(ParameterSpace):
             if f".{_ADAPTER}" in name
         }
         chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
-        super().__init__(base.network, named, backend, settings.distribution, min(chosen))
+        super().__init__(base.network, named, backend, DISTRIBUTION, min(chosen))
 
     def write(self, folder: Path, base: str) -> None:
         """Write the adapter as PEFT reads it.
@@ -114,7 +115,7 @@ def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: l
     if kind == "dora":
         config = peft.LoraConfig(**wanted, lora_alpha=settings.alpha, use_dora=True)
     else:
-        config = peft.VeraConfig(**wanted, projection_prng_key=settings.seed % 2**32)
+        config = peft.VeraConfig(**wanted, projection_prng_key=A_SEED)
     try:
         with warnings.catch_warnings():
             # PEFT asks transformers for what transformers calls deprecated.
@@ -132,7 +133,7 @@ def _set_random_matrices(
     base: BaseModel, settings: AdapterSettings, layers: dict[str, nn.Module]
 ) -> None:
     """Replace the random matrices of an injected adapter by those of the adapter's seed."""
-    seeds = query_seeds(settings.seed, 0, 1, max(2, len(layers)))[0]
+    seeds = query_seeds(A_SEED, 0, 1, max(2, len(layers)))[0]
     sizes = [features(layer) for layer in layers.values()]
     widest = max(own[0] for own in sizes), max(own[1] for own in sizes)
     for name, seed, (inputs, _) in zip(layers, seeds, sizes, strict=False):

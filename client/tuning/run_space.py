@@ -14,6 +14,7 @@ from samara.client.spaces.space import Space
 from samara.client.spaces.streamed import StreamedFullSpace
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.settings import TuneSettings
+from samara.shared.layout import DISTRIBUTION
 from samara.shared.model.replay_torch import backend_for
 
 BLOCKS_FOLDER = "blocks"
@@ -58,25 +59,22 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
             if settings.in_place:
                 stored = base.network.dtype
             store = setup.loaded.make_trainable_store(blocks, stored)
-            distribution = settings.adapter.distribution
             keep_copy = not settings.in_place
-            space = StreamedFullSpace(base, store, backend, keep_copy, distribution=distribution)
+            space = StreamedFullSpace(base, store, backend, keep_copy, distribution=DISTRIBUTION)
             setup.stream = space.stream
             return space
         case "full":
-            distribution = settings.adapter.distribution
-            return FullSpace(base, backend, not settings.in_place, distribution)
+            return FullSpace(base, backend, not settings.in_place, DISTRIBUTION)
         case "lora":
             return LoRASpace(base, settings.adapter, labels, backend)
         case "dora" | "vera" as kind:
             return PeftSpace(base, kind, settings.adapter, backend)
         case "prefix":
-            distribution = settings.adapter.distribution
             length, is_random = settings.prefix_length, settings.prefix_start == "random"
             width = settings.prefix_width
-            return PrefixSpace(base, length, setup.root, backend, distribution, is_random, width)
+            return PrefixSpace(base, length, setup.root, backend, DISTRIBUTION, is_random, width)
         case "head":
-            return HeadSpace(base, backend, settings.adapter.distribution)
+            return HeadSpace(base, backend, DISTRIBUTION)
         case _:
             return LoRAFASpace(base, settings.adapter, labels, backend)
 

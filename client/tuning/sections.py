@@ -16,6 +16,7 @@ class TuneData(Section):
         "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
         "run's identity holds a hash of the examples, and not their place",
         identity=False,
+        apart="the identity of a run on one device holds the examples themselves, by a hash",
     )
     train: int = setting(
         LOW_DATA["train"], "training examples drawn", page="reference/tasks.md", ge=1

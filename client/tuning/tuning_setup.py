@@ -23,6 +23,7 @@ from samara.client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.choices import READOUT
+from samara.shared.common_settings import TRUNK_CACHE_BYTES
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.directions import batch_order
 from samara.shared.errors import ConfigError, TaskError
@@ -120,11 +121,9 @@ class TuningSetup(ModelSetup):
         self._evaluation_loss = objective_for(self.task, default)
         self.examples = draw_examples(settings, self.task)
         self.load()
-        self._representations = make_representation_store(
-            self.base, self.scorer, settings.trunk_cache
-        )
+        self._representations = make_representation_store(self.base, self.scorer, TRUNK_CACHE_BYTES)
         self._trunk_cache = make_trunk_cache(
-            self.base, self._trunk_block_count(), settings.trunk_cache
+            self.base, self._trunk_block_count(), TRUNK_CACHE_BYTES
         )
         keep_freed_memory()
         self.splits = {
@@ -255,7 +254,7 @@ class TuningSetup(ModelSetup):
     def _trunk_block_count(self) -> int:
         """Return the number of blocks below the lowest one that the method perturbs."""
         settings = self.settings
-        if settings.method not in ZEROTH_ORDER or settings.space not in LOW_RANK:
+        if settings.optimizer not in ZEROTH_ORDER or settings.space not in LOW_RANK:
             return 0
         chosen = chosen_blocks(settings.adapter.inner_layers, len(self.base.blocks))
         return min(chosen, default=0)

@@ -40,7 +40,7 @@ from samara.client.tuning.group_norms import (
     gradient_norms,
     parameter_norms,
 )
-from samara.client.tuning.methods import Method
+from samara.client.tuning.methods import Optimizer
 from samara.client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
 from samara.client.tuning.settings import TuneSettings
 from samara.client.tuning.training_loss import mixed_precision, summed_loss
@@ -61,7 +61,7 @@ TRAJECTORY_FILE = "trajectory.bin"
 NORMS_ORDER, NORMS_STREAM = 65_535, 1
 """Batch order and seed stream of the norms in D; directions of steps have lower orders, and 0."""
 
-_UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
+_UPDATE_RULES: dict[Optimizer, type[SGD] | type[Momentum] | type[Adam]] = {
     "prge": SGD,
     "mezo": SGD,
     "mezo-momentum": Momentum,
@@ -71,7 +71,7 @@ _UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
 
 def update_rule(settings: TuneSettings) -> UpdateRule:
     """Return the update rule of a zeroth-order method."""
-    return _UPDATE_RULES[settings.method](weight_decay=settings.weight_decay)
+    return _UPDATE_RULES[settings.optimizer](weight_decay=settings.weight_decay)
 
 
 class ZerothOrder:
@@ -205,7 +205,7 @@ class ZerothOrder:
             return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
         curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
         by_differences = setup.settings.gradients == "differences"
-        if setup.settings.method == "prge":
+        if setup.settings.optimizer == "prge":
             batch = setup.batch(step)
             if by_differences:
                 return prge_estimator(seeds, batch, epsilon, curvature, differences)

@@ -25,7 +25,9 @@ from samara.shared.basis import Basis, read_basis
 from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.layout import (
+    A_SEED,
     ADAPTER_GROUP,
+    DISTRIBUTION,
     LABEL_BIAS_GROUP,
     READOUT_GROUP,
     Layout,
@@ -291,8 +293,8 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         tuple(tensors),
         settings.rank,
         settings.alpha,
-        settings.seed,
-        settings.distribution,
+        A_SEED,
+        DISTRIBUTION,
         damping=damping_recipe(settings.damping) if settings.has_readout else None,
     )
     basis = read_basis(settings.basis) if settings.basis else None

@@ -125,7 +125,15 @@ def test_steps_of_tune_agree_with_those_of_this_machine(
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path) | {"steps": 2, "queries": 4}
     pairs = [f"{key}={value}" for key, value in settings.items() if key != "out"]
-    command = ["-m", "samara", "tune", "--method", "prge", "--set", *" --set ".join(pairs).split()]
+    command = [
+        "-m",
+        "samara",
+        "tune",
+        "--optimizer",
+        "prge",
+        "--set",
+        *" --set ".join(pairs).split(),
+    ]
     places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     subprocess.run(
         [sys.executable, *command, "--out", str(tmp_path / "here")],

@@ -238,7 +238,7 @@ def test_tune_prints_what_it_reached_and_where_the_result_is(
     *_, applying, exporting = printed.splitlines()
     assert applying == f'next: samara adapter apply {out} "a text"'
     assert exporting == f"next: samara adapter export {out} --out model"
-    baseline = ("--method", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
+    baseline = ("--optimizer", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
     assert "next:" not in run("tune", *places, *counts[:6], *baseline)[1]
 
 
@@ -246,7 +246,7 @@ def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
     run: Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
-    wrong = ("--method", "icl", "--space", "full", "--queries", 2)
+    wrong = ("--optimizer", "icl", "--space", "full", "--queries", 2)
     status, printed, errors = run("tune", *wrong, "--set", "stepz=3", "--out", out)
     assert (status, printed) == (1, "")
     assert "stepz: there is no such setting; did you mean steps?" in errors

@@ -20,8 +20,8 @@ from samara.simulations.tuning_grid import (
 )
 
 SWEEP = 'learning-rate = [0.1, 0.2]\n[scaling]\nmodify = ["nothing", "variance"]\n'
-GIVEN = {"method": "mezo", "steps": 7}
-SMALL = ("tune", "--method", "zero-shot", "--validation", "6", "--test", "8", "--train", "4")
+GIVEN = {"optimizer": "mezo", "steps": 7}
+SMALL = ("tune", "--optimizer", "zero-shot", "--validation", "6", "--test", "8", "--train", "4")
 SMALL = (*SMALL, "--set", "threads=1", "--out")
 
 

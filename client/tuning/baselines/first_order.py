@@ -125,10 +125,10 @@ class FirstOrder:
     def _make_optimizer(self) -> GradientOptimizer:
         settings = self._setup.settings
         self._checks: ProjectorLog | None = None
-        if settings.method not in ("zero-offload", "lsp"):
-            kind = torch.optim.SGD if settings.method == "fo-sgd" else torch.optim.Adam
+        if settings.optimizer not in ("zero-offload", "lsp"):
+            kind = torch.optim.SGD if settings.optimizer == "fo-sgd" else torch.optim.Adam
             return ResidentOptimizer(self._trained, settings.rate, kind)
-        subspace = _subspace_settings(self._setup) if settings.method == "lsp" else None
+        subspace = _subspace_settings(self._setup) if settings.optimizer == "lsp" else None
         layers = [
             LayerUpdate(name, weight)
             if subspace is None

@@ -47,7 +47,7 @@ class LinearProbe:
         if not isinstance(setup.task, ClassificationTask):
             raise TaskError(
                 f"task {setup.task.name!r} is a {setup.task.kind}; linear probing needs labels "
-                "that are the same for all rows: choose a classification, or another method"
+                "that are the same for all rows: choose a classification, or another optimizer"
             )
         self._setup, self._body = setup, PerturbedBody(setup.base, 0)
         train, validation = setup.splits["train"], setup.splits["validation"]

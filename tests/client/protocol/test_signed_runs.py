@@ -192,7 +192,7 @@ def test_what_is_not_signed_is_refused_before_a_pass(
         {"rounds": 4},
         {"seed": 1},
         {"adapter.rank": 1},
-        {"adapter.seed": 1},
+        {"adapter.alpha": 8.0},
         {"personal.rounds": 1000},
         {"evaluate.every": 1},
         {"method": "global"},
