@@ -6,6 +6,7 @@ docs/reference/settings.md from the fields.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -251,8 +252,8 @@ class RunConfig(Settings):
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the run: what it asks of a client."""
-        return RunTerms.of(self.flat())
+        """The terms of the run: what it asks of a client; they are read once."""
+        return _terms_of(self)
 
     @property
     def newcomers(self) -> range:
@@ -312,6 +313,8 @@ class RunConfig(Settings):
         Raises:
             ConfigError: if the settings do not allow that many.
         """
+        if clients == self.data.clients:
+            return self
         return self.of(self.flat() | {"data.clients": clients}, "number of clients")
 
     @model_validator(mode="before")
@@ -382,6 +385,11 @@ class RunConfig(Settings):
                     "task or a task file that fits your data"
                 )
         return self
+
+
+@lru_cache(maxsize=64)
+def _terms_of(config: RunConfig) -> RunTerms:
+    return RunTerms.of(config.flat())
 
 
 def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
