@@ -1,4 +1,6 @@
-"""The tables that are made of the code: settings, features, metrics, and pyproject.toml's config.
+"""The tables that are made of the code: settings, features, metrics, pyproject.toml's config.
+
+The page of phones reads the terms of a run by the same table, in TypeScript.
 
 ``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
 """
@@ -8,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from supported_features import find_supported
@@ -26,11 +29,13 @@ from samara.shared.features import (
 )
 from samara.shared.fleet_settings import DeviceGroup
 from samara.shared.rehearsal_settings import Fault
+from samara.shared.setting_values import TERMS, Term
 from samara.shared.settings import Section, Setting, describe
 
 ROOT = Path(__file__).resolve().parents[1]
 
 DOCS = ROOT / "docs"
+PAGE = ROOT / "devices/phone/web/src/term-settings.ts"
 LINK = re.compile(r"\]\(([\w/-]+\.md)")
 BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
 
@@ -169,6 +174,30 @@ def with_config(project: str) -> str:
     return before + heading + "".join(lines) + after
 
 
+def page_terms() -> str:
+    """Return the TypeScript of the ranges and defaults of a run's terms.
+
+    The seed is left out, since numbers of JavaScript do not hold it.
+    """
+    usual = asdict(Term())
+    lines = []
+    for key, term in TERMS.items():
+        own = {name: value for name, value in asdict(term).items() if value != usual[name]}
+        told = ", ".join(f"{name}: {json.dumps(value)}" for name, value in own.items())
+        lines.append(f"  {json.dumps(key)}: {{ {told} }},".replace("{  }", "{}"))
+    without_seed = "\n".join(line for line in lines if not line.startswith('  "seed"'))
+    return (
+        "/** The settings that the terms of a run are made of; made by docs/tables.py. */\n\n"
+        "/** The range of a setting; `Term` in shared/setting_values.py explains it. */\n"
+        "export interface Term {\n"
+        "  readonly least?: number;\n  readonly most?: number;\n  readonly above?: boolean;\n"
+        "  readonly default?: boolean | number | string;\n"
+        "  readonly words?: readonly string[];\n  readonly pattern?: string;\n}\n\n"
+        f"export const TERMS = {{\n{without_seed}\n}} satisfies Readonly<Record<string, Term>>;\n\n"
+        "export type TermKey = keyof typeof TERMS;\n"
+    )
+
+
 def outdated() -> dict[Path, str]:
     """Return what files should hold that hold something else."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
@@ -182,6 +211,7 @@ def outdated() -> dict[Path, str]:
     project = ROOT / "pyproject.toml"
     pages[project] = project.read_text(encoding="utf-8")
     made[project] = with_config(pages[project])
+    pages[PAGE], made[PAGE] = PAGE.read_text(encoding="utf-8"), page_terms()
     return {file: text for file, text in made.items() if text != pages[file]}
 
 

@@ -6,17 +6,16 @@ declaration says why (`apart`).
 
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.sections import AdapterSettings, ModelSettings
-from samara.shared.settings import setting
+from samara.shared.settings import setting, term
 
 TRUNK_CACHE_BYTES = 256 * 2**20
 """Bytes for cached outputs of the layers below the adapters, where no setting says how many."""
 
-SEED = setting(
-    0,
+SEED = term(
+    "seed",
     "seed of all that is drawn: directions, batches, cohorts, splits and samples of the data",
+    0,
     repetition=True,
-    ge=0,
-    lt=2**63,
 )
 MICRO_BATCH = setting(
     8,

@@ -55,6 +55,7 @@ from samara.shared.settings import (
     nest,
     parse_assignment,
     setting,
+    term,
 )
 from samara.shared.tasks.catalog import TaskName
 from samara.shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
@@ -92,32 +93,32 @@ class RunConfig(Settings):
         page="guides/personal.md",
     )
     seed: int = SEED
-    rounds: int = setting(
-        40,
+    rounds: int = term(
+        "rounds",
         "rounds of the federation; `method` may add the private ones or make all of them private",
-        ge=1,
-        le=1_000_000,
+        40,
     )
-    steps: int = setting(
-        0,
+    steps: int = term(
+        "steps",
         "local steps K of a round; 0 is 16 with a readout alone, otherwise 2",
-        ge=0,
-        le=65_535,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
-    queries: int = setting(
-        0,
+    queries: int = term(
+        "queries",
         "directions q per step; 0 is 16 for each label of `task` but one, at most 64, with a "
         "readout alone, otherwise 16",
-        ge=0,
-        le=65_535,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
-    batch: int = setting(
-        0,
+    batch: int = term(
+        "batch",
         "examples B per step; all q directions are tried on the same ones. 0 is 10,000 with a "
         "readout alone, which for most clients is all examples, otherwise 32",
-        ge=0,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = setting(
@@ -137,7 +138,7 @@ class RunConfig(Settings):
         owner="device",
         ge=0,
     )
-    epsilon: float = setting(0.01, "ε, the size of a perturbation", gt=0, le=1)
+    epsilon: float = term("epsilon", "ε, the size of a perturbation", 0.01)
     differences: Differences = setting(
         "central",
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses a step; `forward`: g = (L₊ − L₀)/ε, q + 1 losses, "
@@ -173,11 +174,11 @@ class RunConfig(Settings):
         before="constant",
         page="concepts/step-size.md#a-readout",
     )
-    clip: float = setting(
-        0.0,
+    clip: float = term(
+        "clip",
         "projected gradients are clipped to ± this; 0 is no clipping, or four times their running "
         "scale where η is estimated",
-        ge=0,
+        0.0,
     )
     seed_policy: SeedPolicy = setting(
         "independent",
@@ -186,9 +187,7 @@ class RunConfig(Settings):
         "its own out of `pool-size` directions that are fixed for the whole run, which bounds the "
         "cost of a rebuild",
     )
-    pool_size: int = setting(
-        4096, 'seeds of the run\'s pool, for `seed-policy = "pool"`', ge=1, le=2**20
-    )
+    pool_size: int = term("pool-size", 'seeds of the run\'s pool, for `seed-policy = "pool"`', 4096)
     task: TaskName = TASK
     threads: int = setting(
         0,

@@ -7,7 +7,7 @@ from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from samara.shared.layout import A_SEED, DISTRIBUTION, RANDOM_TOKENS
-from samara.shared.settings import Fixed, Section, Text, choice, setting
+from samara.shared.settings import Fixed, Section, Text, choice, setting, term
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -203,10 +203,10 @@ class CohortSettings(Section):
         identity=False,
         pattern="^([0-9a-f]{64})?$",
     )
-    minimum: int = setting(
-        1,
+    minimum: int = term(
+        "cohort.minimum",
         "reports below which a round changes nothing; a cluster with fewer clients needs them all",
-        ge=1,
+        1,
     )
     weight_cap: int = setting(
         10_000,
@@ -215,8 +215,8 @@ class CohortSettings(Section):
         "the largest numbers is another limit",
         ge=1,
     )
-    timeout: float = setting(
-        3600.0, "deadline of a round: seconds the server waits for reports", gt=0
+    timeout: float = term(
+        "cohort.timeout", "deadline of a round: seconds the server waits for reports", 3600.0
     )
     oversample: float = setting(
         1.0,
@@ -247,13 +247,15 @@ class CohortSettings(Section):
         "and take private rounds of their own",
         ge=0,
     )
-    clusters: int = setting(2, "number of clusters of clients", read_by=("cluster",), ge=2, le=64)
-    clustering_rounds: int = setting(
-        16,
+    clusters: int = term(
+        "cohort.clusters", "number of clusters of clients", 2, read_by=("cluster",)
+    )
+    clustering_rounds: int = term(
+        "cohort.clustering-rounds",
         "rounds of the budget that are spent on finding the clusters",
+        16,
         read_by=("cluster",),
         former="cohort.grouping-rounds",
-        ge=1,
     )
 
 
@@ -292,11 +294,12 @@ def aggregation_kind(rule: str) -> Literal["mean", "reports", "coordinates"]:
 class EvaluateSettings(Section):
     """The rounds in which clients evaluate, besides zero-shot and the final state."""
 
-    every: int = setting(
-        -1,
+    every: int = term(
+        "evaluate.every",
         "rounds between validations; 0 is never, and -1 is 1 where `evaluate.best` is `loss` with "
         "a readout alone, otherwise 10. Zero-shot and the final state are always evaluated",
-        ge=-1,
+        -1,
+        least=-1,
         page="concepts/step-size.md#a-readout",
     )
     limit: int = setting(
@@ -317,14 +320,12 @@ class EvaluateSettings(Section):
         ge=0,
         page="guides/language.md#what-the-models-write",
     )
-    retrieved: int = setting(
-        0,
+    retrieved: int = term(
+        "evaluate.retrieved",
         "with prompts and answers, most of a client's own training examples that the base model "
         "reads before each test prompt, those most similar to it: the column `icl-personal`, "
         "in-context learning beside training. 0 is none",
         before=0,
-        ge=0,
-        le=64,
         page="guides/language.md#own-examples-in-context",
     )
     best: bool | Literal["auto", "loss"] = setting(

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import Kind, names, stored_name
+from samara.shared.setting_values import MOST_WHOLE, TERMS
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,28 @@ def setting(
         "apart": apart,
     }
     return Field(default, description=help, json_schema_extra=about, **constraints)
+
+
+def term(key: str, help: str, default: Any = None, least: float | None = None, **about: Any) -> Any:
+    """Declare a setting that is a term of the run; `TERMS` has its range, and perhaps its default.
+
+    Args:
+        key: its dotted key in `TERMS`.
+        help: meaning, for people.
+        default: value where nothing is set, of a term that stored settings must have.
+        least: least value, where one below the range leaves the term open.
+        about: what `setting` takes besides.
+    """
+    own = TERMS[key]
+    default = own.default if default is None else default
+    if own.pattern:
+        about["pattern"] = own.pattern
+    if type(default) in (int, float):
+        begin = own.least if least is None else least
+        about["gt" if own.above else "ge"] = begin
+        if isinstance(default, int) or own.most is not None:
+            about["le"] = MOST_WHOLE if own.most is None else own.most
+    return setting(default, help, **about)
 
 
 def _hyphenated(name: str) -> str:
