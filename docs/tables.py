@@ -30,7 +30,7 @@ from samara.shared.features import (
 from samara.shared.fleet_settings import DeviceGroup
 from samara.shared.rehearsal_settings import Fault
 from samara.shared.setting_values import TERMS, Term
-from samara.shared.settings import Section, Setting, describe
+from samara.shared.settings import Section, Setting, describe, fixed_in
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -103,8 +103,31 @@ def blocks() -> dict[str, str]:
     found["tune scaling"] = settings_table(TuneSettings, tune, "scaling.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
+    found["tune apart"] = apart_table()
+    found["fixed"] = fixed_table()
     found["metrics"] = metrics_table()
     return found | {f"features: {name}": table for name, table in feature_tables().items()}
+
+
+def apart_table() -> str:
+    """Return the keys of a run that `samara tune` declares anew, with both defaults."""
+    run = RunConfig().flat() | OPEN
+    lines = ["| key | default here | of a run | why it differs |", "|---|---|---|---|"]
+    for key, setting in describe(TuneSettings).items():
+        if setting.apart:
+            own = [_shown(value) for value in (setting.default, run[key])]
+            lines.append(f"| `{key}` | {' | '.join(own)} | {setting.apart} |")
+    return "\n".join(lines)
+
+
+def fixed_table() -> str:
+    """Return the values that are no settings any more."""
+    lines = ["| key | value | of |", "|---|---|---|"]
+    run, tune = fixed_in(RunConfig), fixed_in(TuneSettings)
+    for key, fixed in {**run, **tune}.items():
+        of = "both" if key in run and key in tune else "runs" if key in run else "`samara tune`"
+        lines.append(f"| `{key}` | {_shown(fixed.value)} | {of} |")
+    return "\n".join(lines)
 
 
 def feature_tables() -> dict[str, str]:

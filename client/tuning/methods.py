@@ -66,6 +66,8 @@ ADAM_RATE: dict[SpaceName, float] = {
     "prefix": 1e-2,
     "head": 1e-4,
 }
+LSP_GAMMA = 1e-4
+"""γ of LSP-Offload, weight of the projectors' norms where they are learned."""
 LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
 the lowest validation loss on the data sets of docs/measurements/lsp.md."""

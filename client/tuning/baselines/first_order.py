@@ -38,6 +38,7 @@ from samara.client.tuning.baselines.offload_setup import (
     make_schedule,
 )
 from samara.client.tuning.baselines.resident_optimizer import ResidentOptimizer
+from samara.client.tuning.methods import LSP_GAMMA
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.projector_log import ProjectorLog
 from samara.client.tuning.run_space import make_space
@@ -328,7 +329,7 @@ def _subspace_settings(setup: TuningSetup) -> SubspaceSettings:
         lsp.subspace_size or max(1, setup.base.features // 8),
         lsp.nonzeros,
         lsp.threshold,
-        lsp.gamma,
+        LSP_GAMMA,
         lsp.learning_steps,
         setup.settings.seed,
     )

@@ -32,7 +32,6 @@ def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
         offload.memory or None,
         EmulatedTransfer(rate, rate),
         offload.slowdown,
-        offload.host_slowdown,
     )
     accelerator.hold(base.network.parameters())
     accelerator.hold(base.network.buffers())
