@@ -343,6 +343,12 @@ def with_current_names(section: type[Section], flat: Mapping[str, Any]) -> dict[
     return {k: v for k, v in named.items() if k not in fixed or not _is_same(v, fixed[k].value)}
 
 
+def unknown_keys(section: type[Section], flat: Mapping[str, Any]) -> list[str]:
+    """Return the keys of settings that neither this version nor an earlier one had."""
+    known = describe(section).keys() | fixed_in(section).keys() | former_keys(section).keys()
+    return sorted(flat.keys() - known)
+
+
 def _is_same(value: object, other: Scalar) -> bool:
     return type(value) is type(other) and value == other
 

@@ -42,7 +42,7 @@ from samara.shared.errors import (
     ScenarioError,
 )
 from samara.shared.runs import identity_bytes, run_id_of
-from samara.shared.settings import describe, flattened
+from samara.shared.settings import flattened, unknown_keys
 from samara.shared.signed_scenario import SignedScenario
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
@@ -375,7 +375,7 @@ def _read_server_config(settings: str) -> RunConfig:
         ConfigError: if the text is something else.
     """
     values = _read_object(settings)
-    if unknown := sorted(flattened(values).keys() - describe(RunConfig).keys()):
+    if unknown := unknown_keys(RunConfig, flattened(values)):
         named = ", ".join(key[:60] for key in unknown[:3])
         raise CodeError(
             f"run config: this version of Samara does not know {named}; install that of the server"

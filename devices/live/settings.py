@@ -16,7 +16,7 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.files import write_durably
 from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.settings import Scalar, describe, parse_assignment
+from samara.shared.settings import Scalar, describe, former_keys, parse_assignment
 from samara.shared.tasks.catalog import shipped_tasks
 
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
@@ -137,7 +137,8 @@ def resolve_device_settings(
         "task": _absolute(task, *shipped_tasks()),
     }
     described = describe(RunConfig)
-    for key, value in map(parse_assignment, assignments):
+    for given, value in map(parse_assignment, assignments):
+        key = former_keys(RunConfig).get(given, given)
         if key in described and described[key].owner == "server":
             raise ConfigError(f"--set {key}: the server decides this setting; set it there")
         device_settings[key] = value

@@ -39,7 +39,7 @@ from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 from samara.shared.result import RESULT_FILE
 from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
-from samara.shared.settings import describe
+from samara.shared.settings import unknown_keys
 from samara.shared.step_record import STEP_SIZE_FILE
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"
@@ -99,7 +99,7 @@ def _check_settings(run: Path) -> Iterator[CheckResult]:
         remedy = f"restore {SETTINGS_FILE} from a backup, or serve the run as it was begun"
         yield CheckResult(Outcome.FAIL, "settings", f"{SETTINGS_FILE} is damaged", remedy)
         return
-    if unknown := sorted(settings.keys() - describe(RunConfig).keys()):
+    if unknown := unknown_keys(RunConfig, settings):
         finding = f"{', '.join(unknown)}: unknown to this version, a later one began the run"
         yield CheckResult(Outcome.FAIL, "settings", finding, "update Samara on this machine")
     elif settings:

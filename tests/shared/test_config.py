@@ -20,7 +20,13 @@ from samara.shared.choices import OPEN
 from samara.shared.config import METHODS, RunConfig, load_scenario
 from samara.shared.errors import ConfigError
 from samara.shared.fleet_settings import DeviceGroup
-from samara.shared.settings import Section, _warn_of_former_key, describe, parse_assignment
+from samara.shared.settings import (
+    Section,
+    _warn_of_former_key,
+    describe,
+    parse_assignment,
+    unknown_keys,
+)
 
 SCENARIOS = sorted((ROOT / "simulations" / "scenarios").glob("*.toml"))
 
@@ -323,6 +329,20 @@ def test_a_former_key_is_read_and_its_present_one_named(caplog: pytest.LogCaptur
         "model.device: there is no such setting; it is called model.torch-device now, which is "
         "given, too"
     ]
+
+
+def test_settings_of_a_server_of_an_earlier_version_are_known() -> None:
+    earlier = RunConfig().flat() | {"adapter.seed": 0, "cohort.grouping-rounds": 16}
+    assert unknown_keys(RunConfig, earlier | {"newer": 1}) == ["newer"]
+    settings = resolve_device_settings("embedded", "messages", "messages", "cpu", [])
+    assert settings["model.torch-device"] == "cpu"
+    given = ["model.device=cuda"]
+    settings = resolve_device_settings("embedded", "messages", "messages", "cpu", given)
+    assert settings["model.torch-device"] == "cuda"
+    with pytest.raises(ConfigError, match="the server decides this setting"):
+        resolve_device_settings(
+            "embedded", "messages", "messages", "cpu", ["cohort.grouping-rounds=3"]
+        )
 
 
 def test_a_value_that_is_fixed_now_stays_in_the_run_id_and_others_are_refused() -> None:
