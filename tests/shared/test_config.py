@@ -24,6 +24,7 @@ from samara.shared.settings import (
     Section,
     _warn_of_former_key,
     describe,
+    fixed_in,
     parse_assignment,
     unknown_keys,
 )
@@ -221,9 +222,12 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_on_settings_names_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    named = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
-    assert sorted(named) == sorted(RunConfig().flat())
+    settings, fixed = (
+        [key for key in re.findall(r"^\| `([^`]+)`", part, re.M)]
+        for part in page.split("## Fixed values")
+    )
+    assert sorted(settings) == sorted(RunConfig().flat())
+    assert set(fixed) == fixed_in(RunConfig).keys() | fixed_in(TuneSettings).keys()
 
 
 def test_every_setting_says_what_it_means() -> None:
