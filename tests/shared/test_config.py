@@ -223,8 +223,7 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_the_page_on_settings_names_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     settings, fixed = (
-        [key for key in re.findall(r"^\| `([^`]+)`", part, re.M)]
-        for part in page.split("## Fixed values")
+        list(re.findall(r"^\| `([^`]+)`", part, re.M)) for part in page.split("## Fixed values")
     )
     assert sorted(settings) == sorted(RunConfig().flat())
     assert set(fixed) == fixed_in(RunConfig).keys() | fixed_in(TuneSettings).keys()
