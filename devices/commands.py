@@ -17,25 +17,9 @@ if TYPE_CHECKING:
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
-_WITH_SCENARIO = ("scenario", "device", "model", "data", "target", "power", "json", "seq", "batch")
-"""The parameters of an estimate that a scenario does not decide."""
+_WITHOUT_SCENARIO = ("optimizer", "quantization")
+"""The parameters of an estimate that a scenario decides."""
 app = command_group("Device profiles, and estimates of what a step costs.")
-
-
-class Grouping(StrEnum):
-    """The perturbations of a step that share a forward pass."""
-
-    SEQUENTIAL = "sequential"
-    INNER = "inner"
-    OUTER = "outer"
-    BOTH = "both"
-
-
-class Differences(StrEnum):
-    """The losses that a projected gradient is computed from."""
-
-    CENTRAL = "central"
-    FORWARD = "forward"
 
 
 class Quantization(StrEnum):
@@ -47,16 +31,7 @@ class Quantization(StrEnum):
     NF4 = "nf4"
 
 
-class Stream(StrEnum):
-    """The storage of the blocks between their uses."""
-
-    OFF = "off"
-    AUTO = "auto"
-    HOST = "host"
-    DISK = "disk"
-
-
-class Method(StrEnum):
+class Optimizer(StrEnum):
     """The way in which the model is trained."""
 
     PRGE = "prge"
@@ -66,12 +41,134 @@ class Method(StrEnum):
     LSP = "lsp"
 
 
-@app.command(name="list")
-def list_() -> None:
-    """List the device and link profiles that come with Samara.
+@app.command()
+def estimate(
+    context: typer.Context,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario whose settings the step has, as in simulate.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Profile: a name that --list shows, or a file; laptop.")
+    ] = "laptop",
+    model: Annotated[
+        str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
+    ] = "",
+    data: Annotated[
+        str, typer.Option(help="With SCENARIO: data whose examples and tokens are counted.")
+    ] = "",
+    target: Annotated[
+        str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
+    ] = "",
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="prge, or first order: all on the device, or offloaded.")
+    ] = Optimizer.PRGE,
+    quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/guides/devices.md: key=value. Repeatable."),
+    ] = None,
+    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    show_profiles: Annotated[
+        bool, typer.Option("--list", help="Show the profiles of devices and links.")
+    ] = False,
+) -> None:
+    """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
-    Example: samara device list
+    With SCENARIO the step is that of `samara simulate`, and --target says how long it may take.
+
+    Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """
+    from dataclasses import replace
+    from json import dumps
+
+    from samara.devices.estimate_settings import StepSettings
+    from samara.devices.estimate_tables import print_first_order, print_step
+    from samara.devices.hardware.estimate import estimate_readout, estimate_step
+    from samara.devices.hardware.model_shape import model_shape
+    from samara.devices.hardware.profile import load_device
+    from samara.devices.hardware.roofline import Workload
+    from samara.shared.errors import ConfigError
+    from samara.shared.settings import parse_assignment
+
+    if show_profiles:
+        _show_profiles()
+        return
+    if scenario is not None:
+        _estimate_scenario(context, scenario, target)
+        return
+    if target or data or not model:
+        option = "--target" if target else "--data"
+        missing = f"{option}: give the SCENARIO" if target or data else "--model is missing"
+        raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
+    given = StepSettings.of(dict(map(parse_assignment, settings or [])), "device estimate")
+    if given.model.stream == "host":
+        raise ConfigError(
+            "model.stream=host: the processors of a profiled device share one memory, so it saves "
+            "nothing over off; choose off or disk"
+        )
+    profile = load_device(device)
+    profile = profile.with_power_mode(power) if power else profile
+    shape = model_shape(model)
+    if optimizer is not Optimizer.PRGE:
+        from samara.devices.hardware.offload_estimate import (
+            FirstOrderWorkload,
+            estimate_first_order,
+        )
+
+        foreign = given.readout_labels or given.model.stream != "off"
+        if foreign or quantization.value not in ("fp16", "fp32"):
+            raise ConfigError(
+                f"--optimizer {optimizer.value}: trains the model's own weights in fp16 or fp32, "
+                "in memory; leave out readout-labels and model.stream, and choose --quantization "
+                "fp16 or fp32"
+            )
+        first_order = FirstOrderWorkload(
+            method=cast("FirstOrderMethod", optimizer.value),
+            sequence=seq,
+            batch=batch,
+            precision="fp16" if quantization is Quantization.FP16 else "fp32",
+            subspace=given.lsp.subspace_size,
+            nonzeros=given.lsp.nonzeros,
+            rank=given.adapter.rank,
+            layerwise=given.offload.schedule == "layer-wise",
+            checkpointing=given.offload.checkpointing == "on",
+        )
+        predicted = estimate_first_order(shape, profile, first_order)
+        typer.echo(dumps(predicted.as_json())) if json else print_first_order(predicted)
+        return
+    work = Workload(
+        sequence=seq,
+        batch=batch,
+        queries=given.queries,
+        grouping=given.grouping,
+        differences=given.differences,
+        quantization=quantization.value,
+        top=given.adapter.top,
+        rank=given.adapter.rank,
+        supervised=given.supervised,
+        stream="disk" if given.model.stream == "disk" else "off",
+    )
+
+    def predict(work: Workload) -> "StepEstimate":
+        if given.readout_labels:
+            in_pass = replace(work, batch=min(batch, _FIRST_PASS_EXAMPLES))
+            return estimate_readout(shape, profile, in_pass, given.readout_labels, batch)
+        return estimate_step(shape, profile, work)
+
+    result = predict(work)
+    if given.model.stream == "auto" and not result.fits:
+        result = predict(replace(work, stream="disk"))
+    if json:
+        typer.echo(dumps(result.as_json()))
+    else:
+        print_step(result)
+
+
+def _show_profiles() -> None:
+    """Print the device and link profiles that come with Samara."""
     from rich.console import Console
     from rich.table import Table
 
@@ -108,150 +205,6 @@ def list_() -> None:
     console.print("fit: mean error of predicted step times on held-out published measurements")
 
 
-@app.command()
-def estimate(
-    context: typer.Context,
-    scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario whose settings the step has, as in simulate.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Profile: a name from device list, or a file; laptop.")
-    ] = "laptop",
-    model: Annotated[
-        str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
-    ] = "",
-    data: Annotated[
-        str, typer.Option(help="With SCENARIO: data whose examples and tokens are counted.")
-    ] = "",
-    target: Annotated[
-        str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
-    ] = "",
-    method: Annotated[
-        Method, typer.Option(help="prge, or first order: all on the device, or offloaded.")
-    ] = Method.PRGE,
-    quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
-    queries: Annotated[int, typer.Option(min=1, help="q, directions of a step.")] = 1,
-    grouping: Annotated[
-        Grouping, typer.Option(help="Which perturbations share a forward pass.")
-    ] = Grouping.BOTH,
-    differences: Annotated[
-        Differences, typer.Option(help="forward takes q + 1 losses instead of 2·q.")
-    ] = Differences.CENTRAL,
-    top: Annotated[
-        int, typer.Option(min=0, help="Number of top blocks with adapters; 0: all.")
-    ] = 0,
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters.")] = 16,
-    subspace: Annotated[
-        int, typer.Option(min=1, help="lsp: s, rows and columns of a compressed gradient.")
-    ] = 512,
-    nonzeros: Annotated[
-        int, typer.Option(min=1, help="lsp: r, nonzeros in a row of a projector.")
-    ] = 16,
-    layer_wise: Annotated[
-        bool, typer.Option("--layer-wise", help="zero-offload: scheduled layer by layer.")
-    ] = False,
-    checkpointing: Annotated[
-        bool, typer.Option(help="First order: compute activations again for the backward pass.")
-    ] = True,
-    supervised: Annotated[
-        int, typer.Option(min=0, help="Supervised positions of an example; 0: all.")
-    ] = 0,
-    stream: Annotated[
-        Stream,
-        typer.Option(help="disk: read the blocks in every step; auto: only if they do not fit."),
-    ] = Stream.OFF,
-    readout: Annotated[
-        int, typer.Option(min=0, help="Labels of a readout on --batch kept examples; 0: adapters.")
-    ] = 0,
-    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Predict seconds, peak memory and energy of a training step, from the model's config alone.
-
-    With SCENARIO the step is that of `samara simulate`, and --target says how long it may take.
-
-    Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
-    """
-    from dataclasses import replace
-    from json import dumps
-
-    from samara.devices.estimate_tables import print_first_order, print_step
-    from samara.devices.hardware.estimate import estimate_readout, estimate_step
-    from samara.devices.hardware.model_shape import model_shape
-    from samara.devices.hardware.profile import load_device
-    from samara.devices.hardware.roofline import Workload
-    from samara.shared.errors import ConfigError
-
-    if scenario is not None:
-        _estimate_scenario(context, scenario, target)
-        return
-    if target or data or not model:
-        option = "--target" if target else "--data"
-        missing = f"{option}: give the SCENARIO" if target or data else "--model is missing"
-        raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
-    if stream is Stream.HOST:
-        raise ConfigError(
-            "--stream host: the processors of a profiled device share one memory, so it saves "
-            "nothing over off; choose off or disk"
-        )
-    profile = load_device(device)
-    profile = profile.with_power_mode(power) if power else profile
-    shape = model_shape(model)
-    if method is not Method.PRGE:
-        from samara.devices.hardware.offload_estimate import (
-            FirstOrderWorkload,
-            estimate_first_order,
-        )
-
-        if readout or stream is not Stream.OFF or quantization.value not in ("fp16", "fp32"):
-            raise ConfigError(
-                f"--method {method.value}: trains the model's own weights in fp16 or fp32, in "
-                "memory; leave out --readout and --stream, and choose --quantization fp16 or fp32"
-            )
-        first_order = FirstOrderWorkload(
-            method=cast("FirstOrderMethod", method.value),
-            sequence=seq,
-            batch=batch,
-            precision="fp16" if quantization is Quantization.FP16 else "fp32",
-            subspace=subspace,
-            nonzeros=nonzeros,
-            rank=rank,
-            layerwise=layer_wise,
-            checkpointing=checkpointing,
-        )
-        predicted = estimate_first_order(shape, profile, first_order)
-        typer.echo(dumps(predicted.as_json())) if json else print_first_order(predicted)
-        return
-    work = Workload(
-        sequence=seq,
-        batch=batch,
-        queries=queries,
-        grouping=grouping.value,
-        differences=differences.value,
-        quantization=quantization.value,
-        top=top,
-        rank=rank,
-        supervised=supervised,
-        stream="disk" if stream is Stream.DISK else "off",
-    )
-
-    def predict(work: Workload) -> "StepEstimate":
-        if readout:
-            in_pass = replace(work, batch=min(batch, _FIRST_PASS_EXAMPLES))
-            return estimate_readout(shape, profile, in_pass, readout, batch)
-        return estimate_step(shape, profile, work)
-
-    result = predict(work)
-    if stream is Stream.AUTO and not result.fits:
-        result = predict(replace(work, stream="disk"))
-    if json:
-        typer.echo(dumps(result.as_json()))
-    else:
-        print_step(result)
-
-
 def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> None:
     """Print the estimate of a step as a scenario has it, and the time until a target."""
     from json import dumps
@@ -267,16 +220,17 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     given = context.params
     typed = ParameterSource.COMMANDLINE
     asked = [name for name in given if context.get_parameter_source(name) is typed]
-    if foreign := [name for name in asked if name not in _WITH_SCENARIO]:
+    if foreign := [name for name in asked if name in _WITHOUT_SCENARIO]:
         raise ConfigError(
-            f"--{foreign[0].replace('_', '-')}: the scenario decides it; change it there, or leave "
+            f"--{foreign[0]}: the scenario decides it; change it there or by --set, or leave "
             "SCENARIO out"
         )
     points = parse_points(target) if target else 0.0
     places = [f"model.path={given['model']}"] if given["model"] else []
     places += [f"data.path={given['data']}"] if given["data"] else []
     places += [f"batch={given['batch']}"] if "batch" in asked else []
-    config, tokens, is_counted = count_data(load_scenario(scenario_file(scenario), places))
+    assignments = [*places, *(given["settings"] or [])]
+    config, tokens, is_counted = count_data(load_scenario(scenario_file(scenario), assignments))
     profile = load_device(given["device"])
     profile = profile.with_power_mode(given["power"]) if given["power"] else profile
     step = step_of(config, profile, given["seq"] if "seq" in asked else tokens)

@@ -8,7 +8,9 @@ import typer
 
 def run(
     command: Annotated[list[str], typer.Argument(help="Command and its arguments, behind --.")],
-    device: Annotated[str, typer.Option("--as", help="Profile: a name from device list, or file.")],
+    device: Annotated[
+        str, typer.Option("--as", help="Profile: a name from device estimate --list, or a file.")
+    ],
     link: Annotated[
         str, typer.Option(help="Link profile; by default the command has this machine's network.")
     ] = "",

@@ -28,8 +28,8 @@ OTHERS = {
 CHECK = "CheckResult"
 COLLECTED = re.compile(r"_*(mistakes|problems|reasons|complaints)")
 """Names of lists whose texts become an error of Samara."""
-SENTENCES = re.compile(r"_*(SENTENCES\w*|REASONS|REMEDIES|BY_THE_SERVER)")
-"""Names of tables with a message for each code."""
+SENTENCES = re.compile(r"_*(SENTENCES\w*|REASONS|REMEDIES|BY_THE_SERVER|damaged|unwritable)")
+"""Names of tables with a message for each code, and of the sentences of kept files."""
 TELLING = re.compile(
     r"_*(find_|explain_)?\w*(mistakes?|reason|missing_(fields|gain)|rejection|refusal)"
 )

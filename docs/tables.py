@@ -1,4 +1,6 @@
-"""The tables that are made of the code: settings, features, metrics, and pyproject.toml's config.
+"""The tables that are made of the code: settings, features, metrics, pyproject.toml's config.
+
+The page of phones reads the terms of a run by the same table, in TypeScript.
 
 ``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
 """
@@ -8,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from supported_features import find_supported
@@ -26,11 +29,13 @@ from samara.shared.features import (
 )
 from samara.shared.fleet_settings import DeviceGroup
 from samara.shared.rehearsal_settings import Fault
-from samara.shared.settings import Section, Setting, describe
+from samara.shared.setting_values import TERMS, Term
+from samara.shared.settings import Section, Setting, describe, fixed_in
 
 ROOT = Path(__file__).resolve().parents[1]
 
 DOCS = ROOT / "docs"
+PAGE = ROOT / "devices/phone/web/src/term-settings.ts"
 LINK = re.compile(r"\]\(([\w/-]+\.md)")
 BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
 
@@ -48,7 +53,7 @@ def settings_table(
     """
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, setting in describe(section).items():
-        if key.startswith(prefix) and "." not in key[len(prefix) :]:
+        if key.startswith(prefix) and "." not in key[len(prefix) :] and not setting.retired:
             meaning = setting.help + _notes(setting, run)
             lines.append(f"| `{key}` | {_shown(defaults.get(key))} | {meaning} |")
     return "\n".join(lines)
@@ -98,8 +103,33 @@ def blocks() -> dict[str, str]:
     found["tune scaling"] = settings_table(TuneSettings, tune, "scaling.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
+    found["tune apart"] = apart_table()
+    found["fixed"] = fixed_table()
     found["metrics"] = metrics_table()
     return found | {f"features: {name}": table for name, table in feature_tables().items()}
+
+
+def apart_table() -> str:
+    """Return the keys of a run that `samara tune` declares anew, with both defaults."""
+    run = RunConfig().flat() | OPEN
+    lines = ["| key | default here | of a run | why it differs |", "|---|---|---|---|"]
+    for key, setting in describe(TuneSettings).items():
+        if setting.apart:
+            own = [_shown(value) for value in (setting.default, run[key])]
+            lines.append(f"| `{key}` | {' | '.join(own)} | {setting.apart} |")
+    return "\n".join(lines)
+
+
+def fixed_table() -> str:
+    """Return the settings that earlier versions offered, with their values."""
+    lines = ["| key | value | of | another value |", "|---|---|---|---|"]
+    run = {key: s for key, s in describe(RunConfig).items() if s.retired}
+    for key, setting in run.items():
+        lines.append(f"| `{key}` | {_shown(setting.default)} | both | obeyed |")
+    for of, section in (("runs", RunConfig), ("`samara tune`", TuneSettings)):
+        for key, fixed in fixed_in(section).items():
+            lines.append(f"| `{key}` | {_shown(fixed.value)} | {of} | refused by name |")
+    return "\n".join(lines)
 
 
 def feature_tables() -> dict[str, str]:
@@ -164,9 +194,34 @@ def with_config(project: str) -> str:
     heading = "[tool.flwr.app.config]\n"
     before, _, rest = project.partition(heading)
     after = rest[rest.index("\n[") :]
-    default = RunConfig().flat() | OPEN
+    retired = {key for key, setting in describe(RunConfig).items() if setting.retired}
+    default = {k: v for k, v in (RunConfig().flat() | OPEN).items() if k not in retired}
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in default.items()]
     return before + heading + "".join(lines) + after
+
+
+def page_terms() -> str:
+    """Return the TypeScript of the ranges and defaults of a run's terms.
+
+    The seed is left out, since numbers of JavaScript do not hold it.
+    """
+    usual = asdict(Term())
+    lines = []
+    for key, term in TERMS.items():
+        own = {name: value for name, value in asdict(term).items() if value != usual[name]}
+        told = ", ".join(f"{name}: {json.dumps(value)}" for name, value in own.items())
+        lines.append(f"  {json.dumps(key)}: {{ {told} }},".replace("{  }", "{}"))
+    without_seed = "\n".join(line for line in lines if not line.startswith('  "seed"'))
+    return (
+        "/** The settings that the terms of a run are made of; made by docs/tables.py. */\n\n"
+        "/** The range of a setting; `Term` in shared/setting_values.py explains it. */\n"
+        "export interface Term {\n"
+        "  readonly least?: number;\n  readonly most?: number;\n  readonly above?: boolean;\n"
+        "  readonly default?: boolean | number | string;\n"
+        "  readonly words?: readonly string[];\n  readonly pattern?: string;\n}\n\n"
+        f"export const TERMS = {{\n{without_seed}\n}} satisfies Readonly<Record<string, Term>>;\n\n"
+        "export type TermKey = keyof typeof TERMS;\n"
+    )
 
 
 def outdated() -> dict[Path, str]:
@@ -182,6 +237,7 @@ def outdated() -> dict[Path, str]:
     project = ROOT / "pyproject.toml"
     pages[project] = project.read_text(encoding="utf-8")
     made[project] = with_config(pages[project])
+    pages[PAGE], made[PAGE] = PAGE.read_text(encoding="utf-8"), page_terms()
     return {file: text for file, text in made.items() if text != pages[file]}
 
 

@@ -10,6 +10,7 @@ import typer
 from samara.devices import commands as device
 from samara.devices.live import commands as client
 from samara.devices.phone import commands as phone
+from samara.old_commands import CommandLine
 from samara.server import commands as server
 from samara.shared.errors import SamaraError
 from samara.shared.proxies import exempt_this_machine
@@ -17,7 +18,7 @@ from samara.simulations import (
     adapter_commands,
     commands,
     new_command,
-    privacy_commands,
+    privacy_command,
     rehearse_command,
     tune_command,
 )
@@ -35,7 +36,11 @@ _REMEDIES = {
 }
 """Remedies of what any command may meet where it writes, by number of the system's error."""
 
+_DEVICES, _MODELS = "Devices, phones, and rehearsals with them", "Models of runs, and privacy"
+"""Panels of the help behind the commands that a newcomer needs, which come first."""
+
 app = typer.Typer(
+    cls=CommandLine,
     no_args_is_help=True,
     suggest_commands=False,  # click does: shared/command_group.py
     pretty_exceptions_enable=False,
@@ -44,17 +49,16 @@ app = typer.Typer(
 app.command()(commands.demo)
 app.command()(new_command.new)
 app.command()(commands.simulate)
-app.command()(rehearse_command.rehearse)
 app.command()(commands.compare)
-app.command()(tune_command.tune)
-app.command()(commands.tasks)
-app.add_typer(adapter_commands.app, name="adapter")
-app.add_typer(privacy_commands.app, name="privacy")
 app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
-app.add_typer(phone.gateway, name="gateway")
-app.add_typer(phone.app, name="phone")
-app.add_typer(device.app, name="device")
+app.command()(tune_command.tune)
+app.add_typer(device.app, name="device", rich_help_panel=_DEVICES)
+app.add_typer(phone.gateway, name="gateway", rich_help_panel=_DEVICES)
+app.add_typer(phone.app, name="phone", rich_help_panel=_DEVICES)
+app.command(rich_help_panel=_DEVICES)(rehearse_command.rehearse)
+app.add_typer(adapter_commands.app, name="adapter", rich_help_panel=_MODELS)
+app.command(rich_help_panel=_MODELS)(privacy_command.privacy)
 
 
 def _print_version(wanted: bool) -> None:

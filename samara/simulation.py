@@ -1,6 +1,5 @@
 """Federations of simulated clients, and what a Python program does with their results."""
 
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,15 +12,13 @@ from samara.overrides import Scenario, config_of
 from samara.shared.config import RunConfig
 from samara.shared.files import write_requested
 from samara.shared.result import RunResult
-from samara.shared.tasks.catalog import load_task
-from samara.shared.tasks.embedded import check_data_is_given
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.comparison import Comparison as _Comparison
 from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.measure import named_figures
-from samara.simulations.comparison.seeds import describe_seeds
+from samara.simulations.comparison.seeds import SeedInterval, describe_seeds, seed_intervals
+from samara.simulations.experiments import run_all, run_federation, with_seeds
 from samara.simulations.progress import watched
-from samara.simulations.repetitions import SeedInterval, repeat, seed_intervals
 
 if TYPE_CHECKING:
     import pandas
@@ -281,26 +278,14 @@ def simulate(
     """
     if seeds is None:
         return Run(_simulate(config_of(scenario, settings), progress))
-    folders = repeat(
-        lambda seed: config_of(scenario, settings | {"seed": seed}),
-        seeds,
-        lambda each: _simulate(each, progress),
-    )
-    return Runs([Run(folder) for folder in folders])
+    runs = with_seeds(lambda seed: config_of(scenario, settings | {"seed": seed}), seeds)
+    return Runs(list(run_all(list(runs.values()), lambda each: Run(_simulate(each, progress)))))
 
 
 def _simulate(config: RunConfig, progress: bool | None) -> Path:
-    check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
     hide_widget_warning()
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
-    with watching as on_message:
-        from samara.simulations.passage_writer import write_missing_passages
-        from samara.simulations.simulate import simulate as run
-
-        logging.getLogger("flwr").setLevel(logging.WARNING)  # which importing it has set
-        folder = run(config, on_message)
-        write_missing_passages(folder)
-    return folder
+    return run_federation(config, watching)
 
 
 def _unseen(message_type: str, partition: int) -> None:

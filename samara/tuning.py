@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import settings_of
-from samara.shared.tasks.catalog import load_task
-from samara.shared.tasks.embedded import check_data_is_given
+from samara.simulations.experiments import run_tuning
 from samara.simulations.progress import watched_tuning
 
 if TYPE_CHECKING:
@@ -62,27 +61,23 @@ def tune(
 ) -> TuningRun:
     """Tune a model on this machine, or measure a baseline, and return the finished run.
 
-    >>> run = tune(method="zero-shot", task="messages", data={"validation": 20, "test": 20})
+    >>> run = tune(optimizer="zero-shot", task="messages", data={"validation": 20, "test": 20})
     >>> sorted(run.result["test"])
     ['accuracy', 'examples', 'loss']
 
     Args:
         settings: settings of docs/reference/tune.md, nested or by dotted keys.
         progress: show the progress; by default on a terminal and in a notebook.
-        more: settings that replace those: ``method="lora"``, ``learning_rate=0.1``,
+        more: settings that replace those: ``optimizer="lora"``, ``learning_rate=0.1``,
             ``model={"path": "folder"}``.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
     wanted = TuneSettings.of(settings_of(settings or {}) | settings_of(more), "tune")
-    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
     hide_widget_warning()
     watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
-    with watching as on_step:
-        from samara.client.tuning.run import tune as run
-
-        return TuningRun(run(wanted, on_step))
+    return TuningRun(run_tuning(wanted, watching))
 
 
 def _unseen(done: int, steps: int) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,15 +21,14 @@ from samara.server.live.server_log import write_server_log
 from samara.server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from samara.server.rounds.clustered_strategy import ClusteredStrategy
 from samara.server.rounds.clusters import cluster_folder
-from samara.server.rounds.event_log import count_scalars
+from samara.server.rounds.event_log import Meter, count_scalars
 from samara.server.rounds.missing_gain import describe_missing_gain
 from samara.server.rounds.readout_strategy import ReadoutStrategy
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
 from samara.server.transport.blob_sender import BlobSender
-from samara.server.transport.clock import Clock
-from samara.server.transport.deadline_grid import DeadlineGrid, prepare_grid
+from samara.server.transport.deadline_grid import Clock, DeadlineGrid, prepare_grid
 from samara.server.transport.quorum import Quorum, RunIdentity
 from samara.server.transport.roster import Roster
 from samara.shared import DISTRIBUTION
@@ -90,6 +89,7 @@ def serve(
     grid: Grid,
     cohorts: RecordedCohorts | None = None,
     clock: Clock | None = None,
+    meters: Sequence[Meter] = (),
     patient: bool = False,
     known: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
@@ -100,6 +100,7 @@ def serve(
         grid: Flower's grid, prepared for phones and hostile replies where it is live.
         cohorts: cohorts of a recorded run, to be repeated as far as it went.
         clock: the clock of the run; the real one by default.
+        meters: what else is counted in rounds, for their events and the result.
         patient: whether to go on waiting for clients if no connected one can take part.
         known: further keys of the result, known to who has the data of all clients.
 
@@ -126,7 +127,7 @@ def serve(
         header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)
         store = RunStore(folder, layout, header, config.ledger.snapshot_every)
         kind = ReadoutStrategy if config.terms.intercept_round else ScalarStrategy
-        strategy = kind(config, store, roster, cohorts, grid.clock)
+        strategy = kind(config, store, roster, cohorts, meters)
     try:
         record_settings(folder, config)
         if (folder / RESULT_FILE).exists():
@@ -137,7 +138,8 @@ def serve(
         _run(strategy, grid, config)
         result = _result(config, run_id, layout, roster, strategy.events())
         result |= {"wall_seconds": time.monotonic() - started, **known}
-        result |= grid.clock.finish_run(result["rounds"])
+        for meter in meters:
+            result |= meter.finish_run(result["rounds"])
         if isinstance(strategy, ScalarStrategy) and strategy.rounds:
             _write_start(config, store, roster.model_id)
         write_result(folder, strategy.complete_result(result))

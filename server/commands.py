@@ -1,10 +1,10 @@
-"""The commands that serve, show and verify runs."""
+"""The commands that serve, show and check runs."""
 
 import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,18 +12,22 @@ from samara.server import keeping_commands, key_commands
 from samara.server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
 from samara.shared.command_group import command_group
 
-app = command_group("Serve runs, show and verify them.")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = command_group("Serve runs, show and check them.")
 app.add_typer(key_commands.app, name="keys")
 app.command()(key_commands.invite)
-for command in (keeping_commands.backup, keeping_commands.restore, keeping_commands.doctor):
-    app.command()(command)
+app.command()(key_commands.sign)
+app.command()(keeping_commands.backup)
+app.command()(keeping_commands.restore)
 Run = Annotated[Path | None, typer.Argument(help="Folder of a run.")]
 RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
 
 
 @app.callback()
 def server() -> None:
-    """Serve runs, show and verify them."""
+    """Serve runs, show and check them."""
     os.umask(0o077)  # a run's files are for its owner, also those of Flower's processes
 
 
@@ -118,29 +122,41 @@ def up(
 def status(
     run: Run = None,
     run_too: RunToo = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Draw it until the run is finished, or Ctrl-C.")
+    ] = False,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Show the rounds instead, and the files with them.")
+    ] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Show the keys of all clients instead.")
+    ] = False,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
     ] = None,
 ) -> None:
-    """Show the last round of a run and of its clients, also while it is running or waits.
+    """Show a run and its clients, also while it is running or waits.
 
-    Example: samara server status --run runs/field
+    Example: samara server status runs/field --watch
     """
     from rich.console import Console
 
-    from samara.server.live.status import read_status
-    from samara.server.live.status_table import make_status_table
+    from samara.shared.errors import ConfigError
 
-    run_status = read_status(run := _the_run(run, run_too))
-    console = Console()
-    console.print(make_status_table(run_status))
-    for number, client in run_status.clients.items():
-        if client.last_failure:
-            name = f" ({client.name})" if client.name else ""
-            console.print(f"client {number}{name}, {client.last_failure}", markup=False)
-    for line in (run_status.waits_for, run_status.describe_server()):
-        if line:
-            console.print(line, markup=False, soft_wrap=True)
+    run, console = _the_run(run, run_too), Console()
+    if watch + rounds + keys + bool(tensorboard) > 1:
+        raise ConfigError("--watch, --rounds, --keys and --tensorboard: give one of them")
+    if watch:
+        from samara.server.watch.terminal import watch as draw
+
+        with suppress(KeyboardInterrupt):
+            draw(run, console)
+    elif rounds:
+        _show_rounds(run, console)
+    elif keys:
+        _show_keys(run, console)
+    else:
+        _show_clients(run, console)
     if tensorboard:
         from samara.server.round_curves import write_curves
 
@@ -150,109 +166,71 @@ def status(
             console.print("no curves yet: no figure has two points")
 
 
-@app.command()
-def watch(run: Run = None, run_too: RunToo = None) -> None:
-    """Watch a run: rounds, accuracy, and who reports, rests or is refused; Ctrl-C ends it.
+def _show_clients(run: Path, console: "Console") -> None:
+    """Print the last round of a run and of its clients, and what it waits for."""
+    from samara.server.live.status import read_status
+    from samara.server.live.status_table import make_status_table
 
-    Example: samara server watch runs/field
-    """
-    from rich.console import Console
+    run_status = read_status(run)
+    console.print(make_status_table(run_status))
+    for number, client in run_status.clients.items():
+        if client.last_failure:
+            name = f" ({client.name})" if client.name else ""
+            console.print(f"client {number}{name}, {client.last_failure}", markup=False)
+    for line in (run_status.waits_for, run_status.describe_server()):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
 
-    from samara.server.watch.terminal import watch
 
-    with suppress(KeyboardInterrupt):
-        watch(_the_run(run, run_too), Console())
-
-
-@app.command()
-def inspect(run: Run = None, run_too: RunToo = None) -> None:
-    """Show the rounds of a run, also while it is running, and the files that hold them.
-
-    Example: samara server inspect runs/first
-    """
-    from rich.console import Console
-    from rich.table import Table
-
+def _show_rounds(run: Path, console: "Console") -> None:
+    """Print the rounds of a run, the files that hold them, and the privacy that was spent."""
     from samara.server.rounds.releases import describe_spent
-    from samara.server.store import ledger_of, read_layout
-    from samara.shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
+    from samara.server.watch.rounds_table import make_rounds_tables
 
-    run = _the_run(run, run_too)
-    layout, ledger = read_layout(run), ledger_of(run)
-    header = read_header(ledger)
-    rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
-    for column in ("round", "clients", "examples", "scalars", "shift", "bytes", "end digest"):
-        rounds.add_column(column, justify="right")
-    for record in read_ledger(ledger):
-        delta = record.delta
-        rounds.add_row(
-            str(delta.round),
-            str(len(delta.contributors)),
-            str(sum(contributor.examples for contributor in delta.contributors)),
-            str(sum(len(group.scalars.coefficients) for group in delta.groups)),
-            ",".join(str(s) for s in sorted({group.scalars.shift for group in delta.groups})),
-            f"{record.size:,}",
-            record.end_digest.hex()[:16],
-        )
-    files = Table("file", "holds", "bytes", title=str(ledger))
-    contents = [(path, f"the rounds from {n} on") for n, path in segment_paths(ledger).items()]
-    contents += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
-    for path, content in sorted(contents):
-        with suppress(FileNotFoundError):  # compacted away in the meantime
-            files.add_row(path.name, content, f"{path.stat().st_size:,}")
-    Console().print(rounds, files)
+    console.print(*make_rounds_tables(run))
     if spent := describe_spent(run):
-        Console().print(f"{spent}; the rounds name no clients", highlight=False)
+        console.print(f"{spent}; the rounds name no clients", highlight=False)
+
+
+def _show_keys(run: Path, console: "Console") -> None:
+    """Print the keys of the clients of a run, and what is wrong with the files of others."""
+    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.server.live.keys_table import make_keys_table
+
+    client_keys = ClientKeys(run / KEYS_FOLDER)
+    console.print(make_keys_table(client_keys))
+    for damage in client_keys.find_damage():
+        print(damage)
 
 
 @app.command()
-def verify(run: Run = None, run_too: RunToo = None) -> None:
-    """Replay a run from as far back as its ledger goes and prove every digest and snapshot.
+def check(
+    run: Run = None,
+    run_too: RunToo = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Prove it: replay all rounds. The run may not be served."),
+    ] = False,
+) -> None:
+    """Say what is wrong with a run's folder, and what to do; it changes nothing.
 
-    Example: samara server verify runs/first
+    With --replay every round is replayed, and each must end in the recorded digest.
+
+    Example: samara server check runs/field --replay
     """
-    from rich.console import Console
+    from itertools import chain
 
-    from samara.server.store import cluster_folders, read_layout, replay_run
-    from samara.shared.errors import LedgerError
-    from samara.shared.ledger.verification import verify_ledger
-    from samara.shared.replay import digest
-    from samara.shared.result import RESULT_FILE, read_result
+    from samara.server.keeping.check import examine
+    from samara.server.keeping.proof import prove
+    from samara.shared.check_result import Outcome
 
     run = _the_run(run, run_too)
-    if clusters := cluster_folders(run):
-        for cluster in clusters:
-            verify(cluster)
-        return
-    layout = read_layout(run)
-    steps = replay_run(run)
-    first = step = next(steps)
-    scalars = 0
-    for step in steps:
-        groups = step.record.delta.groups if step.record else ()
-        scalars += sum(len(group.scalars.coefficients) for group in groups)
-    end = digest(layout.hash, step.state).hex()
-    if (run / RESULT_FILE).exists():
-        result = read_result(run)
-        expected = result.get("final_round"), result.get("final_digest")
-        if expected != (step.round, end):
-            raise LedgerError(
-                f"{run / RESULT_FILE}: ends with round {expected[0]} and digest "
-                f"{str(expected[1])[:16]}, but the ledger with round {step.round} and "
-                f"{end[:16]}; rounds are missing or belong to another run"
-            )
-    before = f"rounds 1 to {first.round} are in a snapshot; " if first.round else ""
-    Console().print(
-        f"{before}{step.round - first.round} rounds, {scalars} scalars, every digest reproduced; "
-        f"ends in {end}",
-        soft_wrap=True,
-    )
-    personal = sorted(run.glob("clients/*/personal.ledger"))
-    for ledger in personal:
-        for _ in verify_ledger(ledger, layout):
-            pass
-    if personal:
-        Console().print(f"personal ledgers of {len(personal)} clients: every digest reproduced")
+    outcomes = set()
+    for result in chain(examine(run), prove(run) if replay else ()):
+        print(result)
+        outcomes.add(result.outcome)
+    if Outcome.FAIL in outcomes:
+        raise typer.Exit(1)
 
 
 def _the_run(argument: Path | None, option: Path | None) -> Path:
@@ -265,5 +243,5 @@ def _the_run(argument: Path | None, option: Path | None) -> Path:
 
     given = [folder for folder in (argument, option) if folder is not None]
     if len(given) != 1:
-        raise ConfigError("name the folder of a run once, such as samara server inspect runs/first")
+        raise ConfigError("name the folder of a run once, such as samara server status runs/first")
     return given[0]

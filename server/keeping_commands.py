@@ -1,4 +1,4 @@
-"""The commands that keep a run safe: backups, and what is wrong with its folder."""
+"""The commands that keep a run safe: backups, and runs from backups."""
 
 from pathlib import Path
 from typing import Annotated
@@ -58,19 +58,3 @@ def restore(
             "servers of one run are refused by one of them"
         )
     print(f"samara server up --run {out} {out / SCENARIO_FILE} --name ADDRESS-OF-THIS-HOST")
-
-
-def doctor(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
-    """Say what is wrong with a run's folder, and what to do; it changes nothing.
-
-    Example: samara server doctor runs/field
-    """
-    from samara.server.keeping.doctor import examine
-    from samara.shared.check_result import Outcome
-
-    outcomes = []
-    for check in examine(run):
-        print(check)
-        outcomes.append(check.outcome)
-    if Outcome.FAIL in outcomes:
-        raise typer.Exit(1)

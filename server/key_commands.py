@@ -1,4 +1,4 @@
-"""The commands about the keys of a run: clients', the server's and the operator's."""
+"""The commands about who takes part: invitations, keys of clients and server, signatures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,61 +16,54 @@ Name = Annotated[str, typer.Argument(help="Name of the client.")]
 def create(
     name: Name,
     run: RunOption,
+    public: Annotated[
+        Path | None, typer.Argument(help="Public key (PEM) of a client that made its key itself.")
+    ] = None,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="The key is for a gateway, which phones attach to.")
     ] = False,
 ) -> None:
-    """Make the key that a client needs to join a run, also while it is running.
+    """Give a client without an invitation a key, made here or by itself; also during a run.
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.shared.errors import ConfigError
 
-    file = ClientKeys(run / KEYS_FOLDER).create(name, gateway)
-    print(
-        f"{file}: copy it to the {'gateway' if gateway else 'client'} {name}, then delete it here"
-    )
-
-
-@app.command()
-def add(
-    name: Name, public: Annotated[Path, typer.Argument(help="Public key, PEM.")], run: RunOption
-) -> None:
-    """Register the key of a client that made it itself, such as a phone; also during a run.
-
-    Example: samara server keys add one phones/one.pem --run runs/field
-    """
-    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-
-    print(f"{name}: may join as client {ClientKeys(run / KEYS_FOLDER).add(name, public).client}")
-
-
-@app.command()
-def revoke(name: Name, run: RunOption) -> None:
-    """Revoke the key of a client, also while a run is running.
-
-    Example: samara server keys revoke kitchen-orin --run runs/field
-    """
-    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-
-    print(f"{name}: revoked on {ClientKeys(run / KEYS_FOLDER).revoke(name).revoked}")
+    keys = ClientKeys(run / KEYS_FOLDER)
+    if public:
+        if gateway:
+            raise ConfigError("--gateway: a gateway's key is made here; leave PUBLIC out")
+        print(f"{name}: may join as client {keys.add(name, public).client}")
+        return
+    holder = "gateway" if gateway else "client"
+    print(f"{keys.create(name, gateway)}: copy it to the {holder} {name}, then delete it here")
 
 
 @app.command()
 def rotate(
-    name: Name,
     run: RunOption,
+    name: Annotated[
+        str, typer.Argument(help="Name of the client; without one it is the server.")
+    ] = "",
     public: Annotated[
-        Path | None,
-        typer.Argument(help="Public key (PEM) of a client that made it itself, such as a phone."),
+        Path | None, typer.Argument(help="Public key (PEM) of a client that made its key itself.")
     ] = None,
 ) -> None:
-    """Give a client a new key; it stays the same client, and its earlier key is refused.
+    """Give a client a new key, or the server a new key and certificate; also during a run.
+
+    A client stays the same client, and its earlier key is refused. The server keeps its authority,
+    so that clients go on.
 
     Example: samara server keys rotate kitchen-orin --run runs/field
     """
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+    from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
 
+    if not name:
+        file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
+        print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
+        return
     keys = ClientKeys(run / KEYS_FOLDER)
     if public:
         client = keys.rotate_to(name, public).client
@@ -80,72 +73,34 @@ def rotate(
     print(f"{file}: copy it to {name} in place of its earlier key, then delete it here")
 
 
-@app.command()
-def renew(run: RunOption) -> None:
-    """Give the server a new key and certificate; clients go on with the authority they have.
-
-    Example: samara server keys renew --run runs/field
-    """
-    from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
-
-    file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
-    print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
-
-
-@app.command()
-def operator(
-    file: Annotated[Path, typer.Argument(help="File of the private key, on your own machine.")],
-) -> None:
-    """Make the key with which you sign scenarios; the server does not need it.
-
-    Example: samara server keys operator operator.key
-    """
-    from samara.server.live.scenario_signing import create_operator_key
-
-    print(f"{file}: key of operator {create_operator_key(file)}; keep it away from the server")
-
-
-@app.command()
 def sign(
-    key: Annotated[Path, typer.Option(help="Key from `samara server keys operator`.")],
-    out: Annotated[Path, typer.Option(help="File for the clients.")],
     scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Your key, made by --make-key.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the clients.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
+    ] = None,
+    make_key: Annotated[
+        Path | None, typer.Option(help="Make the key in this file; the server does not need it.")
     ] = None,
 ) -> None:
     """Sign a scenario, so that clients with it obey no other; scenario and --set of `server up`.
 
-    Example: samara server keys sign field.toml --key operator.key --out field.signed
+    Example: samara server sign field.toml --key operator.key --out field.signed
     """
     from samara.server.live.live_config import read_live_config
-    from samara.server.live.scenario_signing import sign_scenario
+    from samara.server.live.scenario_signing import create_operator_key, sign_scenario
+    from samara.shared.errors import ConfigError
 
-    config = read_live_config(scenario, settings or [], "server keys sign")
+    if make_key and not (key or out or scenario or settings):
+        operator = create_operator_key(make_key)
+        print(f"{make_key}: key of operator {operator}; keep it away from the server")
+        return
+    if make_key or not (key and out):
+        raise ConfigError("sign with --key KEY and --out FILE, or make a key with --make-key alone")
+    config = read_live_config(scenario, settings or [], "server sign")
     signed = sign_scenario(config, key, out)
     print("\n".join([f"{out}: {signed.name}, for the clients", *signed.describe()]))
-
-
-@app.command("list")
-def list_keys(run: RunOption) -> None:
-    """Show the keys of a run.
-
-    Example: samara server keys list --run runs/field
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-
-    table = Table("name", "client", "fingerprint", "created", "revoked")
-    client_keys = ClientKeys(run / KEYS_FOLDER)
-    for key in client_keys.read_all():
-        table.add_row(
-            key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
-        )
-    Console().print(table)
-    for damage in client_keys.find_damage():
-        print(damage)
 
 
 def invite(
@@ -155,7 +110,7 @@ def invite(
         str, typer.Option(help="Address at which the device reaches the server, host:port.")
     ] = "",
     scenario: Annotated[
-        Path | None, typer.Option(help="Signed scenario from `samara server keys sign`.")
+        Path | None, typer.Option(help="Signed scenario from `samara server sign`.")
     ] = None,
     hours: Annotated[float, typer.Option(min=0.1, max=720, help="Time until it ends.")] = 24.0,
     authority: Annotated[
@@ -175,13 +130,14 @@ def invite(
         str, typer.Option(help="For a phone's browser: where the gateway's page is, https://...")
     ] = "",
     revoke: Annotated[
-        bool, typer.Option("--revoke", help="End the invitation of this name instead.")
+        bool, typer.Option("--revoke", help="Exclude this device instead, also one that joined.")
     ] = False,
 ) -> None:
-    """Print the one line with which a device joins a run; its private key never leaves it.
+    """Print the one line with which a device joins a run, or exclude a device by --revoke.
 
-    A phone, which has a gateway, also gets its program; a board with a gateway attaches to it. With
-    --page the line is a link for a phone's browser, and a QR code of it.
+    The private key never leaves the device. A phone, which has a gateway, also gets its program; a
+    board with a gateway attaches to it. With --page the line is a link for a phone's browser, and a
+    QR code of it.
 
     Example: samara server invite kitchen-orin --run runs/field --scenario field.signed
     """
@@ -190,9 +146,9 @@ def invite(
     from samara.server.live.certificates import server_address
     from samara.server.live.invitations import (
         board_welcome,
+        exclude_client,
         invite_client,
         phone_welcome,
-        revoke_invitation,
     )
     from samara.server.live.run_supervisor import FLOWER_FOLDER
     from samara.server.live.server_port import read_port
@@ -201,8 +157,7 @@ def invite(
     from samara.shared.errors import ConfigError
 
     if revoke:
-        revoke_invitation(run, name)
-        print(f"{name} can no longer join by its invitation")
+        print(exclude_client(run, name))
         return
     if page and (program or gateway or gateway_authority):
         raise ConfigError(

@@ -11,13 +11,12 @@ OUT/start.safetensors: the global model, for `adapter.start` of another run (sha
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.events import append_in_parts, read_events
-from samara.shared.files import make_folder, write_durably
+from samara.shared.events import read_events
+from samara.shared.files import disk_errors_explained, make_folder, write_durably
 from samara.shared.layout import Layout
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.ledger.reading import read_header
@@ -38,7 +37,6 @@ class RunStore:
         folder: the folder, OUT.
         layout: layout of the adapter.
         ledger: ledger of the global track, with its state.
-        last_event: last event that this process appended; empty before the first.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class RunStore:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
-        self.last_event: dict[str, Any] = {}
         ensure_layout(folder, layout)
         _check_same_run(folder, header)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
@@ -80,66 +77,9 @@ class RunStore:
         """
         return read_events(self.folder / METRICS_FILE)
 
-    def append_event(self, event: dict[str, Any]) -> None:
-        """Append an event to the metrics.
-
-        Raises:
-            LedgerError: if the disk refuses; a partly written event is cut off at the next opening.
-        """
-        self.last_event = event
-        write_event(self.folder / METRICS_FILE, event)
-
-    def write_next_event(self, event: dict[str, Any]) -> None:
-        """Write the event of the round that is about to be appended to the ledger.
-
-        Raises:
-            LedgerError: if the disk refuses.
-        """
-        file = self.folder / NEXT_EVENT_FILE
-        with _disk_errors_explained(file):
-            write_durably(file, json.dumps(event, sort_keys=True).encode())
-
-    def read_next_event(self) -> dict[str, Any]:
-        """Return what `write_next_event` wrote; empty if there is none, or a damaged one."""
-        try:
-            event = json.loads((self.folder / NEXT_EVENT_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return event if isinstance(event, dict) else {}
-
-    def delete_next_event(self) -> None:
-        """Delete what `write_next_event` wrote.
-
-        Raises:
-            LedgerError: if the disk refuses.
-        """
-        file = self.folder / NEXT_EVENT_FILE
-        with _disk_errors_explained(file):
-            file.unlink(missing_ok=True)
-
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
-
-
-def write_event(file: Path, event: dict[str, Any]) -> None:
-    """Append an event to a metrics file.
-
-    Raises:
-        LedgerError: if the disk refuses.
-    """
-    with _disk_errors_explained(file):
-        append_in_parts(file, event)
-
-
-@contextmanager
-def _disk_errors_explained(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
-        ) from error
 
 
 def ensure_layout(folder: Path, layout: Layout) -> None:
@@ -154,7 +94,7 @@ def ensure_layout(folder: Path, layout: Layout) -> None:
         raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
     layout_file = folder / LAYOUT_FILE
     if not layout_file.exists():
-        with _disk_errors_explained(layout_file):
+        with disk_errors_explained(layout_file):
             write_durably(layout_file, (layout.to_json() + "\n").encode())
     elif read_layout(folder).hash != layout.hash:
         raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
@@ -186,7 +126,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
         LedgerError: if the disk refuses; no result is left then.
     """
     text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-    with _disk_errors_explained(folder / RESULT_FILE):
+    with disk_errors_explained(folder / RESULT_FILE):
         write_durably(folder / RESULT_FILE, text.encode())
 
 

@@ -1,4 +1,4 @@
-"""The result of a check, as the preflight of a client and the doctor of a server print it."""
+"""The result of a check, as the preflight of a client and `samara server check` print it."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 import hashlib
 import re
 
-from samara.shared.errors import FrameError
-
 MAX_CLIENT = 2**32 - 2
 """The largest client index; index + 1, which seeds are derived from, must fit 32 bits."""
 
@@ -33,13 +31,3 @@ def index_in_key_file(content: bytes) -> int | None:
     """Return the client index that a private key file holds; None if it follows from the key."""
     match = _INDEX_LINE.search(content)
     return int(match[1]) if match else None
-
-
-def check_client_index(client: int) -> None:
-    """Raise an error if a client index from a frame is too large.
-
-    Raises:
-        FrameError: if it is over `MAX_CLIENT`.
-    """
-    if client > MAX_CLIENT:
-        raise FrameError(f"client index {client} is over {MAX_CLIENT}")

@@ -6,12 +6,22 @@ docs/reference/settings.md from the fields.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
 from samara.shared.choices import AUTO, with_choices
+from samara.shared.common_settings import (
+    ADAPTER,
+    MICRO_BATCH,
+    MODEL,
+    OUT,
+    SEED,
+    TASK,
+    TRUNK_CACHE_BYTES,
+)
 from samara.shared.data_settings import EMBEDDED_DATA, DataSettings, with_drawn_split
 from samara.shared.directions import Differences
 from samara.shared.extensions import is_extension
@@ -45,6 +55,7 @@ from samara.shared.settings import (
     nest,
     parse_assignment,
     setting,
+    term,
 )
 from samara.shared.tasks.catalog import TaskName
 from samara.shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
@@ -81,35 +92,33 @@ class RunConfig(Settings):
         "`personal.rounds` rounds on a client",
         page="guides/personal.md",
     )
-    seed: int = setting(
-        0, "seed of the run: root seeds, batches, cohorts", repetition=True, ge=0, lt=2**63
-    )
-    rounds: int = setting(
-        40,
+    seed: int = SEED
+    rounds: int = term(
+        "rounds",
         "rounds of the federation; `method` may add the private ones or make all of them private",
-        ge=1,
-        le=1_000_000,
+        40,
     )
-    steps: int = setting(
-        0,
+    steps: int = term(
+        "steps",
         "local steps K of a round; 0 is 16 with a readout alone, otherwise 2",
-        ge=0,
-        le=65_535,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
-    queries: int = setting(
-        0,
+    queries: int = term(
+        "queries",
         "directions q per step; 0 is 16 for each label of `task` but one, at most 64, with a "
         "readout alone, otherwise 16",
-        ge=0,
-        le=65_535,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
-    batch: int = setting(
-        0,
+    batch: int = term(
+        "batch",
         "examples B per step; all q directions are tried on the same ones. 0 is 10,000 with a "
         "readout alone, which for most clients is all examples, otherwise 32",
-        ge=0,
+        0,
+        least=0,
         page="concepts/step-size.md#a-readout",
     )
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = setting(
@@ -120,13 +129,7 @@ class RunConfig(Settings):
         owner="device",
         page="concepts/steps.md",
     )
-    micro_batch: int = setting(
-        8,
-        "most examples in one forward pass, grouped by similar length so that little is "
-        'padding; 0 is the whole batch. `grouping = "auto"` may take fewer',
-        owner="device",
-        ge=0,
-    )
+    micro_batch: int = MICRO_BATCH
     memory_budget: int = setting(
         0,
         "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0: 32 "
@@ -135,7 +138,7 @@ class RunConfig(Settings):
         owner="device",
         ge=0,
     )
-    epsilon: float = setting(0.01, "ε, the size of a perturbation", gt=0, le=1)
+    epsilon: float = term("epsilon", "ε, the size of a perturbation", 0.01)
     differences: Differences = setting(
         "central",
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses a step; `forward`: g = (L₊ − L₀)/ε, q + 1 losses, "
@@ -171,11 +174,11 @@ class RunConfig(Settings):
         before="constant",
         page="concepts/step-size.md#a-readout",
     )
-    clip: float = setting(
-        0.0,
+    clip: float = term(
+        "clip",
         "projected gradients are clipped to ± this; 0 is no clipping, or four times their running "
         "scale where η is estimated",
-        ge=0,
+        0.0,
     )
     seed_policy: SeedPolicy = setting(
         "independent",
@@ -184,16 +187,8 @@ class RunConfig(Settings):
         "its own out of `pool-size` directions that are fixed for the whole run, which bounds the "
         "cost of a rebuild",
     )
-    pool_size: int = setting(
-        4096, 'seeds of the run\'s pool, for `seed-policy = "pool"`', ge=1, le=2**20
-    )
-    task: TaskName = setting(
-        EMBEDDED_DATA,
-        "a shipped or registered task, or the path of a task file",
-        owner="device",
-        page="reference/tasks.md",
-        min_length=1,
-    )
+    pool_size: int = term("pool-size", 'seeds of the run\'s pool, for `seed-policy = "pool"`', 4096)
+    task: TaskName = TASK
     threads: int = setting(
         0,
         "CPU threads of a client; 0 shares the cores of the machine among the clients that train "
@@ -205,7 +200,7 @@ class RunConfig(Settings):
         ge=0,
     )
     trunk_cache: int = setting(
-        256 * 2**20,
+        TRUNK_CACHE_BYTES,
         "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
         "forward pass",
         identity=False,
@@ -219,9 +214,9 @@ class RunConfig(Settings):
         identity=False,
         owner="device",
     )
-    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
-    model: ModelSettings = setting(ModelSettings(), "Model", owner="device")
-    adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
+    out: Text = OUT
+    model: ModelSettings = MODEL
+    adapter: AdapterSettings = ADAPTER
     data: DataSettings = setting(DataSettings(), "Data", owner="device")
     cohort: CohortSettings = setting(CohortSettings(), "Cohort")
     aggregation: AggregationSettings = setting(AggregationSettings(), "Aggregation")
@@ -256,8 +251,8 @@ class RunConfig(Settings):
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the run: what it asks of a client."""
-        return RunTerms.of(self.flat())
+        """The terms of the run: what it asks of a client; they are read once."""
+        return _terms_of(self)
 
     @property
     def newcomers(self) -> range:
@@ -317,6 +312,8 @@ class RunConfig(Settings):
         Raises:
             ConfigError: if the settings do not allow that many.
         """
+        if clients == self.data.clients:
+            return self
         return self.of(self.flat() | {"data.clients": clients}, "number of clients")
 
     @model_validator(mode="before")
@@ -387,6 +384,11 @@ class RunConfig(Settings):
                     "task or a task file that fits your data"
                 )
         return self
+
+
+@lru_cache(maxsize=64)
+def _terms_of(config: RunConfig) -> RunTerms:
+    return RunTerms.of(config.flat())
 
 
 def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:

@@ -312,7 +312,7 @@ TUNING_EXCLUSIONS = (
     Exclusion(
         {
             "adapter": ("readout", "both"),
-            "tuning method": ("zero-shot", "icl", "linear-probe"),
+            "optimizer": ("zero-shot", "icl", "linear-probe"),
         },
         "it trains no adapter; leave adapter.layers out",
     ),
@@ -322,7 +322,7 @@ TUNING_EXCLUSIONS = (
         "whole vocabulary; set adapter.layers to top:1",
     ),
 )
-"""Combinations that do not exist in `samara tune`, whose dimensions are ``tuning method``,
+"""Combinations that do not exist in `samara tune`, whose dimensions are ``optimizer``,
 ``space``, ``adapter`` and ``task``."""
 
 

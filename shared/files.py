@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samara.shared.errors import SamaraError
+from samara.shared.errors import LedgerError, SamaraError
 
 UNFINISHED = ".new"
 """The suffix of files that are being written, or whose writing a crash interrupted."""
@@ -79,6 +79,21 @@ def write_requested(path: Path, data: bytes) -> None:
         write_durably(path, data)
     except OSError as error:
         raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def disk_errors_explained(file: Path) -> Iterator[None]:
+    """Turn an error of the disk while a file of a run is written into one with its remedy.
+
+    Raises:
+        LedgerError: if the disk refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
+        ) from error
 
 
 def write_once(path: Path, data: bytes) -> None:

@@ -1,23 +1,20 @@
 """The settings of private rounds."""
 
-from samara.shared.layout import LABEL_BIAS_GROUP
-from samara.shared.run_terms import MOMENTS
 from samara.shared.sections import LearningRate
-from samara.shared.settings import Section, Text, setting
+from samara.shared.settings import Section, Text, term
 
 
 class PersonalSettings(Section):
     """The private rounds that a client takes; they never leave it."""
 
-    rounds: int = setting(
-        5,
+    rounds: int = term(
+        "personal.rounds",
         "private rounds that each client takes after the last round, and whenever `personal.when` "
         "asks for them; 0 is no personal model",
-        ge=0,
-        le=1_000_000,
+        5,
     )
-    when: Text = setting(
-        "end",
+    when: Text = term(
+        "personal.when",
         "when a client takes its private rounds: `end`, after the last round; `every N rounds` of "
         "the federation that the client has seen, such as `every 5 rounds`; `on-data`, as soon as "
         "its training examples are others than those of its latest private rounds; `always`, after "
@@ -26,10 +23,9 @@ class PersonalSettings(Section):
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",
         page="guides/personal.md#when-the-private-rounds-are-taken",
-        pattern=MOMENTS,
     )
-    retrain: bool = setting(
-        False,
+    retrain: bool = term(
+        "personal.retrain",
         "whether private rounds that are taken again begin without the earlier ones, and do not "
         "go on from them",
         owner="either",
@@ -37,21 +33,19 @@ class PersonalSettings(Section):
         before=False,
         page="guides/personal.md#when-the-private-rounds-are-taken",
     )
-    learning_rate: LearningRate = setting(
-        "auto",
+    learning_rate: LearningRate = term(
+        "personal.learning-rate",
         "η of the private rounds, or `auto`",
         read_by=("local", "finetune", "ditto", "mixture", "partial"),
     )
-    pull: float = setting(
-        0.0625,
+    pull: float = term(
+        "personal.pull",
         "share by which the personal model moves towards the global one after each private round, "
         "rounded to a power of 2; η·λ·K in the paper's terms",
         read_by=("ditto",),
-        gt=0,
-        le=0.5,
     )
-    part: Text = setting(
-        LABEL_BIAS_GROUP,
+    part: Text = term(
+        "personal.part",
         "private tensors: comma-separated names, with `*` for any letters, or groups such as "
         "`label bias`",
         read_by=("partial",),

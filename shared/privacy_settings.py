@@ -7,7 +7,7 @@ from samara.shared.privacy.mechanism import MOST_CLIENT_NOISE, Mechanism, make_m
 from samara.shared.privacy.vector import SENSITIVITY, numbers_of
 from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, fewest_in_a_sum
 from samara.shared.secure_aggregation.graph import LEAST_CLIENTS
-from samara.shared.settings import Section, setting
+from samara.shared.settings import Section, setting, term
 
 _MASKS_NEED_A_MODE = (
     "privacy.secure-aggregation: only the vectors of a privacy.mode add up; set one, such as "
@@ -18,69 +18,59 @@ _MASKS_NEED_A_MODE = (
 class PrivacySettings(Section):
     """The noise that hides what a single client says, and the budget of a run."""
 
-    mode: Literal["none", "central", "local", "distributed"] = setting(
-        "none",
+    mode: Literal["none", "central", "local", "distributed"] = term(
+        "privacy.mode",
         "every client clips what it says of a round as a whole, and noise is added before anything "
         "else uses it: by the server to the sum (`central`), by every client to what it says "
         "(`local`), or by every client so that the sum has it (`distributed`; it protects nothing "
         'from the server itself). Needs `seed-policy = "shared"` and `aggregation.rule = "mean"`',
         before="none",
     )
-    clip: float = setting(
-        1.0,
+    clip: float = term(
+        "privacy.clip",
         "largest L2 norm of a client's projected gradients of a round together; longer ones are "
         "scaled down to it",
         before=1.0,
-        gt=0,
-        le=1e6,
     )
-    adaptive_clip: bool = setting(
-        False,
+    adaptive_clip: bool = term(
+        "privacy.adaptive-clip",
         "have the clip follow the median of the clients' norms, from noised sums: `privacy.clip` "
         "is that of the first round. Noise on projected gradients is 4 % more",
         before=False,
     )
-    noise_multiplier: float = setting(
-        0.0,
+    noise_multiplier: float = term(
+        "privacy.noise-multiplier",
         "standard deviation of the noise in units of the largest norm of what one client says; 0 "
         "is the least with which all rounds stay within `privacy.epsilon`",
         before=0.0,
-        ge=0,
-        le=1e6,
     )
-    epsilon: float = setting(
-        0.0,
+    epsilon: float = term(
+        "privacy.epsilon",
         "ε of the whole run; a round beyond it is refused. 0 is what `rounds` cost with "
         "`privacy.noise-multiplier`",
         before=0.0,
-        ge=0,
-        le=1e6,
     )
-    delta: float = setting(1e-5, "δ of the whole run", before=1e-5, gt=0, lt=1)
-    honest_share: float = setting(
-        0.0,
+    delta: float = term("privacy.delta", "δ of the whole run", before=1e-5, lt=1)
+    honest_share: float = term(
+        "privacy.honest-share",
         "for `distributed`: share of the `cohort.minimum` clients of a round that really add their "
         "noise and reveal it to nobody, such as 0.8; their noise alone is then enough",
         before=0.0,
-        ge=0,
-        le=1,
     )
-    secure_aggregation: bool = setting(
-        False,
+    secure_aggregation: bool = term(
+        "privacy.secure-aggregation",
         "have clients mask what they say, so that the server sees the sum of a round and no "
         "client's own numbers; a round that fewer than two thirds of its clients finish is "
         "abandoned. Needs a `privacy.mode` and a `cohort.minimum` of 3",
         before=False,
     )
-    bucket: int = setting(
-        0,
+    bucket: int = term(
+        "privacy.bucket",
         "against hostile clients: divide a round's clients by lot into buckets of this many or "
         "one more, each with a sum and noise of its own, and take the trimmed mean of the buckets "
         "for every projected gradient; of fewer than 5 buckets a plain sum. 0 is one sum of all. "
         "At least 3, and at most `cohort.minimum`",
         before=0,
-        ge=0,
-        le=2**20,
     )
     evaluation: Literal["off", "exact"] = setting(
         "off",

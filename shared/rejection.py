@@ -23,7 +23,7 @@ class RejectionCode(IntEnum):
 
 _SENTENCES = {
     RejectionCode.UNREGISTERED: "this client's key is not registered there; ask the operator for a "
-    "key of this run, or to register this one (samara server keys list shows them)",
+    "key of this run, or to register this one (samara server status --keys shows them)",
     RejectionCode.REVOKED: "this client's key was revoked; ask the operator for an invitation "
     "(samara server invite), or for a new key (samara server keys create) and give it by --key",
     RejectionCode.CLOCK: "this machine's clock is wrong; set it by a time server",

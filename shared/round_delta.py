@@ -248,6 +248,19 @@ class RoundDelta:
         return tuple(entry for entry in self.entries if isinstance(entry, Group))
 
     @property
+    def origins(self) -> dict[int, int]:
+        """The round that each contributor's report answers, by client index.
+
+        Only reports with independent seeds can be late; all others are of the delta's own round.
+        """
+        answered = {
+            group.source.seed_stream - 1: group.origin
+            for group in self.groups
+            if isinstance(group.source, DerivedSeeds) and group.source.seed_stream
+        }
+        return {c.client: answered.get(c.client, self.round) for c in self.contributors}
+
+    @property
     def has_dense_values(self) -> bool:
         """Return whether one of the entries holds dense values."""
         return any(isinstance(entry, DenseValues) for entry in self.entries)

@@ -5,7 +5,6 @@ the server to them (`samara.client.protocol.signed_runs`). Both read the same fl
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -20,21 +19,16 @@ from samara.shared.frames.instructions import (
     Split,
     TrainInstruction,
 )
-from samara.shared.layout import LABEL_BIAS_GROUP
 from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.run_id import cluster_id
-from samara.shared.setting_values import read_flag, read_number, read_text, read_whole
+from samara.shared.setting_values import (
+    read_flag,
+    read_number,
+    read_rate,
+    read_text,
+    read_whole,
+)
 
-MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
-"""Pattern of ``personal.when``."""
-PRIVATE_DEFAULTS: dict[str, Any] = {
-    "personal.when": "end",
-    "personal.retrain": False,
-    "personal.learning-rate": "auto",
-    "personal.pull": 0.0625,
-    "personal.part": LABEL_BIAS_GROUP,
-}
-"""Settings of private rounds that a signed scenario may lack, since a server asks for none."""
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
@@ -138,41 +132,34 @@ class RunTerms:
         Raises:
             ScenarioError: if a setting is missing, of another type or out of range.
         """
-        own = PRIVATE_DEFAULTS | dict(settings)
-        method, rounds = read_text(settings, "method"), read_whole(settings, "rounds", 1)
+        method, rounds = read_text(settings, "method"), read_whole(settings, "rounds")
         private = read_whole(settings, "personal.rounds")
         federated = federated_rounds(method, rounds, private)
         has_clusters = method == "cluster"
-        policy = read_text(settings, "seed-policy").upper()
-        if policy not in SeedPolicy.__members__:
-            raise ScenarioError(f"seed-policy: {policy.lower()!r} is unknown to this version")
-        steps = read_whole(settings, "steps", 1, 2**16 - 1)
-        queries = read_whole(settings, "queries", 1, 2**16 - 1)
+        steps, queries = read_whole(settings, "steps"), read_whole(settings, "queries")
         return cls(
             method=method,
-            seed=read_whole(settings, "seed", most=2**63 - 1),
+            seed=read_whole(settings, "seed"),
             rounds=federated,
             private_rounds=rounds + private - federated,
-            when=_moment(own),
-            retrains=read_flag(own, "personal.retrain"),
-            private_learning_rate=_rate(own, "personal.learning-rate"),
-            pull=read_number(own, "personal.pull"),
-            part=read_text(own, "personal.part"),
+            when=read_text(settings, "personal.when"),
+            retrains=read_flag(settings, "personal.retrain"),
+            private_learning_rate=read_rate(settings, "personal.learning-rate"),
+            pull=read_number(settings, "personal.pull"),
+            part=read_text(settings, "personal.part"),
             steps=steps,
             queries=queries,
-            batch=read_whole(settings, "batch", 1),
+            batch=read_whole(settings, "batch"),
             epsilon=read_number(settings, "epsilon"),
             differences=cast(Differences, read_text(settings, "differences")),
-            learning_rate=_rate(settings, "learning-rate"),
+            learning_rate=read_rate(settings, "learning-rate"),
             clip=read_number(settings, "clip"),
-            seed_policy=SeedPolicy[policy],
-            pool_size=read_whole(settings, "pool-size", 1),
+            seed_policy=SeedPolicy[read_text(settings, "seed-policy").upper()],
+            pool_size=read_whole(settings, "pool-size"),
             deadline=read_number(settings, "cohort.timeout"),
-            clusters=read_whole(settings, "cohort.clusters", 2, 2**10) if has_clusters else 0,
+            clusters=read_whole(settings, "cohort.clusters") if has_clusters else 0,
             clustering_rounds=(
-                read_whole(settings, "cohort.clustering-rounds", 1, federated)
-                if has_clusters
-                else 0
+                read_whole(settings, "cohort.clustering-rounds", federated) if has_clusters else 0
             ),
             validation_every=read_whole(settings, "evaluate.every"),
             has_test=read_flag(settings, "evaluate.test"),
@@ -182,7 +169,7 @@ class RunTerms:
             privacy=PrivacyTerms.of(
                 settings, reporting_rounds(method, rounds, private), steps * queries
             ),
-            retrieves=settings.get("evaluate.retrieved", 0) != 0,
+            retrieves=read_whole(settings, "evaluate.retrieved") != 0,
         )
 
     @property
@@ -365,14 +352,3 @@ class RunTerms:
             per_round = min(per_round, self.pool_size)
         clustering = self.clustering_steps_and_batch()[0] * self.queries if self.clusters else 0
         return self.rounds_of_federation * per_round + clustering
-
-
-def _moment(settings: Mapping[str, Any]) -> str:
-    when = read_text(settings, "personal.when")
-    if not re.fullmatch(MOMENTS, when):
-        raise ScenarioError(f"personal.when: {when!r} is unknown to this version")
-    return when
-
-
-def _rate(settings: Mapping[str, Any], key: str) -> float | None:
-    return None if settings.get(key) == "auto" else read_number(settings, key)

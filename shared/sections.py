@@ -1,13 +1,13 @@
 """The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
 
 from math import inf
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from samara.shared.layout import RANDOM_TOKENS
-from samara.shared.settings import Section, Text, choice, setting
+from samara.shared.settings import Fixed, Section, Text, choice, setting, term
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -75,7 +75,11 @@ class ModelSettings(Section):
 
 
 class AdapterSettings(Section):
-    """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout."""
+    """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout.
+
+    The seed of the frozen matrices A does not follow that of a run: a basis, a start and a phone's
+    program are made for one A, and serve runs of every seed.
+    """
 
     projections: Text = setting(
         "auto",
@@ -105,9 +109,9 @@ class AdapterSettings(Section):
     alpha: float = setting(
         16.0, "scale of LoRA-FA: its product is multiplied by alpha / rank", gt=0
     )
-    seed: int = setting(0, "seed of the frozen matrices A", ge=0, lt=2**63)
+    seed: int = setting(0, "seed of the frozen matrices A", retired=True, ge=0, lt=2**63)
     distribution: Literal["gaussian", "rademacher"] = setting(
-        "gaussian", "distribution of the directions: `gaussian` or `rademacher`"
+        "gaussian", "distribution of the directions", retired=True
     )
     label_bias: bool = setting(False, "also train one number per label")
     basis: Text = setting(
@@ -161,8 +165,15 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     return "readout" if layers == "readout" else "both"
 
 
+MOST_ELEMENTS = 2**25
+"""The most trained numbers of a layout from the network, for each of which the server allocates
+eight bytes several times."""
+
+
 class CohortSettings(Section):
     """The clients that take part in a round, and how much a report weighs."""
+
+    fixed: ClassVar = {"most-elements": Fixed(MOST_ELEMENTS, identity=False)}
 
     fraction: float = setting(1.0, "share of the clients picked for a round", gt=0, le=1)
     available: int = setting(
@@ -194,18 +205,10 @@ class CohortSettings(Section):
         identity=False,
         pattern="^([0-9a-f]{64})?$",
     )
-    most_elements: int = setting(
-        2**25,
-        "most trained numbers of a layout from the network; the server allocates eight bytes for "
-        "each, several times",
-        identity=False,
-        ge=1,
-        le=2**30,
-    )
-    minimum: int = setting(
-        1,
+    minimum: int = term(
+        "cohort.minimum",
         "reports below which a round changes nothing; a cluster with fewer clients needs them all",
-        ge=1,
+        1,
     )
     weight_cap: int = setting(
         10_000,
@@ -214,8 +217,8 @@ class CohortSettings(Section):
         "the largest numbers is another limit",
         ge=1,
     )
-    timeout: float = setting(
-        3600.0, "deadline of a round: seconds the server waits for reports", gt=0
+    timeout: float = term(
+        "cohort.timeout", "deadline of a round: seconds the server waits for reports", 3600.0
     )
     oversample: float = setting(
         1.0,
@@ -246,13 +249,15 @@ class CohortSettings(Section):
         "and take private rounds of their own",
         ge=0,
     )
-    clusters: int = setting(2, "number of clusters of clients", read_by=("cluster",), ge=2, le=64)
-    clustering_rounds: int = setting(
-        16,
+    clusters: int = term(
+        "cohort.clusters", "number of clusters of clients", 2, read_by=("cluster",)
+    )
+    clustering_rounds: int = term(
+        "cohort.clustering-rounds",
         "rounds of the budget that are spent on finding the clusters",
+        16,
         read_by=("cluster",),
         former="cohort.grouping-rounds",
-        ge=1,
     )
 
 
@@ -291,11 +296,12 @@ def aggregation_kind(rule: str) -> Literal["mean", "reports", "coordinates"]:
 class EvaluateSettings(Section):
     """The rounds in which clients evaluate, besides zero-shot and the final state."""
 
-    every: int = setting(
-        -1,
+    every: int = term(
+        "evaluate.every",
         "rounds between validations; 0 is never, and -1 is 1 where `evaluate.best` is `loss` with "
         "a readout alone, otherwise 10. Zero-shot and the final state are always evaluated",
-        ge=-1,
+        -1,
+        least=-1,
         page="concepts/step-size.md#a-readout",
     )
     limit: int = setting(
@@ -316,14 +322,12 @@ class EvaluateSettings(Section):
         ge=0,
         page="guides/language.md#what-the-models-write",
     )
-    retrieved: int = setting(
-        0,
+    retrieved: int = term(
+        "evaluate.retrieved",
         "with prompts and answers, most of a client's own training examples that the base model "
         "reads before each test prompt, those most similar to it: the column `icl-personal`, "
         "in-context learning beside training. 0 is none",
         before=0,
-        ge=0,
-        le=64,
         page="guides/language.md#own-examples-in-context",
     )
     best: bool | Literal["auto", "loss"] = setting(

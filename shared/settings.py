@@ -4,11 +4,12 @@ A setting is declared once, by `setting`: default, help, whether it belongs to a
 owns it and which methods read it. Documentation, checks and the run id are made of that.
 """
 
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -23,6 +24,9 @@ from pydantic_core import PydanticCustomError
 
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import Kind, names, stored_name
+from samara.shared.setting_values import MOST_WHOLE, TERMS
+
+log = logging.getLogger(__name__)
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
@@ -76,6 +80,10 @@ class Setting:
         words: values of such a setting that are no file.
         before: value that versions without this setting computed with; None if there is none. It
             is left out of the run id, so that runs of those versions keep theirs.
+        apart: why `samara tune` has a default, a range or a meaning of its own for a key of a run;
+            empty where it has the run's, or the key is no key of a run.
+        retired: whether only runs that were recorded with another value read it; it is obeyed, and
+            no page offers it.
     """
 
     key: str
@@ -90,6 +98,8 @@ class Setting:
     blob: bool
     words: tuple[str, ...]
     before: Scalar | None
+    apart: str
+    retired: bool
 
     @property
     def makes_a_variant(self) -> bool:
@@ -114,6 +124,8 @@ def setting(
     blob: bool = False,
     words: tuple[str, ...] = (),
     before: Scalar | None = None,
+    apart: str = "",
+    retired: bool = False,
     **constraints: Any,
 ) -> Any:
     """Declare a setting as a field of a `Section`; see `Setting` for what is not listed here.
@@ -132,6 +144,8 @@ def setting(
             path or a hash, is then not part of the run id.
         words: see `Setting`.
         before: see `Setting`.
+        apart: see `Setting`.
+        retired: see `Setting`.
         constraints: what pydantic's ``Field`` takes, such as ``ge``.
     """
     about: dict[str, Any] = {
@@ -144,16 +158,58 @@ def setting(
         "blob": blob,
         "words": words,
         "before": before,
+        "apart": apart,
+        "retired": retired,
     }
     return Field(default, description=help, json_schema_extra=about, **constraints)
+
+
+def term(key: str, help: str, default: Any = None, least: float | None = None, **about: Any) -> Any:
+    """Declare a setting that is a term of the run; `TERMS` has its range, and perhaps its default.
+
+    Args:
+        key: its dotted key in `TERMS`.
+        help: meaning, for people.
+        default: value where nothing is set, of a term that stored settings must have.
+        least: least value, where one below the range leaves the term open.
+        about: what `setting` takes besides.
+    """
+    own = TERMS[key]
+    default = own.default if default is None else default
+    if own.pattern:
+        about["pattern"] = own.pattern
+    if type(default) in (int, float):
+        begin = own.least if least is None else least
+        about["gt" if own.above else "ge"] = begin
+        if isinstance(default, int) or own.most is not None:
+            about["le"] = MOST_WHOLE if own.most is None else own.most
+    return setting(default, help, **about)
 
 
 def _hyphenated(name: str) -> str:
     return name.replace("_", "-")
 
 
+class Fixed(NamedTuple):
+    """A value that settings of earlier versions could change.
+
+    Attributes:
+        value: the value that it always has.
+        identity: whether it is part of the run id, so that runs of those versions keep theirs.
+    """
+
+    value: Scalar
+    identity: bool = True
+
+
 class Section(BaseModel):
-    """Settings that belong together; keys are hyphenated, unknown keys are refused."""
+    """Settings that belong together; keys are hyphenated, unknown keys are refused.
+
+    Attributes:
+        fixed: values that were settings of this section, by key. Stored settings may have them.
+    """
+
+    fixed: ClassVar[Mapping[str, Fixed]] = {}
 
     model_config = ConfigDict(
         frozen=True,
@@ -202,7 +258,8 @@ class Settings(Section):
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key."""
         described = describe(type(self))
-        return {
+        fixed = {key: one.value for key, one in fixed_in(type(self)).items() if one.identity}
+        return fixed | {
             key: value
             for key, value in self.flat().items()
             if described[key].identity and value != described[key].before
@@ -210,7 +267,7 @@ class Settings(Section):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted.
+        """Validate settings, nested or dotted; former keys are read, with a warning.
 
         Args:
             settings: from a TOML file, ``--set`` or Flower.
@@ -219,13 +276,14 @@ class Settings(Section):
         Raises:
             ConfigError: listing every mistake.
         """
+        given = flattened(settings)
+        for former, key in former_keys(cls).items():
+            if former in given and key not in given:
+                _warn_of_former_key(former, key)
         try:
-            return cls.model_validate(nest(flattened(settings)))
+            return cls.model_validate(nest(with_current_names(cls, given)))
         except ValidationError as error:
-            described = describe(cls).values()
-            former = {setting.former: setting.key for setting in described if setting.former}
-            known = [setting.key for setting in described]
-            raise ConfigError(explain(error, source, known, former)) from error
+            raise ConfigError(explain(error, source, list(describe(cls)), cls)) from error
 
 
 @cache
@@ -255,16 +313,60 @@ def _about(info: FieldInfo) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, dict) else {"owner": "server"}
 
 
+@cache
+def former_keys(section: type[Section]) -> Mapping[str, str]:
+    """Return the keys of settings by those that earlier versions stored them under."""
+    return {s.former: key for key, s in describe(section).items() if s.former}
+
+
+@cache
+def fixed_in(section: type[Section], prefix: str = "") -> Mapping[str, Fixed]:
+    """Return the values that are no settings any more, of a section and its sections, by key."""
+    fixed = {prefix + key: one for key, one in section.fixed.items()}
+    for name, info in section.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            fixed |= fixed_in(kind, f"{prefix}{_hyphenated(name)}.")
+    return fixed
+
+
+@cache
+def _warn_of_former_key(former: str, key: str) -> None:
+    log.warning("%s: this setting is called %s now; the old name still works", former, key)
+
+
+def with_current_names(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their keys of now, without those whose value is fixed.
+
+    One whose value is another than the fixed one stays, and is refused; so does a former key beside
+    its key of now.
+    """
+    former, fixed = former_keys(section), fixed_in(section)
+    named = {
+        former[key] if key in former and former[key] not in flat else key: value
+        for key, value in flat.items()
+    }
+    return {k: v for k, v in named.items() if k not in fixed or not _is_same(v, fixed[k].value)}
+
+
+def unknown_keys(section: type[Section], flat: Mapping[str, Any]) -> list[str]:
+    """Return the keys of settings that neither this version nor an earlier one had."""
+    known = describe(section).keys() | fixed_in(section).keys() | former_keys(section).keys()
+    return sorted(flat.keys() - known)
+
+
+def _is_same(value: object, other: Scalar) -> bool:
+    return type(value) is type(other) and value == other
+
+
 def with_current_keys(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that an earlier version stored, as this version would have stored them.
 
     Those that have another key now get it, and those that it did not have the value that it
     computed with.
     """
-    described = describe(section)
-    current = {setting.former: key for key, setting in described.items() if setting.former}
-    before = {key: s.before for key, s in described.items() if s.before is not None}
-    return before | {current.get(key, key): value for key, value in flat.items()}
+    before = {key: s.before for key, s in describe(section).items() if s.before is not None}
+    return before | with_current_names(section, flat)
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -292,28 +394,29 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def explain(
-    error: ValidationError,
-    source: str,
-    known: list[str],
-    former: Mapping[str, str] | None = None,
+    error: ValidationError, source: str, known: list[str], section: type[Section] = Section
 ) -> str:
     """Write every mistake that pydantic found on a line of its own.
 
     Args:
-        error: raised by validating a `Section`.
-        source: place that the settings come from, named first.
+        error: raised by validating settings.
+        source: place that they come from, named first.
         known: keys that an unknown one may have been meant for.
-        former: keys of earlier versions, and what they are called now.
+        section: the section whose former keys, and fixed values, are said to be such.
     """
-    mistakes = []
+    mistakes, former, fixed = [], former_keys(section), fixed_in(section)
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             given = mistake["input"]
             within = flattened(given) if isinstance(given, dict) else {}
             for unknown in [f"{key}.{name}" for name in within] or [key]:
-                now = (former or {}).get(unknown)
-                hint = f"; it is called {now} now" if now else _nearest(unknown, known)
+                if unknown in fixed:
+                    hint = f" any more, it is always {fixed[unknown].value}; leave it out"
+                elif unknown in former:
+                    hint = f"; it is called {former[unknown]} now, which is given, too"
+                else:
+                    hint = _nearest(unknown, known)
                 mistakes.append(f"{unknown}: there is no such setting{hint}")
         elif not key:
             mistakes += mistake["msg"].removeprefix("Value error, ").splitlines()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.shared.client_index import MAX_CLIENT
 from samara.shared.errors import FrameError
 
 FRAME_VERSION = 1
@@ -171,6 +172,16 @@ class Reader:
         """Raise an error if bytes follow the last field."""
         if self.left:
             raise FrameError(f"{self.left} bytes follow the end of the frame")
+
+
+def check_client_index(client: int) -> None:
+    """Raise an error if a client index from a frame is too large.
+
+    Raises:
+        FrameError: if it is over `MAX_CLIENT`.
+    """
+    if client > MAX_CLIENT:
+        raise FrameError(f"client index {client} is over {MAX_CLIENT}")
 
 
 def encode_text(value: str) -> bytes:

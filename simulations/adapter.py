@@ -21,7 +21,7 @@ from samara.shared.ledger.personal_file import FitFile, PersonalFile, read_perso
 from samara.shared.ledger.reading import read_header, read_ledger
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.weight_map import WeightMap, read_weight_map
+from samara.shared.model.perturbations import WeightMap, read_weight_map
 from samara.shared.replay import digest, to_float32, zero_state
 from samara.shared.result import RunResult
 from samara.shared.runs import client_folder

@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from samara.client.streaming.loading import load_model
 from samara.client.training.informed_basis import (
     LEAST_SHARE,
     PROBE_TEXTS,
@@ -13,12 +10,11 @@ from samara.client.training.informed_basis import (
     measure_basis,
     random_texts,
 )
-from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig
 from samara.shared.errors import DataError, ModelError, SamaraError
 from samara.shared.features import check_features, kind_of
 from samara.shared.files import write_durably
-from samara.shared.machine import cores
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
 
@@ -37,14 +33,13 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
         ModelError: if the basis catches too small a share of the gradients; nothing is written.
         SamaraError: if model, task or texts cannot be used.
     """
-    torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
     adapter = {"basis": "informed", "adapter": config.features["adapter"]}
     check_features({"task": kind_of(task)} | adapter, f"task {task.name!r}")
     assert not isinstance(task, GenerationTask)
     inner = {"adapter.layers": config.adapter.inner_layers, "adapter.label-bias": False}
     exact = config.with_values(inner | {"adapter.basis": "", "gradients": "exact"})
-    runtime = ModelRuntime(exact, load_model(exact.model), task, lambda clients: [])
+    runtime = load_run(exact, lambda clients: []).runtime
     count = (TEXTS + PROBE_TEXTS) * len(task.source_fields)
     if source == RANDOM_TOKENS:
         texts = random_texts(runtime, count)

@@ -1,6 +1,5 @@
 """The commands that run federations on this machine, and compare their runs."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -115,18 +114,6 @@ def simulate(
         _compare_with_fed_avg(folder, fed_avg)
 
 
-def tasks() -> None:
-    """Show the tasks that come with Samara.
-
-    Example: samara tasks
-    """
-    from rich.console import Console
-
-    from samara.simulations.listing import tasks_table
-
-    Console().print(tasks_table())
-
-
 def _explain() -> NoReturn:
     """Show the scenarios that there are, and how to get others.
 
@@ -149,41 +136,42 @@ def _list() -> None:
     from rich.console import Console
 
     from samara.shared.runs import RUNS_FOLDER
-    from samara.simulations.listing import runs_table, scenarios_table
+    from samara.simulations.listing import runs_table, scenarios_table, tasks_table
 
     console = Console()
     console.print(scenarios_table(), "")
-    tasks()
-    console.print("", runs_table(RUNS_FOLDER))
+    console.print(tasks_table(), "")
+    console.print(runs_table(RUNS_FOLDER))
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
     """Search settings for each method, and print what every run reached on validation."""
     from rich.console import Console
 
+    from samara.shared.machine import HUGE_PAGES
     from samara.shared.result import RunResult
-    from samara.simulations.progress import watched
+    from samara.simulations.experiments import run_federation
+    from samara.simulations.progress import stoppable, watched
     from samara.simulations.sweep import Sweep, validation_figures
-    from samara.simulations.sweep import sweep as run_all
+    from samara.simulations.sweep import sweep as run_sweep
 
     plan, folder = Sweep.read(file), out or Path("runs/sweep")
 
     def run(config: "RunConfig") -> tuple[float, float]:
-        with watched(config, brief=True) as on_message:
-            from samara.simulations.simulate import simulate as run_one
+        ended = run_federation(config, watched(config, brief=True), writes=False)
+        return validation_figures(RunResult.read(ended))
 
-            logging.getLogger("flwr").setLevel(logging.WARNING)
-            return validation_figures(RunResult.read(run_one(config, on_message)))
-
+    os.environ.update(HUGE_PAGES)
     console = Console()
-    for trial in run_all(base, plan, run, folder):
-        settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
-        console.print(
-            f"{trial.method}, rung {trial.rung}, trial {trial.number}: "
-            f"{trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})",
-            highlight=False,
-            soft_wrap=True,
-        )
+    with stoppable("samara: stopped; the same command continues the sweep"):
+        for trial in run_sweep(base, plan, run, folder):
+            settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
+            console.print(
+                f"{trial.method}, rung {trial.rung}, trial {trial.number}: "
+                f"{trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})",
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
 
 
@@ -195,22 +183,14 @@ def _run(
 ) -> Path:
     from samara.shared.machine import HUGE_PAGES
     from samara.shared.result import RunResult
-    from samara.shared.tasks.catalog import load_task
-    from samara.shared.tasks.embedded import check_data_is_given
     from samara.simulations.client_curves import write_curves
+    from samara.simulations.experiments import run_federation
     from samara.simulations.progress import stoppable, watched
     from samara.simulations.report.terminal import print_result
 
-    check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
     os.environ.update(HUGE_PAGES)
-    with stoppable(), watched(config) as on_message:
-        from samara.simulations.simulate import simulate as run
-
-        logging.getLogger("flwr").setLevel(logging.WARNING)
-        from samara.simulations.passage_writer import write_missing_passages
-
-        folder = run(config, on_message, engine.value, cohorts_from, homes)
-        write_missing_passages(folder)
+    with stoppable():
+        folder = run_federation(config, watched(config), engine.value, cohorts_from, homes)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
     return folder
@@ -235,12 +215,12 @@ def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engi
     from rich.console import Console
 
     from samara.shared.result import RunResult
-    from samara.simulations.comparison.seeds import describe_seeds
-    from samara.simulations.repetitions import parse_seeds, repeat, seed_intervals
+    from samara.simulations.comparison.seeds import describe_seeds, seed_intervals
+    from samara.simulations.experiments import parse_seeds, run_all, with_seeds
     from samara.simulations.report.terminal import seeds_table
 
-    folders = repeat(config_of, parse_seeds(seeds), lambda each: _run(each, engine))
-    results = [RunResult.read(folder) for folder in folders]
+    runs = list(with_seeds(config_of, parse_seeds(seeds)).values())
+    results = list(run_all(runs, lambda each: RunResult.read(_run(each, engine))))
     table = seeds_table(seed_intervals(results))
     table.caption = describe_seeds([result.config for result in results])
     Console().print("", table)

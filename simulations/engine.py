@@ -22,6 +22,10 @@ _SERVER_NODE = 1
 FIRST_CLIENT_NODE = 1000
 
 
+def ignore_message(message_type: str, partition: int) -> None:
+    """Do nothing about an answered message."""
+
+
 class LocalGrid(Grid):
     """A base of in-process grids, in which node `FIRST_CLIENT_NODE` + i is client i."""
 
@@ -76,7 +80,7 @@ class InProcessGrid(LocalGrid):
         client_app: ClientApp,
         clients: int,
         run_config: UserConfig,
-        on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+        on_message: Callable[[str, int], None] = ignore_message,
         pool: Executor | None = None,
         nodes: Sequence[UserConfig] = (),
     ) -> None:

@@ -9,7 +9,7 @@ no wire of Samara carries weights.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -18,19 +18,12 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
-from samara.client.forward.resident import ResidentForward
+from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import MemoryCache
-from samara.client.personal.readout_file import load_scorer
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
-from samara.client.training.client_data import (
-    ClientData,
-    ClientDataSource,
-    ExampleTokenizer,
-    LabelledPrompts,
-    example_reader,
-)
+from samara.client.training.client_data import ClientData, LabelledPrompts
+from samara.client.training.model_runtime import LoadedRun, load_run
 from samara.client.tuning.training_loss import summed_loss
 from samara.shared.config import RunConfig
 from samara.shared.directions import batch_order, round_root
@@ -43,7 +36,7 @@ from samara.shared.replay_numba import NumbaBackend
 from samara.shared.result import RunResult
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.rows import hash_whole_examples
+from samara.simulations.finished import inputs_of
 
 BYTES, BACKWARD = 4, 2
 SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}
@@ -73,7 +66,7 @@ class FedAvg:
     """A federation that averages the trained numbers of a low-rank adapter.
 
     Args:
-        config: settings of the run that it is compared with.
+        run: model and data of the run that it is compared with.
         space: a name in `SPACES`.
         learning_rate: η of the local steps.
         cache: cache of the outputs of the layers below the adapters, which other federations of the
@@ -81,24 +74,17 @@ class FedAvg:
     """
 
     def __init__(
-        self, config: RunConfig, space: str, learning_rate: float, cache: MemoryCache
+        self, run: LoadedRun, space: str, learning_rate: float, cache: MemoryCache
     ) -> None:
-        self._config, self._rate = config, learning_rate
-        base, task, scorer = load_scorer(config)
+        self._config, self._rate = run.runtime.config, learning_rate
+        base, scorer = run.runtime.base.copy_sharing_weights(), run.runtime.scorer
         backend = NumbaBackend(1)
-        self._space = SPACES[space](base, config.adapter, scorer.labels, backend)
+        self._space = SPACES[space](base, self._config.adapter, scorer.labels, backend)
         adapter = self._space.adapter
         shared = cache if adapter.first_block else None
-        body = PerturbedBody(base, adapter.first_block, shared)
-        self._forward = ResidentForward(adapter, scorer, body)
-        source = ClientDataSource(
-            example_reader(task, config.data),
-            config.data,
-            ExampleTokenizer(scorer),
-            config.evaluate.limit,
-        )
-        count = config.data.clients
-        self._clients = [source.share_of(client, count) for client in range(count)]
+        self._forward = make_forward_engine(base, adapter, scorer, streamed=False, cache=shared)
+        count = self._config.data.clients
+        self._clients = [run.data.share_of(client, count) for client in range(count)]
         self._passes = 0
 
     def run(self, on_round: Callable[[int], None] = lambda done: None) -> Figures:
@@ -187,21 +173,23 @@ def fed_avg_beside(
     config = RunConfig.of(result.config, str(folder))  # without open values
     check_fed_avg(config)
     kept, cache = _read(folder / FED_AVG_FILE), MemoryCache(config.trunk_cache)
-    task = load_task(config.task)
-    federation = {
+    federation = inputs_of(config) | {
         "settings": config.flat(),
         "model": model_id_of(config.model.path),
-        "task": task.digest,
-        "data": hash_whole_examples(example_reader(task, config.data)(config.data.clients)),
         "torch": torch.__version__,
     }
+
+    @lru_cache(1)
+    def loaded() -> LoadedRun:
+        return load_run(config.with_values({"model.stream": "off"}))
+
     found = {"zeroth order": zeroth_order(result)}
     for space, rate in product(SPACES, learning_rates):
         name = f"FedAvg, {space}, η = {rate:g}"
         key = cache_key("FedAvg 1", of=federation, space=space, rate=rate).hex()
         if key not in kept:
             on_rounds = partial(_of_method, on_round, name, config.rounds)
-            kept[key] = asdict(FedAvg(config, space, rate, cache).run(on_rounds))
+            kept[key] = asdict(FedAvg(loaded(), space, rate, cache).run(on_rounds))
             content = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
             write_durably(folder / FED_AVG_FILE, content.encode())
         found[name] = Figures(**kept[key])

@@ -78,7 +78,7 @@ def hold_inputs(folder: Path, config: RunConfig) -> None:
         return
     try:
         make_folder(folder)
-        write_durably(file, (json.dumps(_inputs_of(config), indent=2) + "\n").encode())
+        write_durably(file, (json.dumps(inputs_of(config), indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}; set --out") from error
 
@@ -90,7 +90,7 @@ def _check_inputs(folder: Path, config: RunConfig) -> None:
         ConfigError: naming what has changed.
     """
     try:
-        noted, here = json.loads((folder / INPUTS_FILE).read_text()), _inputs_of(config)
+        noted, here = json.loads((folder / INPUTS_FILE).read_text()), inputs_of(config)
     except (OSError, ValueError, SamaraError):
         return  # where data are gone, a result still stands
     if changed := [name for name in here if noted.get(name) != here[name]]:
@@ -100,7 +100,12 @@ def _check_inputs(folder: Path, config: RunConfig) -> None:
         )
 
 
-def _inputs_of(config: RunConfig) -> dict[str, str]:
+def inputs_of(config: RunConfig) -> dict[str, str]:
+    """Return the hashes of a run's task and of its examples.
+
+    Raises:
+        SamaraError: if task or data cannot be read.
+    """
     task = load_task(config.task)
     examples = example_reader(task, config.data)(config.data.clients)
     return {"task": task.digest, "data": hash_whole_examples(examples)}

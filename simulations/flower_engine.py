@@ -17,12 +17,11 @@ from flwr.simulation import run_simulation
 from samara.client.app import app as client_app
 from samara.client.protocol.simulated_client import simulated_data
 from samara.server.app import serve
-from samara.server.transport.clock import SystemClock
 from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
 from samara.shared.settings import Scalar
 from samara.simulations.finished import hold_inputs
-from samara.simulations.pass_clock import PassClock, PassesInReplies
+from samara.simulations.passes import PassesInReplies, PassMeter
 from samara.simulations.ray_cluster import (
     check_nodes,
     check_room,
@@ -101,8 +100,8 @@ def simulate_with_flower(
     def main(grid: Grid, context: Context) -> None:
         passes = PassesInReplies(grid, config.data.clients)
         try:
-            clock = PassClock(SystemClock(), passes.take_rows)
-            outcome.append(serve(config, passes, clock=clock, known=known))
+            rows = PassMeter(passes.take_rows)
+            outcome.append(serve(config, passes, meters=[rows], known=known))
         except SamaraError as error:
             outcome.append(error)
 

@@ -15,7 +15,8 @@ def new(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="Shipped task whose wording fits the data (samara tasks).")
+        str | None,
+        typer.Option(help="Shipped task (samara simulate --list) whose wording fits the data."),
     ] = None,
     kind: Annotated[
         str | None, typer.Option(help="classification, choice, or generation (tune only).")

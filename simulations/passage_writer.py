@@ -12,7 +12,7 @@ from samara.client.training.model_runtime import ModelRuntime
 from samara.client.training.text_generation import Sampling, generate
 from samara.shared.columns import GLOBAL, IN_CONTEXT, PERSONALIZED, ZERO_SHOT
 from samara.shared.frames.instructions import Split
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.tasks.chats import describe_chat
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example

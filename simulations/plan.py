@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.training.client_data import ClientData
-from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
+from samara.client.training.model_runtime import ModelRuntime
 from samara.devices.hardware.model_shape import model_shape
 from samara.devices.hardware.roofline import Workload, base_pass_time
 from samara.devices.live.memory_check import default_profile, expected_footprint

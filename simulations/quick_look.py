@@ -10,20 +10,14 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from samara.client.forward.body import PerturbedBody
-from samara.client.forward.readout import (
-    ReadoutForward,
-    make_base_engine,
-    make_readout,
-)
-from samara.client.forward.representation_store import RepresentationStore
 from samara.client.forward.resident import ResidentForward
+from samara.client.forward.setup import make_forward
+from samara.client.personal.readout_file import load_scorer
 from samara.client.training.client_data import ExampleTokenizer
 from samara.client.tuning.finished_tuning import FinishedTuning
 from samara.shared.errors import DataError, ModelError
-from samara.shared.layout import READOUT_GROUP
-from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, empty_adapter, inject
-from samara.shared.model.scorers import scorer_for
+from samara.shared.model.lora_fa import empty_adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from samara.shared.tasks.rows import Example, read_rows
@@ -48,33 +42,19 @@ class LoadedModel:
     """
 
     def __init__(self, run: FinishedRun) -> None:
-        config, model = run.config, run.config.model
-        self._layout, self._device = run.layout, torch.device(model.torch_device)
-        self.task = load_task(config.task)
-        base = load_base_model(
-            model.path, model.family, model.torch_device, model.quantization, model.dtype
-        )
+        config = run.config
+        self._layout, self._device = run.layout, torch.device(config.model.torch_device)
+        base, self.task, self._scorer = load_scorer(config)
         run.check_model(base)
-        with torch.inference_mode():
-            body = PerturbedBody(base, 0)
-            self._scorer = scorer_for(base, self.task, model.max_length, body)
-            adapter = inject(base, config.adapter, self._scorer.labels)
+        adapter = inject(base, config.adapter, self._scorer.labels)
         if adapter.layout.hash != run.layout.hash:
             raise ModelError(
                 f"{run.folder}: its layout is not what its settings give today; update Samara"
             )
-        readout = None
-        if config.adapter.has_readout:
-            tokenize = ExampleTokenizer(self._scorer)
-            readout = make_readout(base, self.task, self._scorer, config.adapter.damping, tokenize)
-        self._forward: ResidentForward | ReadoutForward
-        self._forward = ResidentForward(adapter, self._scorer, body, readout)
-        if readout is not None and not config.adapter.inner_layers:
-            engine = make_base_engine(base, self._scorer, streamed=False)
-            store = RepresentationStore(0)
-            self._forward = ReadoutForward(
-                engine, run.layout, self._scorer.labels, readout, store, lambda: 1
-            )
+        tokenize = ExampleTokenizer(self._scorer)
+        self._forward = make_forward(
+            base, self.task, self._scorer, tokenize, adapter, config.adapter.damping
+        )
 
     def probabilities(
         self, texts: Sequence[Text], numbers: NDArray[np.float32]
@@ -149,14 +129,12 @@ def tuned_look(run: Path, text: str) -> tuple[list[str], dict[str, Probabilities
     adapter, no_adapters = empty_adapter()
     plain = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
     answers = {"base": plain.scores(no_adapters, [prompt])[0, 0]}
-    space, readout = opened.restore(setup), None
+    space = opened.restore(setup)
     if space is None:
         answers["tuned"] = plain.scores(no_adapters, [prompt])[0, 0]
     else:
-        if space.adapter.layout.group(READOUT_GROUP):
-            damping = opened.settings.adapter.damping
-            readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
-        forward = ResidentForward(space.adapter, scorer, PerturbedBody(base, 0), readout)
+        damping, tokenize = opened.settings.adapter.damping, ExampleTokenizer(scorer)
+        forward = make_forward(base, task, scorer, tokenize, space.adapter, damping)
         answers["tuned"] = space.evaluate(lambda state: forward.scores(state, [prompt]))[0, 0]
     labels = task.words if isinstance(task, ClassificationTask) else example.answers
     return list(labels), {name: softmax(own.astype(np.float64)) for name, own in answers.items()}

@@ -15,13 +15,12 @@ from samara.client.app import app as client_app
 from samara.client.forward.peak_memory import share_heap
 from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from samara.client.protocol.simulated_client import RUNS
-from samara.client.training.client_data import ClientData
-from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.client_data import ClientData, ClientDataSource
+from samara.client.training.model_runtime import LoadedRun, ModelRuntime
 from samara.client.training.own_examples import OwnExamples
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from samara.server.transport.clock import SystemClock
 from samara.shared.blob_store import BlobStore
 from samara.shared.blobs import publish_blobs
 from samara.shared.config import RunConfig
@@ -35,9 +34,9 @@ from samara.shared.run_settings import check_settings
 from samara.shared.runs import check_results_folder, run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import check_labels
-from samara.simulations.engine import InProcessGrid
+from samara.simulations.engine import InProcessGrid, ignore_message
 from samara.simulations.finished import find_finished, hold_inputs
-from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
 
 log = logging.getLogger("samara.simulation")
@@ -47,7 +46,7 @@ Engine = Literal["in-process", "flower"]
 
 def simulate(
     config: RunConfig,
-    on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+    on_message: Callable[[str, int], None] = ignore_message,
     engine: Engine = "in-process",
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
@@ -94,7 +93,10 @@ def simulate(
     if emulated:
         from samara.simulations.fleet.run import simulate_fleet
 
-        return simulate_fleet(config, on_message)
+        of_client = config.model_copy(update={"threads": config.threads or 1})
+        loaded = load_simulation(of_client)
+        run = LoadedRun(loaded.runtime, loaded.data)
+        return simulate_fleet(config, run, loaded.shares, loaded.folder, on_message)
     if homes:
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
@@ -110,8 +112,8 @@ def simulate(
     with ThreadPoolExecutor(clients_together(config)) as pool:
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
-        clock = PassClock(SystemClock(), PassesInProcess(loaded.shares).take_rows)
-        return serve(config, grid, cohorts, clock, known=known_of(loaded.shares))
+        rows = PassMeter(PassesInProcess(loaded.shares).take_rows)
+        return serve(config, grid, cohorts, meters=[rows], known=known_of(loaded.shares))
 
 
 class LoadedSimulation(NamedTuple):
@@ -120,12 +122,14 @@ class LoadedSimulation(NamedTuple):
     Attributes:
         of_client: settings of a client.
         runtime: loaded model.
+        data: source of the clients' data.
         shares: data of the clients.
         folder: folder of the run.
     """
 
     of_client: RunConfig
     runtime: ModelRuntime
+    data: ClientDataSource
     shares: list[ClientData]
     folder: Path
 
@@ -149,7 +153,7 @@ def load_simulation(config: RunConfig) -> LoadedSimulation:
     for share in shares:
         share.tokenized(Split.TRAIN)
     folder = run_folder(config, run_id_of(config, run.runtime.layout, run.runtime.model_id))
-    return LoadedSimulation(of_client, run.runtime, shares, folder)
+    return LoadedSimulation(of_client, run.runtime, run.data, shares, folder)
 
 
 def _repeated(

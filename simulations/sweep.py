@@ -6,10 +6,8 @@ budget is whole. A rung is a run of its own from the start, so that step sizes a
 the budget mean the same in a short run as in a long one.
 """
 
-import itertools
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,13 +23,13 @@ from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.files import make_folder, write_durably
 from samara.shared.result import RunResult
 from samara.shared.settings import Scalar, explain, nest
+from samara.simulations.experiments import Choices, combinations, read_sweep_file, run_all
 
 SHARE = "private-share"
 """The key of a setting that only sweeps have: the share of the budget of rounds that is private."""
 SWEEP_FILE = "sweep.json"
 
 Values = Annotated[list[Scalar], Field(min_length=1)]
-Choices = dict[str, Scalar]
 
 
 class Sweep(BaseModel):
@@ -70,12 +68,9 @@ class Sweep(BaseModel):
         Raises:
             ConfigError: if it cannot be read, or listing every mistake.
         """
+        content = read_sweep_file(file)
         try:
-            return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{file}: the sweep cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: not valid TOML: {error}") from error
+            return cls.model_validate(content)
         except ValidationError as error:
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
@@ -87,9 +82,7 @@ class Sweep(BaseModel):
         """
         values = {key: values for key, values in self.settings.items() if _reads(method, key)}
         values |= self.only.get(method, {})
-        points = [
-            dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
-        ]
+        points = combinations(values)
         order = np.random.default_rng(seed).permutation(len(points)).tolist()
         left, drawn = [points[index] for index in order], list[Choices]()
         while left and len(drawn) < self.trials:
@@ -150,12 +143,13 @@ def sweep(
     for method, points in grids.items():
         left = list(range(len(points)))
         for rung in range(1, plan.rungs + 1):
-            results = []
-            for index in left:
-                folder = out / method / f"rung-{rung}" / f"trial-{index + 1}"
-                share = 0.5 ** (plan.rungs - rung)
-                figures = run(_trial_config(base, method, points[index], share, folder))
-                place = str(folder.relative_to(out))
+            results, share = [], 0.5 ** (plan.rungs - rung)
+            places = [f"{method}/rung-{rung}/trial-{index + 1}" for index in left]
+            runs = [
+                _trial_config(base, method, points[index], share, out / place)
+                for index, place in zip(left, places, strict=True)
+            ]
+            for index, place, figures in zip(left, places, run_all(runs, run), strict=True):
                 trial = Trial(method, rung, index + 1, points[index], *figures, place)
                 results.append(trial)
                 yield trial

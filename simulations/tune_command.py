@@ -1,5 +1,6 @@
 """The command `samara tune`: one run, or a run for every seed and every point of a grid."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,37 +11,27 @@ if TYPE_CHECKING:
 
 
 def tune(
-    method: Annotated[
-        str,
+    optimizer: Annotated[
+        str | None,
         typer.Option(
             help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
-            "lsp, zero-shot, icl, linear-probe."
+            "lsp, zero-shot, icl, linear-probe; default prge."
         ),
-    ] = "prge",
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, head, full, linear.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
     data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
-    train: Annotated[int | None, typer.Option(help="Training examples; 1,000.")] = None,
-    validation: Annotated[int | None, typer.Option(help="Validation examples; 500.")] = None,
-    test: Annotated[int | None, typer.Option(help="Test examples; 1,000.")] = None,
     steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: automatic.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
-    validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
     seeds: Annotated[str | None, typer.Option(help="One run for each, and a table: 0,1,2.")] = None,
     sweep: Annotated[
         Path | None, typer.Option(help="TOML file of lists; a run per choice.")
     ] = None,
     devices: Annotated[str | None, typer.Option(help="Runs side by side on cuda:0,cuda:1.")] = None,
-    stream: Annotated[
-        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
-    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
@@ -51,33 +42,24 @@ def tune(
 ) -> None:
     """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
 
-    Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
+    Example: samara tune --optimizer mezo --task sst2 --model MODEL --data DATA
     """
     from samara.client.tuning.settings import TuneSettings
     from samara.shared.errors import ConfigError
     from samara.shared.settings import parse_assignment
-    from samara.shared.tasks.catalog import load_task
-    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.experiments import run_tuning
     from samara.simulations.progress import stoppable, watched_tuning
     from samara.simulations.report.terminal import print_next, print_tuning
 
     options: dict[str, Any] = {
-        "method": method,
+        "optimizer": optimizer,
         "space": space,
         "task": task,
         "model.path": model,
         "data.path": data,
-        "data.train": train,
-        "data.validation": validation,
-        "data.test": test,
         "steps": steps,
-        "queries": queries,
-        "batch": batch,
         "learning-rate": learning_rate,
-        "epsilon": epsilon,
-        "validate-every": validate_every,
         "seed": seed,
-        "model.stream": stream,
         "out": str(out.resolve()) if out else None,
     }
     given = {key: value for key, value in options.items() if value is not None}
@@ -88,12 +70,10 @@ def tune(
     if devices:
         raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
     wanted = TuneSettings.of(given, "tune")
-    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
-    with stoppable(), watched_tuning() as on_step:
-        from samara.client.tuning.run import read_result
-        from samara.client.tuning.run import tune as run
+    with stoppable():
+        folder = run_tuning(wanted, watched_tuning())
+    from samara.client.tuning.run import read_result
 
-        folder = run(wanted, on_step)
     print_tuning(folder, result := read_result(folder))
     print_next(folder, result)
 
@@ -107,14 +87,15 @@ def _tune_grid(
     from samara.shared.errors import ConfigError
     from samara.shared.tasks.catalog import load_task
     from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.experiments import parse_seeds, run_tuning
     from samara.simulations.progress import stoppable, watched_tuning
-    from samara.simulations.repetitions import parse_seeds
     from samara.simulations.tuning_grid import (
+        compare_in_tensorboard,
         grid_table,
         make_trials,
         read_grid,
-        run_side_by_side,
         run_trials,
+        tuned_result,
     )
 
     if seeds and "seed" in given:
@@ -129,19 +110,16 @@ def _tune_grid(
     for trial in trials:
         for settings in trial.runs.values():
             check_data_is_given(load_task(settings.task), settings.data.path)
-    with stoppable():
+
+    def run_one(settings: "TuneSettings") -> Mapping[str, Any]:
+        folder = run_tuning(settings, watched_tuning())
         from samara.client.tuning.run import read_result
-        from samara.client.tuning.run import tune as run
-        from samara.simulations.tuned_trial import compare_in_tensorboard, tuned_result
 
-        def run_one(settings: "TuneSettings") -> dict[str, Any]:
-            with watched_tuning() as on_step:
-                return read_result(run(settings, on_step))
+        return read_result(folder)
 
-        if len(places) > 1:
-            results = run_side_by_side(trials, len(places), tuned_result)
-        else:
-            results = run_trials(trials, run_one)
+    with stoppable():
+        is_parallel = len(places) > 1
+        results = run_trials(trials, tuned_result if is_parallel else run_one, max(1, len(places)))
         if out:
             compare_in_tensorboard(trials, results, Path(out))
         Console().print(grid_table(results))

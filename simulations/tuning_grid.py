@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,16 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed
 from rich.table import Table
 
 from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.tuning_curves import CURVES_FOLDER
 from samara.shared.errors import ConfigError
 from samara.shared.machine import cores
-from samara.shared.settings import Scalar, flattened
+from samara.shared.settings import flattened
+from samara.simulations.experiments import (
+    Choices,
+    combinations,
+    read_sweep_file,
+    run_all,
+    with_seeds,
+)
 
-Choices = Mapping[str, Scalar]
 LONGEST_NAME = 100
+
+Result = Mapping[str, Any]
+Results = Mapping[str, Mapping[int, Result]]
+"""Results of the runs of a grid, by name of the trial and by seed."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +54,11 @@ def read_grid(file: Path) -> list[Choices]:
     Raises:
         ConfigError: if it cannot be read, or a key has no list of values.
     """
-    try:
-        values = flattened(tomllib.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{file}: the sweep cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    values = flattened(read_sweep_file(file))
     for key, options in values.items():
         if not isinstance(options, list) or not options:
             raise ConfigError(f"{file}: {key}: give a list of values, such as {key} = [1, 2]")
-    return [
-        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
-    ]
+    return combinations(values)
 
 
 def make_trials(
@@ -79,23 +81,23 @@ def make_trials(
     Raises:
         ConfigError: if a trial has a mistake, or a seed is there twice.
     """
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError("--seeds: each seed once")
-    trials, turns = [], itertools.cycle(devices)
+    turns = itertools.cycle(devices)
     if "cpu" in devices:
         given = {"threads": max(1, cores() // list(devices).count("cpu"))} | dict(given)
-    for choices in grid:
+
+    def trial_of(choices: Choices) -> Trial:
         name = " ".join(f"{key}={value}" for key, value in choices.items())
-        runs = {}
-        for seed in seeds:
-            own: dict[str, Any] = {**given, **choices, "seed": seed}
+        place = {"out": str(Path(out) / _folder(name))} if out else {}
+
+        def settings_of(seed: int) -> TuneSettings:
+            own: dict[str, Any] = {**given, **choices, **place, "seed": seed}
             if devices:
                 own["model.torch-device"] = next(turns)
-            if out:
-                own["out"] = str(Path(out) / _folder(name) / f"seed-{seed}")
-            runs[seed] = TuneSettings.of(own, name or "tune")
-        trials.append(Trial(name, choices, runs))
-    return trials
+            return TuneSettings.of(own, name or "tune")
+
+        return Trial(name, choices, with_seeds(settings_of, seeds))
+
+    return list(map(trial_of, grid))
 
 
 def _folder(name: str) -> str:
@@ -107,50 +109,59 @@ def _folder(name: str) -> str:
 
 
 def run_trials(
-    trials: Sequence[Trial], run: Callable[[TuneSettings], Mapping[str, Any]]
-) -> dict[str, dict[int, Mapping[str, Any]]]:
+    trials: Sequence[Trial], run: Callable[[TuneSettings], Result], processes: int = 1
+) -> Results:
     """Run every trial with every seed; return the results by name and seed.
 
     Args:
         trials: trials of one grid.
-        run: function that makes a run, or finds it finished, and returns its result.
+        run, processes: as in `run_all`.
     """
-    return {
-        trial.name: {seed: run(settings) for seed, settings in trial.runs.items()}
-        for trial in trials
-    }
+    runs = [settings for trial in trials for settings in trial.runs.values()]
+    results = run_all(runs, run, processes)
+    return {trial.name: {seed: next(results) for seed in trial.runs} for trial in trials}
 
 
-def run_side_by_side(
-    trials: Sequence[Trial], devices: int, run: Callable[[TuneSettings], Mapping[str, Any]]
-) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Run every trial with every seed in processes of their own, one for each device.
+def tuned_result(settings: TuneSettings) -> Result:
+    """Make a run in a process of its own, say where it is, and return its result.
+
+    Raises:
+        SamaraError: if it cannot begin, or cannot go on.
+    """
+    from samara.client.tuning.run import read_result, tune
+
+    folder = tune(settings)
+    print(f"{folder}: finished, on {settings.model.torch_device}", flush=True)
+    return read_result(folder)
+
+
+def compare_in_tensorboard(trials: Sequence[Trial], results: Results, out: Path) -> None:
+    """Write settings and metrics of all runs for TensorBoard's comparison, if it is installed.
 
     Args:
-        trials: trials of one grid, made for so many devices.
-        devices: number of devices.
-        run: as in `run_trials`; a function of a module, which other processes can import.
+        trials: trials of one grid.
+        results: their results by name and seed.
+        out: folder of the runs, whose curves are beside it.
     """
-    runs = [
-        (trial.name, seed, settings) for trial in trials for seed, settings in trial.runs.items()
-    ]
-    results = Parallel(n_jobs=devices)(
-        delayed(_run_in_turn)([settings for *_, settings in runs[own::devices]], run)
-        for own in range(devices)
-    )
-    found: dict[str, dict[int, Mapping[str, Any]]] = {trial.name: {} for trial in trials}
-    for index, (name, seed, _) in enumerate(runs):
-        found[name][seed] = results[index % devices][index // devices]
-    return found
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return
+    with SummaryWriter(out / CURVES_FOLDER) as writer:
+        for trial in trials:
+            for seed, result in results[trial.name].items():
+                metric = result["metric"]
+                writer.add_hparams(
+                    {**trial.choices, "seed": seed},
+                    {
+                        f"{split}/{metric}": result[split][metric]
+                        for split in ("validation", "test")
+                    },
+                    run_name=Path(trial.runs[seed].out).relative_to(out).as_posix(),
+                )
 
 
-def _run_in_turn(
-    runs: Sequence[TuneSettings], run: Callable[[TuneSettings], Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    return [run(settings) for settings in runs]
-
-
-def grid_table(results: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:
+def grid_table(results: Results) -> Table:
     """Return a table of every trial's metric, mean ± standard deviation over the seeds.
 
     The trial with the best mean on validation is bold: the test column chooses nothing.

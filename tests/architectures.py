@@ -27,8 +27,9 @@ from samara.shared.directions import directions
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.model.layer_selection import adapted_layers
 from samara.shared.model.loading import BaseModel, load_base_model, load_structure
-from samara.shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
+from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter, inject
 from samara.shared.model.peft import write_peft_adapter
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.quantized import Quantization, QuantizedLinear
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for

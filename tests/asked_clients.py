@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from asking import evaluate_task
 from federations import Settings, config_of
 from helpers import RUN_ID, History, delta_of, history_of, instruction_with
 from residents import device_settings
 
-from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.client import Client
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 
 
@@ -52,11 +53,11 @@ def made_up_run(trainer: ResidentTrainer, rounds: int) -> History:
 
 
 def ask(
-    client: ProtocolClient, frame: bytes, history: History, round_: int, personal: bool = False
+    client: Client, frame: bytes, history: History, round_: int, personal: bool = False
 ) -> bytes:
     """Catch up to a round and evaluate, as a ClientApp does with a server's message."""
     catch_up = CatchUp(tail=history.tail(0, round_))
-    return client.catch_up(frame, catch_up) or client.evaluate(frame, personal)
+    return client.answer(evaluate_task(frame, catch_up, personal=personal))
 
 
 def refusal_of(frame: bytes) -> tuple[int, tuple[int, int]]:

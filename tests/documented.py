@@ -13,6 +13,8 @@ from command_pages import command_line
 from helpers import ROOT
 
 from samara.client.tuning.settings import TuneSettings
+from samara.devices.estimate_settings import StepSettings
+from samara.devices.live.settings import OWNER_KEYS
 from samara.shared.config import RunConfig
 
 PAGES = sorted(
@@ -157,7 +159,7 @@ NO_COMMANDS = {
 }
 
 
-SETTINGS = {**RunConfig().flat(), **TuneSettings().flat()}
+SETTINGS = {*RunConfig().flat(), *TuneSettings().flat(), *StepSettings().flat(), *OWNER_KEYS}
 
 
 def mistake(command: Command) -> str:

@@ -21,7 +21,7 @@ from samara.shared.config import RunConfig
 from samara.shared.frames.report import Report
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.round_delta import RoundDelta
-from samara.simulations.engine import InProcessGrid
+from samara.simulations.engine import InProcessGrid, ignore_message
 
 Settings = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Live(InProcessGrid):
         self,
         sockets: Sequence[Path],
         config: RunConfig,
-        on_message: Callable[[str, int], None] = lambda kind, partition: None,
+        on_message: Callable[[str, int], None] = ignore_message,
     ) -> None:
         nodes = [{TRAINER: str(socket)} for socket in sockets]
         super().__init__(client_app, len(sockets), config.flat(), on_message, nodes=nodes)
@@ -123,11 +123,7 @@ def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Rep
     def wrapped(*arguments: Any) -> Report:
         return wrapper(take_local_steps, *arguments)
 
-    for module in (
-        "samara.client.protocol.protocol_client",
-        "samara.client.personal.runtime_learner",
-    ):
-        monkeypatch.setattr(f"{module}.take_local_steps", wrapped)
+    monkeypatch.setattr("samara.client.personal.runtime_learner.take_local_steps", wrapped)
 
 
 class RecordingGrid(InProcessGrid):

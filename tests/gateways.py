@@ -15,7 +15,7 @@ from samara.devices.phone.gateway_server import start_gateway
 from samara.shared.certificates import TlsFiles
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.signing import SigningKey, proof_bytes
 
@@ -28,16 +28,16 @@ class Echo:
     def __init__(self, device: int, hold: threading.Event | None = None) -> None:
         self.device, self.hold, self.asked = device, hold, 0
 
-    def hello(self, *_: Any) -> bytes:
-        return Refusal(bytes(8), self.device, 0, 0).encode()
-
-    def train(self, instruction: bytes, catch_up: Any, *_: Any) -> bytes:
+    def answer(self, task: Task) -> bytes:
+        if task.kind == TaskKind.HELLO:
+            return self.hello(task)
         self.asked += 1
         if self.hold:
             self.hold.wait(SECONDS)
-        return Refusal(token_of(instruction), self.device, 3, len(catch_up.tail)).encode()
+        return Refusal(token_of(task.instruction), self.device, 3, len(task.tail)).encode()
 
-    evaluate = train
+    def hello(self, task: Task) -> bytes:
+        return Refusal(bytes(8), self.device, 0, 0).encode()
 
 
 class Served:

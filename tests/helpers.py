@@ -21,9 +21,9 @@ from samara.shared.ledger.records import (
     Link,
     Position,
     Record,
+    Snapshot,
     encode_segment_header,
 )
-from samara.shared.ledger.snapshots import Snapshot
 from samara.shared.replay import CoefficientBlock, digest, replay, zero_state
 from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 

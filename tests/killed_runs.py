@@ -14,7 +14,7 @@ from samara.server.rounds.masking_exchange import MASKING_MESSAGE
 from samara.server.rounds.releases import ReleaseLog
 from samara.shared.config import RunConfig
 from samara.shared.ledger.ledger import Ledger
-from samara.shared.step_record import RecordedStepSize
+from samara.shared.step_size import RecordedStepSize
 from samara.simulations.engine import InProcessGrid
 
 CLIENTS, ROUNDS = 2, 3

@@ -13,7 +13,7 @@ import * as keys from "./src/masking-keys.ts";
 import { bucketOf, neighbourhoodOf } from "./src/neighbours.ts";
 import { discreteGaussian, randomBelow, type Below } from "./src/noise.ts";
 import * as philox from "./src/philox.ts";
-import { PRIVACY_DEFAULTS, readPrivacy } from "./src/privacy-terms.ts";
+import { readPrivacy } from "./src/privacy-terms.ts";
 import * as replay from "./src/replay.ts";
 import * as roundDelta from "./src/round-delta.ts";
 import { splitSecret } from "./src/secret-shares.ts";
@@ -274,7 +274,7 @@ const functions = {
   noised: (vector: number[], sigma: number) =>
     Array.from(vectors.addNoise(Int32Array.from(vector), sigma, knownBelow()), String),
   privacy(settings: Record<string, unknown>, rounds: number, scalars: number) {
-    const values = new SettingValues(toUtf8(JSON.stringify(settings)), PRIVACY_DEFAULTS);
+    const values = new SettingValues(toUtf8(JSON.stringify(settings)));
     return readPrivacy(values, rounds, scalars);
   },
   epsilon: (rho: number) => epsilonOf(rho, 1e-5),

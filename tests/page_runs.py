@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import pytest
 from federations import Settings, config_of
 from helpers import History, delta_of, history_of, instruction_with
-from phones import exported, splits_of, use_torch_as_runtime
+from phones import exported, phone_of, splits_of, use_torch_as_runtime
 
 from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.manifest import manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.shared.frames.instructions import EvaluateInstruction, Split
@@ -29,7 +29,7 @@ class PageRun(NamedTuple):
     settings: bytes
     run_id: bytes
     history: History
-    trainer: PhoneTrainer
+    trainer: PhoneLearner
     manifest: str
 
     def train(self, number: int, **changes: Any) -> bytes:
@@ -57,7 +57,7 @@ class PageRun(NamedTuple):
 
     def reference(self, home: Path) -> Phone:
         """The reference phone."""
-        return Phone(self.trainer, CLIENT, home, AnswerLimits(least_batch=LIVE_LEAST_BATCH))
+        return phone_of(self.trainer, CLIENT, home, AnswerLimits(least_batch=LIVE_LEAST_BATCH))
 
 
 def page_run_of(
@@ -80,7 +80,7 @@ def page_run_of(
     rows = folder / "rows.jsonl"
     rows.write_text(examples_as_jsonl(load_run(config).data.share_of(CLIENT, 3)))
     program = load_program(file)
-    trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
+    trainer = PhoneLearner(program, read_examples(rows, program.manifest))
     # what a browser needs of it is the same for ONNX Runtime
     manifest = json.loads(manifest_file(file).read_text())
     manifest |= {"version": 3, "runtime": "onnx", "delegate": "none"}

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,8 @@ from samara.devices.phone.lowering import Methods
 from samara.devices.phone.manifest import Delegate, Form, PhoneQuantization
 from samara.devices.phone.reference_client import runtime
 from samara.devices.phone.reference_client.examples import read_examples
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone import Phone
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
@@ -33,7 +35,7 @@ from samara.shared.runs import identity_bytes, run_id_of
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 Made = Callable[..., tuple[Settings, Path]]
-Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
+Pair = tuple[ModelRuntime, ClientData, PhoneLearner]
 
 
 class NamedRun(NamedTuple):
@@ -86,21 +88,21 @@ def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any
     program = load_program(program_file)
     program.check()
     examples = read_examples(rows, program.manifest)
-    return runtime, data, PhoneTrainer(program, examples, **changes)
+    return runtime, data, PhoneLearner(program, examples, **changes)
 
 
-def run_of(trainer: PhoneTrainer) -> NamedRun:
+def run_of(trainer: PhoneLearner) -> NamedRun:
     """A run that a phone with this program takes part in, of the global model alone."""
     config = RunConfig.of({"method": "global", "personal.rounds": 0}, "test")
     return NamedRun(run_id_of(config, trainer.layout, trainer.model_id), identity_bytes(config))
 
 
-def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
+def calls_of(phone: PhoneLearner) -> ReadoutCalls:
     assert isinstance(phone._calls, ReadoutCalls)
     return phone._calls
 
 
-def splits_of(phone: PhoneTrainer) -> list[dict[str, Any]]:
+def splits_of(phone: PhoneLearner) -> list[dict[str, Any]]:
     """The examples of a phone with a readout, by split, as the page's phone is given them."""
     splits = []
     for split in Split:
@@ -147,12 +149,12 @@ def assert_same_report(report: Report, expected: Report, tolerance: float = 1e-5
 
 
 def assert_same_evaluation(
-    phone: PhoneTrainer, runtime: ModelRuntime, data: ClientData, state: NDArray[np.int64]
+    phone: PhoneLearner, runtime: ModelRuntime, data: ClientData, state: NDArray[np.int64]
 ) -> None:
     """A phone evaluates the test examples as an ordinary client does, up to rounding."""
     test = data.tokenized(Split.TEST)
     whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
-    column = phone.figures("global", state, Split.TEST)
+    column = evaluation_column("global", *phone.score(state, Split.TEST))
     np.testing.assert_array_equal(column.counts, whole.counts)
     assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
 
@@ -179,4 +181,15 @@ def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHO
         samara(folder, "phone", "rows", *model, *rows)
         public = folder / "phones" / f"{name}.pem"
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, str(public), "--run", str(live.run))
+        samara(folder, "server", "keys", "create", name, str(public), "--run", str(live.run))
+
+
+def as_client(learner: PhoneLearner, client: int) -> PhoneLearner:
+    """The same program and examples with the index of another client."""
+    other = copy(learner)
+    other.client = client
+    return other
+
+
+def phone_of(learner: PhoneLearner, client: int, home: Path, *limits: Any, **more: Any) -> Phone:
+    return Phone(as_client(learner, client), home, *limits, **more)

@@ -80,6 +80,8 @@ def die_at(moment: str, die: Callable[[], None], patch: Callable[..., None] = se
     plain = getattr(kind, name)
 
     def dies(*arguments: Any) -> Any:
+        if isinstance(arguments[-1], Session) and not arguments[-1].report:
+            return plain(*arguments)  # it has caught up
         if when == "before":
             die()
         result = plain(*arguments)

@@ -8,7 +8,7 @@ import numpy as np
 from helpers import instruction_with
 
 from samara.server.rounds.private_aggregator import Noise, PrivateAggregator
-from samara.server.rounds.validator import ValidatedReplies
+from samara.server.rounds.replies import ValidatedReplies
 from samara.server.store import RunStore
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of

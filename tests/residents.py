@@ -56,7 +56,7 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
                 [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}
             )
         )
-        with RemoteTrainer(str(settings.socket), {}, START_SECONDS):
+        with RemoteTrainer(str(settings.socket), START_SECONDS):
             pass
 
     def kill() -> None:

@@ -20,7 +20,7 @@ from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import Space
 from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import scorer_for
 from samara.shared.replay_numba import NumbaBackend
 from samara.shared.sections import AdapterSettings

@@ -12,7 +12,8 @@ from samara.client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
 from samara.client.tuning.descent import SGD, UpdateRule, UpdateStep
 from samara.client.tuning.trajectory import make_header
 from samara.client.tuning.trajectory_format import TrajectoryHeader
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]

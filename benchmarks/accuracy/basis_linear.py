@@ -38,7 +38,7 @@ from samara.client.training.informed_basis import (
 )
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.config import RunConfig
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import load_examples

@@ -35,7 +35,8 @@ from samara.client.forward.body import PerturbedBody
 from samara.client.forward.resident import ResidentForward
 from samara.client.streaming.loading import load_model
 from samara.shared.data_settings import DataSettings
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import scorer_for
 from samara.shared.sections import AdapterSettings, ModelSettings
 from samara.shared.tasks.catalog import load_task

@@ -73,18 +73,23 @@ class Method:
 
 
 def _lsp(part: int, nonzeros: int, **more: Any) -> dict[str, Any]:
-    return {"method": "lsp", "lsp.nonzeros": nonzeros, "lsp.learning-steps": LEARNING_STEPS, **more}
+    return {
+        "optimizer": "lsp",
+        "lsp.nonzeros": nonzeros,
+        "lsp.learning-steps": LEARNING_STEPS,
+        **more,
+    }
 
 
 METHODS = {
-    "full": Method({"method": "zero-offload", "space": "full"}, 1e-4, equal_time=True),
+    "full": Method({"optimizer": "zero-offload", "space": "full"}, 1e-4, equal_time=True),
     REFERENCE: Method(_lsp(8, 16), 1e-3, part=8),
-    "lora": Method({"method": "lora"}, 1e-3, equal_time=True),
+    "lora": Method({"optimizer": "lora"}, 1e-3, equal_time=True),
     "lsp-8-16-random": Method(
         _lsp(8, 16) | {"lsp.learning-steps": 0}, 1e-3, part=8, equal_time=True
     ),
     "linear": Method(
-        {"method": "zero-offload", "space": "linear"}, rate_of="full", equal_time=True
+        {"optimizer": "zero-offload", "space": "linear"}, rate_of="full", equal_time=True
     ),
     "lsp-4-16": Method(_lsp(4, 16), rate_of=REFERENCE, part=4),
     "lsp-16-16": Method(_lsp(16, 16), rate_of=REFERENCE, part=16),

@@ -38,6 +38,7 @@ from benchmarks.accuracy.token_sequences import Sequences, batch_of, loss_of, re
 from samara.client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
 from samara.client.offload.linear_layers import linear_weights
 from samara.client.offload.offloaded_adam import OffloadedAdam
+from samara.client.tuning.methods import LSP_GAMMA
 from samara.client.tuning.sections import LspSettings
 
 CENTRES = {
@@ -102,7 +103,7 @@ def subspace_of(network: Any, setting: Setting, size: int | None) -> SubspaceSet
         size or network.config.hidden_size // 8,
         lsp.nonzeros,
         lsp.threshold,
-        lsp.gamma,
+        LSP_GAMMA,
         lsp.learning_steps,
         setting.seed,
     )

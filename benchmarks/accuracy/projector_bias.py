@@ -25,7 +25,7 @@ GAMMA = 1e-4
 
 def gradients(model: str, data: str, name: str) -> list[Tensor]:
     """Return the gradients of a weight matrix on the first two batches."""
-    given = {"method": "zero-offload", "space": "linear", "task": "sst2", "batch": SENTENCES}
+    given = {"optimizer": "zero-offload", "space": "linear", "task": "sst2", "batch": SENTENCES}
     given |= {"model.path": model, "data.path": data, "threads": 1, "data.test": 8}
     setup = TuningSetup(TuneSettings.of(given | {"data.validation": 8}, "bias").complete(1))
     weight = linear_weights(setup.base.network)[name].requires_grad_(True)

@@ -17,7 +17,7 @@ from samara.shared.config import load_scenario
 from samara.shared.directions import directions
 from samara.shared.frames.instructions import Split
 from samara.shared.label_scores import cross_entropy
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 
 EPSILON, DIRECTIONS, AT_ONCE, EXAMPLES = 0.01, 200, 8, 16
 KINDS = (("none", "bfloat16"), ("int8", "float32"), ("nf4", "float32"))

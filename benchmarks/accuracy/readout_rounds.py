@@ -33,8 +33,8 @@ from scipy.special import log_softmax
 from benchmarks.accuracy.cells import Run, cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
 from samara.client.training.model_runtime import load_run
+from samara.server.rounds.aggregation import norm_factors, trimmed_mean, usual_limit
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
-from samara.server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
 from samara.shared.columns import GLOBAL
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split

@@ -56,7 +56,7 @@ from benchmarks.accuracy.readout_rounds import (
     train_rounds,
 )
 from benchmarks.accuracy.rows import Row, Rows
-from samara.server.rounds.robust_rules import trimmed_mean
+from samara.server.rounds.aggregation import trimmed_mean
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
 

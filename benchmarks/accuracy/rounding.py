@@ -17,7 +17,8 @@ from samara.client.forward.grouping import GROUPINGS, Schedule
 from samara.client.forward.resident import ResidentForward
 from samara.shared.directions import directions
 from samara.shared.label_scores import cross_entropy
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.sections import AdapterSettings
 

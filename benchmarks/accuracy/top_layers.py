@@ -25,7 +25,7 @@ from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig, load_scenario
 from samara.shared.directions import directions
 from samara.shared.frames.instructions import Split
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.result import read_result
 from samara.simulations.simulate import simulate
 

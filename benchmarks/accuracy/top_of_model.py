@@ -24,7 +24,8 @@ from samara.shared.directions import DIRECTION_BITS
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.layer_selection import features
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import (
     COSINE_TEMPERATURE,
     CausalScorer,

@@ -30,7 +30,8 @@ from benchmarks.accuracy.pretraining import VERDICT, Training, pretrain, tokeniz
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.peak_memory import keep_freed_memory
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.sections import AdapterSettings
 from samara.shared.tasks import messages

@@ -1,6 +1,6 @@
 """The size of a trained model as a list of scalars, and the time to rebuild it.
 
-    samara tune --method mezo --steps 2000 --validate-every 500 --out RUN
+    samara tune --optimizer mezo --steps 2000 --set validate-every=500 --out RUN
     python -m benchmarks.accuracy.trajectory RUN
 
 Rebuilds the best state of a finished zeroth-order run from the base model and the run's trajectory,
@@ -18,6 +18,7 @@ from samara.client.tuning.settings import TuneSettings
 from samara.client.tuning.trajectory import read_trajectory
 from samara.client.tuning.tuning_setup import TuningSetup
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
+from samara.shared.settings import with_current_keys
 
 
 def main() -> None:
@@ -25,7 +26,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished zeroth-order run")
     run = parser.parse_args().run
     result = read_result(run)
-    setup = TuningSetup(TuneSettings.of(result["config"], str(run)))
+    setup = TuningSetup(
+        TuneSettings.of(with_current_keys(TuneSettings, result["config"]), str(run))
+    )
     space, rule = make_space(setup), update_rule(setup.settings)
     file = run / TRAJECTORY_FILE
     trajectory = read_trajectory(file)

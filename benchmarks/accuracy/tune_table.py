@@ -31,26 +31,26 @@ Settings = dict[str, Any]
 
 def rows_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Settings]]:
     """Every row's name and settings."""
-    yield "zero-shot", {"method": "zero-shot"}
-    yield "in context", {"method": "icl"}
-    yield "linear probe", {"method": "linear-probe"}
+    yield "zero-shot", {"optimizer": "zero-shot"}
+    yield "in context", {"optimizer": "icl"}
+    yield "linear probe", {"optimizer": "linear-probe"}
     rows = arguments.rows
     zeroth = {"steps": arguments.steps, "validate-every": arguments.validate_every}
     for queries in (1, *arguments.queries):
         yield (
             f"P-RGE LoRA-FA, q = {queries}, B = {rows // queries}",
             zeroth
-            | {"method": "prge", "queries": queries, "batch": rows // queries}
+            | {"optimizer": "prge", "queries": queries, "batch": rows // queries}
             | {"learning-rate": arguments.prge_rate or "auto", "epsilon": arguments.prge_epsilon},
         )
     yield (
         f"MeZO, q = 1, B = {rows}",
         zeroth
-        | {"method": "mezo", "space": "full", "batch": rows}
+        | {"optimizer": "mezo", "space": "full", "batch": rows}
         | {"learning-rate": arguments.mezo_rate or "auto", "epsilon": arguments.mezo_epsilon},
     )
     steps = arguments.first_order_steps
-    first = {"method": "fo-adam", "steps": steps, "validate-every": max(1, steps // 10)}
+    first = {"optimizer": "fo-adam", "steps": steps, "validate-every": max(1, steps // 10)}
     for space, rate in (("lora-fa", arguments.adapter_rate), ("full", arguments.full_rate)):
         yield (
             f"Adam {space}, B = {rows}",
@@ -68,7 +68,7 @@ def measured(
         try:
             run = tune(TuneSettings.of(settings | {"seed": seed, "out": str(folder)}, name))
         except ModelError as error:
-            if settings["method"] != "icl":
+            if settings["optimizer"] != "icl":
                 raise
             print(f"{name}: left out: {error}", flush=True)
             return None

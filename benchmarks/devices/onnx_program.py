@@ -24,7 +24,7 @@ from samara.devices.phone.quantization import (
     round_tokens_to_8_bits,
 )
 from samara.devices.phone.reference_client.examples import read_examples
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
@@ -66,7 +66,7 @@ def compare(model: str, layers: str, quantization: PhoneQuantization, folder: Pa
     for rounding in ROUNDINGS[quantization]:
         rounding(runtime.base)
     program = load_program(file)
-    trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
+    trainer = PhoneLearner(program, read_examples(rows, program.manifest))
     apart = ""
     if isinstance(calls := trainer._calls, ReadoutCalls):
         scores, features = calls.numbers(Split.TRAIN, np.arange(len(prompts)))
@@ -88,7 +88,7 @@ def compare(model: str, layers: str, quantization: PhoneQuantization, folder: Pa
         start_digest=digest(runtime.layout.hash, state),
     )
     expected = take_local_steps(runtime, data, instruction, state)
-    found = trainer.train(instruction, state, 0)
+    found = trainer.take_steps(instruction, state)
     g = np.abs(found.gradients - expected.gradients)
     size = file.stat().st_size + sum(one.bytes for one in program.manifest.weights)
     return (

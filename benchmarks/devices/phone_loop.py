@@ -31,7 +31,7 @@ from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import SeedPolicy, Split, TrainInstruction
 from samara.shared.label_scores import cross_entropy
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest, summed, to_float32, zero_state
 
 CLIENTS, QUERIES, BATCH, LENGTH = 8, 4, 8, 32

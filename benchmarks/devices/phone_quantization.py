@@ -25,7 +25,7 @@ from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
 from samara.devices.phone.manifest import PhoneQuantization
 from samara.devices.phone.reference_client.examples import TokenizedExamples, read_examples
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.shared.config import RunConfig
@@ -45,7 +45,7 @@ def programs(
     source: ClientDataSource,
     folder: Path,
     kinds: Sequence[PhoneQuantization],
-) -> dict[PhoneQuantization, PhoneTrainer]:
+) -> dict[PhoneQuantization, PhoneLearner]:
     """A reference phone of each of these kinds, all with the same examples."""
     phones = {}
     for kind in kinds:
@@ -59,14 +59,14 @@ def programs(
         )
         rows = read_examples(lines, program.manifest)
         rows[Split.TEST] = _some(rows[Split.TEST], TESTED)
-        phones[kind] = PhoneTrainer(program, rows)
+        phones[kind] = PhoneLearner(program, rows)
         difference = program.check()
         size = file.stat().st_size / 2**20
         print(f"{kind}: {size:.2f} MiB, self-check {difference:.2g} nats", flush=True)
     return phones
 
 
-def gradients(phone: PhoneTrainer, shapes: ProgramShapes, epsilon: float) -> NDArray[np.float64]:
+def gradients(phone: PhoneLearner, shapes: ProgramShapes, epsilon: float) -> NDArray[np.float64]:
     """Projected gradients of all directions, float64 [128], by steps that do not move."""
     center = np.random.default_rng(0).normal(0, SPREAD, phone.layout.size)
     state = np.ldexp(center, STATE_BITS).astype(np.int64)
@@ -79,11 +79,11 @@ def gradients(phone: PhoneTrainer, shapes: ProgramShapes, epsilon: float) -> NDA
         epsilon=epsilon,
         learning_rate=0.0,
     )
-    return phone.train(instruction, state, 0).gradients.astype(np.float64).ravel()
+    return phone.take_steps(instruction, state).gradients.astype(np.float64).ravel()
 
 
 def trained(
-    phone: PhoneTrainer, shapes: ProgramShapes, steps: int, rate: float, epsilon: float, seed: int
+    phone: PhoneLearner, shapes: ProgramShapes, steps: int, rate: float, epsilon: float, seed: int
 ) -> NDArray[np.int64]:
     """The state after so many steps from zero, as everybody replays it: int64 [d]."""
     instruction = asked(
@@ -96,7 +96,7 @@ def trained(
         root=seed,
     )
     state = zero_state(phone.layout.size)
-    report = phone.train(instruction, state, 0)
+    report = phone.take_steps(instruction, state)
     groups = [
         (seeds, one_pass)
         for seeds, own in zip(instruction.seeds(0), report.gradients, strict=True)
@@ -163,12 +163,12 @@ def main() -> None:
         zero, clients = zero_state(runtime.layout.size), config.data.clients
         print(f"before, in eager float32: {_eager(runtime, source, clients, zero)}")
         for kind in given.kind:
-            before = phones[kind].figures("", zero, Split.TEST)
+            before = evaluation_column("", *phones[kind].score(zero, Split.TEST))
             print(f"{kind}, before: {_said(before)}", flush=True)
             for epsilon in given.epsilon:
                 for seed in given.seed:
                     state = trained(phones[kind], shapes, given.steps, given.rate, epsilon, seed)
-                    after = phones[kind].figures("", state, Split.TEST)
+                    after = evaluation_column("", *phones[kind].score(state, Split.TEST))
                     print(
                         f"  ε = {epsilon:g}, seed {seed}, {given.steps} steps: {_said(after)}; "
                         f"in eager float32: {_eager(runtime, source, clients, state)}",

@@ -44,7 +44,8 @@ from samara.shared.label_scores import cross_entropy
 from samara.shared.layout import Layout
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.replay_torch import directions as drawn
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.replay import STATE_BITS, zero_state

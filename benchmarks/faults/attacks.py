@@ -36,8 +36,7 @@ from benchmarks.scale.key_checks import seconds_of_round
 from samara.server.app import serve
 from samara.shared.config import RunConfig
 from samara.shared.ledger.reading import read_ledger
-from samara.shared.step_record import RecordedStepSize
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.step_size import Observation, RecordedStepSize, StepSize
 
 MANY_KEYS = 1000
 

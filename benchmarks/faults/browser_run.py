@@ -10,8 +10,8 @@ that can be cut; with --firefox that is Firefox. While the rounds go on the firs
 loaded again, the last one's process is killed and started anew, the first one's network is cut for
 20 s, and the gateway's process is killed (-9) and started anew. Prints as JSON where everybody
 stands in the end, and the accuracies that each page shows. Each figure is proven: the run ends,
-`samara server verify` reproduces every digest, and round and digest of every browser are the
-server's.
+`samara server check --replay` reproduces every digest, and round and digest of every browser are
+the server's.
 """
 
 import json
@@ -151,7 +151,7 @@ class Disturbed:
         rows = ("--data", f"data-{name}", "--program", "phone.pte", "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", "--model", self._model, "--task", TASK, *rows)
         (folder / f"{name}.pem").write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, f"{name}.pem", "--run", str(live.run))
+        samara(folder, "server", "keys", "create", name, f"{name}.pem", "--run", str(live.run))
         of_gateway = ("--gateway", self._door, "--certs", str(self._authority))
         own = ("--program", "phone.pte", "--rows", f"{name}.jsonl", "--key", f"{name}.key")
         live.start(name, ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))])
@@ -253,7 +253,9 @@ def ended(run: Disturbed) -> dict[str, Any]:
     digest = live.digests()[rounds]
     for name, one in status.items():
         assert (one["round"], one["digest"]) == (rounds, digest), f"{name} stands elsewhere"
-    assert "every digest reproduced" in samara(live.folder, "server", "verify", str(live.run))
+    assert "every digest reproduced" in samara(
+        live.folder, "server", "check", "--replay", str(live.run)
+    )
     return {
         "rounds": rounds,
         "digest": digest,

@@ -30,8 +30,8 @@ from samara.server.live.keys import ClientKeys
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.signing import SigningKey, answer_bytes
 from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 
@@ -77,16 +77,19 @@ class HostileGateway(Device):
             bytes(record[name])  # type: ignore[arg-type]
             for name in ("frame", "snapshot", "tail")
         )
+        task = Task(instruction=instruction, snapshot=snapshot, tail=tail)
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
-            frame = self._toy.hello()
+            frame = self._toy.answer(Task(kind=TaskKind.HELLO))
         elif kind == MessageType.TRAIN:
-            frame = self._toy.train(instruction, CatchUp(snapshot, tail))
+            task.kind = TaskKind.TRAIN
+            frame = self._toy.answer(task)
             if self._phone and TrainInstruction.decode(instruction).round > self._last_sound:
                 self._file.unlink()
                 self._phone = None
         else:
-            frame = self._toy.evaluate(instruction, CatchUp(snapshot, tail))
+            task.kind = TaskKind.EVALUATE
+            frame = self._toy.answer(task)
         if self._phone:
             signature = self._phone.sign(answer_bytes(instruction, frame))
             self._signed[kind_of(frame)] = frame, signature

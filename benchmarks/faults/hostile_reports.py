@@ -28,10 +28,8 @@ from scipy.special import expit
 
 from benchmarks.faults.attacked_cases import RULES, Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
+from samara.server.rounds.aggregation import RoundAggregator, hostile_count
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
-from samara.server.rounds.robust_rules import hostile_count
-from samara.server.rounds.round_aggregator import RoundAggregator
-from samara.server.rounds.validator import ValidatedReplies
 from samara.server.store import RunStore
 from samara.shared.columns import GLOBAL
 from samara.shared.config import RunConfig
@@ -273,14 +271,12 @@ def train(
             for report in reports
         ]
         received = [Report.decode(report.encode()) for report in sent if _is_sound(report)]
-        replies = ValidatedReplies({report.client: report for report in received})
-        aggregated = aggregator.aggregate(instruction, replies, config.cohort.minimum)
+        answers = {report.client: report for report in received}
+        aggregated = aggregator.aggregate(instruction, answers, {}, config.cohort.minimum)
         for client in aggregated.too_large:
-            del replies.answers[client]
+            del answers[client]
         left_out += len(aggregated.too_large)
-        size = size.after(
-            aggregator.observe(instruction, replies.answers, bool(aggregated.problem))
-        )
+        size = size.after(aggregator.observe(instruction, answers, bool(aggregated.problem)))
         in_a_row = in_a_row + 1 if aggregated.problem and size.back_to is None else 0
         if size.back_to is not None:
             reverts.append(number - 1 - size.back_to)

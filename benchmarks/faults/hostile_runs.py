@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES, HostileApp
 from samara.server.app import serve
+from samara.server.rounds.aggregation import TOO_LARGE
 from samara.server.rounds.event_log import count_unused_rounds
-from samara.server.rounds.round_aggregator import TOO_LARGE
 from samara.server.store import METRICS_FILE
 from samara.shared.config import RunConfig, load_scenario
 from samara.shared.errors import TrainingError

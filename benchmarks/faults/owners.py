@@ -6,7 +6,7 @@ Real processes over TLS on this machine: `samara server up` and three `samara cl
 While rounds go on, every owner asks the personal model again and again. Private rounds are taken
 every five rounds. After round 5, questions of a kind that nobody had are appended to one owner's
 file. After round 7 the server gets `kill -9` and is started again. After round 10 one client is
-ended, moved by `samara client move` and `import` into another home with another name, and its old
+ended, moved by `samara client move` into another home with another name, and its old
 home and key are deleted; the private state must be the same to the bit.
 
 In the end, every acknowledged round must be in the ledger, every client at a state of it, and the
@@ -36,7 +36,8 @@ from benchmarks.accuracy.rows import Rows
 from benchmarks.faults.live_run import ROOT, LiveRun
 from benchmarks.faults.ports import free_address
 from samara.client.personal.personalizations import Personalization, read_personalizations
-from samara.client.personal.runtime_learner import runtime_personalizer
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.client_model import ClientModel
 from samara.client.protocol.device_settings import with_device_settings
 from samara.client.protocol.joined_runs import JoinedRuns
@@ -50,6 +51,7 @@ from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import Split
 from samara.shared.replay import digest
 from samara.shared.result import RunResult
+from samara.shared.runs import client_folder
 
 NAMES = ("kitchen", "garden", "attic")
 GROWING, MOVING = NAMES[0], NAMES[2]
@@ -224,13 +226,18 @@ def repeat_private_rounds(
     own = settings.config.with_values({"data.path": str(data)})
     trainer = ResidentTrainer.load(own, settings.client_index, again)
     trainer.client_under(joined.config)
-    for (
-        split
-    ) in Split:  # as the client had done before its data grew: the model reads new ones alone
+    # as the client had done before its data grew: the model reads new ones alone
+    for split in Split:
         trainer.data.tokenized(split)
     out = again / "runs" / joined.run_id.hex()
     config = with_device_settings(joined.config, own).with_values({"out": str(out)})
-    personalizer = runtime_personalizer(trainer.runtime, trainer.data, config, joined.run_id)
+    personalizer = Personalizer(
+        RuntimeLearner(trainer.runtime, trainer.data),
+        config.terms,
+        joined.run_id,
+        client_folder(config, joined.run_id, settings.client_index),
+        config.ledger.snapshot_every,
+    )
     states = {step.round: step.state for step in replay_run(run)}
     taken = _personalizations(home)
     for one in taken:
@@ -276,7 +283,7 @@ def _move(live: LiveRun, folder: Path, scene: Scene) -> dict[str, Any]:
     _samara("move", str(file), "--home", str(old), *secret)
     shutil.rmtree(old)
     live.key(MOVING).unlink()
-    _samara("import", str(file), "--home", str(new), "--name", MOVED, *secret)
+    _samara("move", "--here", str(file), "--home", str(new), "--name", MOVED, *secret)
     assert private_digest(new) == before, "the private state is another one"
     live.names[live.names.index(MOVING)] = MOVED
     key = ["--key", str(new / "client.key")]

@@ -9,7 +9,7 @@ the page that half of the rounds fit; it refuses the others, which go on with ev
 what `browser_run` needs but for phones. Prints as JSON what each page shows of the privacy that was
 spent beside what a board has counted, and where everybody stands. Each figure is proven: a page's
 round and digest are a state of the server's ledger and, in the same round, a board's, and `samara
-server verify` reproduces every digest.
+server check --replay` reproduces every digest.
 """
 
 import json
@@ -79,7 +79,9 @@ def ended(run: Disturbed, board: str) -> dict[str, Any]:
         assert digests[one["round"]] == one["digest"], f"{name} stands elsewhere"
         if one["round"] == reached:
             assert one["digest"] == digest, f"{name} stands elsewhere than {board}"
-    assert "every digest reproduced" in samara(live.folder, "server", "verify", str(live.run))
+    assert "every digest reproduced" in samara(
+        live.folder, "server", "check", "--replay", str(live.run)
+    )
     releases = read_releases(live.run / RELEASES_FILE)
     return {
         "reports in each round's sum": [one.sums[0].clients for one in releases],

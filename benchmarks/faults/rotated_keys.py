@@ -124,7 +124,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
     admitted.mkdir()
     _write_phone_key(folder, "first")
     run = str(folder / "run")
-    samara(folder, "server", "keys", "add", PHONE, "first.pem", "--run", run)
+    samara(folder, "server", "keys", "create", PHONE, "first.pem", "--run", run)
     (admitted / "first.pem").write_bytes((folder / "first.pem").read_bytes())
     client = read_client_index(folder / "first.key")
     with _Threads() as threads, LiveRun(folder, settings, [*names, GATEWAY], address) as live:
@@ -207,7 +207,7 @@ class _Threads:
 
         def stay() -> None:
             try:
-                attach(phone, SigningKey(key), endpoint, self._stop)  # type: ignore[arg-type]
+                attach(phone, SigningKey(key), endpoint, self._stop)
             except DeviceError as error:
                 logging.info("%s", error)
 

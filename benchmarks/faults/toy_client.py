@@ -22,8 +22,7 @@ from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruct
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.replay import to_float32
 from samara.shared.wire import RECORD
 

@@ -5,7 +5,8 @@ from samara.client.protocol.session import Session
 from samara.shared.errors import FrameError
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 
 
 class ToyPhone:
@@ -25,41 +26,19 @@ class ToyPhone:
         self.answered = 0
         self._client, self._clients = client, clients
 
-    def hello(self, settings: bytes = b"") -> bytes:
-        """Return its hello."""
-        return hello_of(self._client, self.session, self._clients)
-
-    def train(
-        self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"", shares: bytes = b""
-    ) -> bytes:
-        """Return its report, or a refusal."""
-        return self._answer(TrainInstruction, instruction, catch_up)
-
-    def evaluate(
-        self,
-        instruction: bytes,
-        catch_up: CatchUp,
-        settings: bytes = b"",
-        personal: bool = False,
-    ) -> bytes:
-        """Return its evaluation of the global model, whatever is asked, or a refusal."""
-        return self._answer(EvaluateInstruction, instruction, catch_up)
-
-    def receive_blob(self, part: bytes, *_: bytes) -> bytes:
-        """Refuse a part of a file."""
-        error = FrameError("a toy phone lacks no blob")
-        return Refusal.of_error(token_of(part), self._client, 0, error).encode()
-
-    def hear_refusal(self, refusal: bytes) -> bytes:
-        """Return a notice that the server refuses it, and stay."""
-        return refusal
-
-    def _answer(
-        self,
-        kind: type[TrainInstruction] | type[EvaluateInstruction],
-        instruction: bytes,
-        catch_up: CatchUp,
-    ) -> bytes:
+    def answer(self, task: Task) -> bytes:
+        """Return its hello, report or evaluation; to parts of files a refusal, to notices these."""
+        match task.kind:
+            case TaskKind.HELLO:
+                return hello_of(self._client, self.session, self._clients)
+            case TaskKind.REFUSED:
+                return task.instruction
+            case TaskKind.BLOB:
+                error = FrameError("a toy phone lacks no blob")
+                return Refusal.of_error(token_of(task.instruction), self._client, 0, error).encode()
+        kind = TrainInstruction if task.kind == TaskKind.TRAIN else EvaluateInstruction
         self.answered += 1
-        said, self.session = answer(kind, instruction, catch_up, self._client, self.session)
+        said, self.session = answer(
+            kind, task.instruction, CatchUp(task.snapshot, task.tail), self._client, self.session
+        )
         return said

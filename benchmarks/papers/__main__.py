@@ -43,7 +43,7 @@ Found = dict[str, dict[str, list[Figures]]]
 
 def settings_of(row: Row, task: str, seed: int, arguments: argparse.Namespace) -> TuneSettings:
     """The settings of one run of a row."""
-    first_order = row.settings["method"] in FIRST_ORDER
+    first_order = row.settings["optimizer"] in FIRST_ORDER
     steps = arguments.first_order_steps if first_order else arguments.steps
     own: dict[str, Any] = {"steps": steps, "validate-every": max(1, steps // 4), **row.settings}
     own |= dict(map(parse_assignment, arguments.set))

@@ -19,7 +19,7 @@ from samara.client.estimators.prge import LossRequest, run_estimators
 from samara.client.training.local_step_plan import LocalStepPlan
 from samara.server.rounds.aggregation import aggregate, observe_round
 from samara.server.rounds.private_aggregator import PrivateAggregator
-from samara.server.rounds.validator import ValidatedReplies
+from samara.server.rounds.replies import ValidatedReplies
 from samara.server.store import RunStore
 from samara.shared.config import RunConfig
 from samara.shared.directions import DIRECTION_BITS, directions

@@ -33,7 +33,7 @@ from benchmarks.privacy.accuracy import (
 )
 from benchmarks.privacy.federation import Federation, make_config, public_norms, vector_reports
 from benchmarks.privacy.texts import SplitTexts, joined
-from samara.server.rounds.validator import ValidatedReplies
+from samara.server.rounds.replies import ValidatedReplies
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import VectorReport

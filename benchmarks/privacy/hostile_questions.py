@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from samara.client.protocol.protocol_client import ProtocolClient
+from samara.client.protocol.client import Client
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.devices.live.settings import resolve_device_settings
 from samara.shared.config import RunConfig
@@ -34,6 +34,7 @@ from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.ledger.records import LedgerHeader
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.replay import CoefficientBlock
 from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta
 from samara.shared.wire import Kind, kind_of
@@ -47,7 +48,7 @@ class MadeUpRun:
     def __init__(self, folder: Path, settings: list[str]) -> None:
         device = resolve_device_settings("embedded", "messages", "messages", "cpu", settings)
         trainer = ResidentTrainer.load(RunConfig.of(device, "device"), 7, folder / "client")
-        self.client: ProtocolClient = trainer.client_under(RunConfig.of({}, "server"))
+        self.client: Client = trainer.client_under(RunConfig.of({}, "server"))
         self.layout = trainer.runtime.layout
         header = LedgerHeader(0, RUN_ID, self.layout.hash)
         self.ledger = Ledger(folder / "ledger", header, self.layout, 0)
@@ -78,7 +79,7 @@ class MadeUpRun:
             start_digest=self.ledger.digest,
         )
         frame = replace(instruction, **changes).encode()  # type: ignore[arg-type]
-        return self.client.catch_up(frame, self.ledger.catch_up(0)) or self.client.train(frame)
+        return self._ask(frame, TaskKind.TRAIN)
 
     def evaluate(self, split: Split, personal: bool = False) -> bytes:
         """Ask for an evaluation of the present state."""
@@ -86,8 +87,19 @@ class MadeUpRun:
         frame = EvaluateInstruction(
             RUN_ID, position.round, 0, split, self.layout.hash, digest
         ).encode()
-        catch_up = self.ledger.catch_up(0)
-        return self.client.catch_up(frame, catch_up) or self.client.evaluate(frame, personal)
+        return self._ask(frame, TaskKind.EVALUATE, personal)
+
+    def _ask(self, frame: bytes, kind: TaskKind, personal: bool = False) -> bytes:
+        missed = self.ledger.catch_up(0)
+        return self.client.answer(
+            Task(
+                kind=kind,
+                instruction=frame,
+                snapshot=missed.snapshot,
+                tail=missed.tail,
+                personal=personal,
+            )
+        )
 
 
 def at_states(run: MadeUpRun, ask: Callable[[MadeUpRun], bytes]) -> Iterator[bytes]:

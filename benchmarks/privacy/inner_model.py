@@ -17,7 +17,7 @@ from benchmarks.accuracy.linear_model import Floats, Texts
 from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 
 MICRO_BATCH = 64
 TRUNK_BYTES = 2**30

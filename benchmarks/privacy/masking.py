@@ -23,14 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from samara.client.protocol.client_handler import make_refusal
+from samara.client.protocol.client import make_refusal
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory
 from samara.server.rounds.event_log import EventLog
-from samara.server.rounds.late_reports import LateReportFilter
 from samara.server.rounds.planner import Request
 from samara.server.rounds.private_aggregator import PrivateAggregator
+from samara.server.rounds.replies import LateReportFilter, ReplyValidator
 from samara.server.rounds.secure_aggregation import MaskedAnswers, SecureAggregation
-from samara.server.rounds.validator import ReplyValidator
 from samara.server.store import RunStore
 from samara.server.transport.messages import make_message
 from samara.server.transport.roster import Roster, RosterEntry
@@ -44,7 +43,7 @@ from samara.shared.frames.instructions import (
     token_of,
 )
 from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.privacy.mechanism import Mechanism
 from samara.shared.privacy.vector import numbers_of
 from samara.shared.signing import public_pem, sign

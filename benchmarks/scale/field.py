@@ -33,7 +33,7 @@ from samara.devices.live.keys import create_key
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.transport.messages import make_message
 from samara.shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.settings import Scalar
 from samara.shared.wire import RECORD
 

@@ -31,7 +31,7 @@ from samara.shared.client_index import client_index_of_key
 from samara.shared.files import write_durably
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.signing import SigningKey, answer_bytes, proof_bytes

@@ -9,8 +9,8 @@ embedded one, and each has the messages of a writer of its own. Prints as JSON t
 on its own test messages before the first round and after the last, with --private-rounds also that
 of its personal model, of the same private rounds without the others, and of a label bias alone, as
 the server was told; and where everybody stands: session on the disk, ledger, and `samara server
-verify`. With --kill-gateway the gateway's process is killed (-9) in the middle and started again.
-At last every kind of model evaluates base and final state on everybody's test messages. With
+check --replay`. With --kill-gateway the gateway's process is killed (-9) in the middle and started
+again. At last every kind of model evaluates base and final state on everybody's test messages. With
 --folder, a short path, what was made and trained stays there, and the same command goes on with it.
 """
 
@@ -37,12 +37,12 @@ from benchmarks.speed.live import round_seconds
 from samara.client.protocol.session_store import decode_session
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.reference_client.examples import read_examples
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import Confusion
+from samara.shared.label_scores import Confusion, evaluation_column
 from samara.shared.model.model_folder import find_embedded_model
 from samara.shared.settings import Scalar
 from samara.shared.tasks.embedded import MESSAGES_PER_WRITER
@@ -122,7 +122,7 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path, layers: st
         rows = ("--data", str(data[name]), "--program", program, "--out", f"{name}.jsonl")
         samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
-        samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
+        samara(folder, "server", "keys", "create", name, str(public), "--run", str(run))
 
 
 def start_gateway(live: LiveRun, address: str, door: str, place: Place | None = None) -> None:
@@ -250,9 +250,9 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
         of = ("--program", str(program), "--model", MODEL, "--task", TASK)
         samara(live.folder, "phone", "rows", *of, "--data", str(data), "--out", str(rows))
         loaded = load_program(program)
-        phone = PhoneTrainer(loaded, read_examples(rows, loaded.manifest))
+        phone = PhoneLearner(loaded, read_examples(rows, loaded.manifest))
         found[name] = [
-            Confusion(phone.figures("", state, Split.TEST).counts).accuracy
+            Confusion(evaluation_column("", *phone.score(state, Split.TEST)).counts).accuracy
             for state in (np.zeros_like(final), final)
         ]
     own: dict[str, Scalar] = {"model.path": MODEL, "task": TASK, "data.path": str(data)}
@@ -298,7 +298,7 @@ def main(
                 "digests of the sessions": digests,
                 "one digest everywhere": len(set(digests.values())) == 1
                 and len(digests) == len(names) - 1,
-                "verify": samara(folder, "server", "verify", str(live.run)).strip(),
+                "verify": samara(folder, "server", "check", "--replay", str(live.run)).strip(),
                 "participants": accuracies(live),
                 "on everybody's test messages, before and after": on_the_same(
                     live, data[EVERYBODY]

@@ -35,12 +35,12 @@ PARTS = {
         "samara.server.transport.guarded_grid:GuardedGrid.connected_nodes",
     ),
     "signature checks": ("samara.server.transport.phone_answers:is_signed_by",),
-    "waiting": ("samara.server.transport.clock:SystemClock.wait", "time:sleep"),
+    "waiting": ("samara.server.transport.deadline_grid:SystemClock.wait", "time:sleep"),
     "validation": (
-        "samara.server.rounds.validator:ReplyValidator.validate_reports",
+        "samara.server.rounds.replies:ReplyValidator.validate_reports",
         "samara.server.rounds.planner:Request.has_enough",
     ),
-    "aggregation": ("samara.server.rounds.round_aggregator:RoundAggregator.aggregate",),
+    "aggregation": ("samara.server.rounds.aggregation:RoundAggregator.aggregate",),
     "replay": ("samara.shared.ledger.ledger:replay",),
     "fsync": ("os:fsync",),
     "ledger": (

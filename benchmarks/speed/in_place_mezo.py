@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear
+from samara.shared.model.perturbations import Perturbations
 
 
 class InPlaceMeZO:

@@ -53,7 +53,7 @@ def round_seconds(run: Path) -> dict[str, float]:
 
 def client_figures(home: Path) -> dict[str, object]:
     """Return the figures of a client with running processes."""
-    with RemoteTrainer(str(home / "trainer.sock"), {}) as trainer:
+    with RemoteTrainer(str(home / "trainer.sock")) as trainer:
         status = trainer.status()
     return {
         "model_loads": status.model_loads,

@@ -30,7 +30,8 @@ from samara.client.tuning.descent import SGD, Descent, UpdateStep
 from samara.client.tuning.training_loss import summed_loss
 from samara.shared.label_scores import cross_entropy
 from samara.shared.machine import peak_memory_bytes
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.replay_numba import NumbaBackend
 

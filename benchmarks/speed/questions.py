@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
         exclusive_lock(settings.folder / UP_LOCK, "the benchmark runs"),  # as `client up` does
         running(command) as trainer,
     ):
-        with RemoteTrainer(str(settings.socket), {}, _START_SECONDS):
+        with RemoteTrainer(str(settings.socket), _START_SECONDS):
             pass
         run(settings, asked | {"rounds": 1}, place / "first")
         memory = {"trainer": memory_of(trainer.pid)}
@@ -114,7 +114,7 @@ def run(settings: ClientSettings, asked: dict[str, Any], out: Path) -> None:
 
 def await_training(settings: ClientSettings) -> None:
     """Return when a message is being worked on."""
-    with RemoteTrainer(str(settings.socket), {}) as trainer:
+    with RemoteTrainer(str(settings.socket)) as trainer:
         before = trainer.status().answered
         while trainer.status().answered < before + 3:
             time.sleep(0.1)

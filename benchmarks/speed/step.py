@@ -38,10 +38,10 @@ from samara.shared.files import write_durably
 from samara.shared.label_scores import cross_entropy
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.quantized import Quantization
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.model.weight_map import WeightMap
 from samara.shared.sections import AdapterSettings
 
 EPSILON, LEARNING_RATE = 0.01, 1e-6

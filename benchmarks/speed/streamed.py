@@ -34,7 +34,8 @@ from samara.devices.hardware.memory_limit import run_with_memory_limit
 from samara.shared.directions import directions
 from samara.shared.label_scores import cross_entropy
 from samara.shared.machine import peak_memory_bytes
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.sections import AdapterSettings, ModelSettings
 

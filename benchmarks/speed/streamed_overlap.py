@@ -19,7 +19,8 @@ from samara.client.forward.streamed import StreamedBody, StreamedForward
 from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import BlockStream, Scheduling
 from samara.shared.directions import directions
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.sections import AdapterSettings, ModelSettings
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from samara.client.forward.grouping import split_by_grouping
 from samara.client.forward.resident import ResidentForward
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.objectives import minus_answer_metric

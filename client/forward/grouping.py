@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 
 Grouping = Literal["sequential", "inner", "outer", "both"]
 GROUPINGS: tuple[Grouping, ...] = ("sequential", "inner", "outer", "both")

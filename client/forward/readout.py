@@ -21,10 +21,10 @@ from samara.client.forward.resident import SINGLE_PASS, ResidentForward
 from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import Ids
 from samara.shared.layout import Layout
-from samara.shared.model.cache_key import threads_in_use
 from samara.shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import LABEL_BIAS, empty_adapter
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import Prompt, Scorer
 from samara.shared.tasks.base_task import Span
@@ -225,7 +225,7 @@ class ReadoutForward:
         return whole.index_select(0, torch.from_numpy(rows).to(whole.device))
 
     def _numbers_of(self, split: SplitRows) -> Tensor:
-        division = self._micro_batch(), threads_in_use()
+        division = self._micro_batch(), torch.get_num_threads()
         return self._store.numbers(split, division, self._compute)
 
     @torch.no_grad()  # not inference mode: exact gradients flow past these numbers

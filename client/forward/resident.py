@@ -14,7 +14,8 @@ from samara.client.forward.grouping import Schedule, split_by_grouping
 from samara.client.forward.turns import forward_pass
 from samara.shared.errors import TaskError
 from samara.shared.model.head import tiled_logits
-from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 

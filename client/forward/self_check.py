@@ -19,7 +19,8 @@ from samara.shared.directions import DIRECTION_BITS
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.model.head import tiled_logits
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear
+from samara.shared.model.perturbations import Perturbations
 
 TOKENS = 7
 """Most tokens of a sequence of the check."""

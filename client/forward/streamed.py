@@ -27,7 +27,8 @@ from samara.client.forward.trunk_cache import Ids, TrunkCache
 from samara.client.forward.turns import forward_pass
 from samara.shared.errors import TaskError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
+from samara.shared.model.lora_fa import Adapter, ForwardPass
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.readout import Readout
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 

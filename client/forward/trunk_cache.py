@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.model.cache_key import cache_key, model_inputs, threads_in_use
+from samara.shared.model.cache_key import cache_key, model_inputs
 from samara.shared.model.loading import BaseModel
 
 Ids = tuple[int, ...]
@@ -69,13 +69,13 @@ class MemoryCache(TrunkCache):
         self._outputs: OrderedDict[tuple[int, Ids], Tensor] = OrderedDict()
 
     def _get(self, ids: Ids) -> Tensor | None:
-        key = threads_in_use(), ids
+        key = torch.get_num_threads(), ids
         if key in self._outputs:
             self._outputs.move_to_end(key)
         return self._outputs.get(key)
 
     def _put(self, ids: Ids, output: Tensor) -> Tensor:
-        key = threads_in_use(), ids
+        key = torch.get_num_threads(), ids
         if (replaced := self._outputs.pop(key, None)) is not None:
             self._bytes -= replaced.nbytes
         self._outputs[key] = output
@@ -165,7 +165,7 @@ class DiskCache(TrunkCache):
         return rounded
 
     def _file(self, ids: Ids) -> Path:
-        key = cache_key("sequence", of=self._identity, threads=threads_in_use(), ids=ids)
+        key = cache_key("sequence", of=self._identity, threads=torch.get_num_threads(), ids=ids)
         return self._folder / f"{key.hex()}.trunk"
 
     def _record_size(self, name: str, size: int) -> None:

@@ -6,31 +6,28 @@ have ended with are kept in a file of the owner's, and a later run with the same
 them, if they lower the loss there.
 """
 
-import json
-import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from samara.client.personal.learner import Learner, State
 from samara.client.personal.methods import composition
-from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import LedgerError
 from samara.shared.frames.instructions import Split
+from samara.shared.kept_file import KeptFile
 from samara.shared.label_scores import cross_entropy
 from samara.shared.replay import DenseValues, replay, zero_state
 from samara.shared.run_terms import RunTerms, fits_private_part
 
-log = logging.getLogger("samara.client")
-
 LABEL_BIAS_FILE = "label_bias.json"
 """Name of the file in a client's folder of a run."""
-_MALFORMED = ValueError, KeyError, TypeError, OverflowError, RecursionError
 
 
-class KeptLabelBias(NamedTuple):
+@dataclass(frozen=True)
+class KeptLabelBias:
     """A label bias of a client in a run.
 
     Attributes:
@@ -61,6 +58,19 @@ class KeptLabelBias(NamedTuple):
         return cls(labels, values, began_with)
 
 
+class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
+    """The label bias in a client's folder of a run; None without a sound one."""
+
+    name = LABEL_BIAS_FILE
+    damaged = "{file}: no label bias: {problem}; it is left out"
+    is_needed = False
+    error = LedgerError
+    style: ClassVar = {}
+
+    def _parse(self, value: Any) -> KeptLabelBias:
+        return KeptLabelBias.parse(value)
+
+
 class LabelBiases:
     """The label biases that a client keeps; of a layout without one there are none.
 
@@ -72,7 +82,8 @@ class LabelBiases:
     """
 
     def __init__(self, learner: Learner, terms: RunTerms, folder: Path, runs: Path | None) -> None:
-        self._learner, self._terms, self._folder, self._runs = learner, terms, folder, runs
+        self._learner, self._terms, self._runs = learner, terms, runs
+        self._file = _LabelBiasFile(folder)
         self._numbers = learner.layout.label_bias
 
     def begin(self, w: State, is_new: bool) -> None:
@@ -89,18 +100,18 @@ class LabelBiases:
         Raises:
             LedgerError: if the decision cannot be written.
         """
-        if self._numbers is None or self._runs is None or _read(self._folder) is not None:
+        if self._numbers is None or self._runs is None or self._file.read() is not None:
             return
         values: tuple[int, ...] = ()
         if is_new and not fits_private_part(self._terms.method):
             earlier = self._find_earlier()
             values = earlier if self._lowers_loss(w, earlier) else ()
-        self._write(KeptLabelBias(self._learner.labels, (), values))
+        self._file.write(KeptLabelBias(self._learner.labels, (), values))
 
     @property
     def began_with(self) -> tuple[DenseValues, ...]:
         """The values that the private rounds of this run begin with; usually none."""
-        kept = _read(self._folder)
+        kept = self._file.read()
         return self._dense(kept.began_with) if kept else ()
 
     def keep(self, private: State) -> None:
@@ -111,17 +122,17 @@ class LabelBiases:
         """
         if self._numbers is None or self._runs is None:
             return
-        kept, values = _read(self._folder), tuple(private[self._numbers].tolist())
+        kept, values = self._file.read(), tuple(private[self._numbers].tolist())
         began_with = kept.began_with if kept else ()
-        self._write(KeptLabelBias(self._learner.labels, values, began_with))
+        self._file.write(KeptLabelBias(self._learner.labels, values, began_with))
 
     def _find_earlier(self) -> tuple[int, ...]:
         """Return the values of the run whose private rounds ended last; empty if there are none."""
         assert self._runs is not None
         files = self._runs.glob(f"*/clients/{self._learner.client}/{LABEL_BIAS_FILE}")
-        others = [file for file in files if file.parent != self._folder]
+        others = [file for file in files if file != self._file.path]
         for file in sorted(others, key=_time_of, reverse=True):
-            kept = _read(file.parent)
+            kept = _LabelBiasFile(file.parent).read()
             if kept and kept.labels == self._learner.labels and any(kept.values):
                 return kept.values
         return ()
@@ -146,26 +157,6 @@ class LabelBiases:
         if numbers is None or len(values) != numbers.stop - numbers.start:
             return ()
         return (DenseValues.of(numbers.start, np.array(values, np.int64)),)
-
-    def _write(self, kept: KeptLabelBias) -> None:
-        file = self._folder / LABEL_BIAS_FILE
-        try:
-            make_folder(self._folder)
-            write_durably(file, json.dumps(kept._asdict()).encode())
-        except OSError as error:
-            raise LedgerError(f"{file}: cannot be written: {error.strerror}") from error
-
-
-def _read(folder: Path) -> KeptLabelBias | None:
-    """Return the label bias in a client's folder of a run; None without a sound one."""
-    file = folder / LABEL_BIAS_FILE
-    try:
-        return KeptLabelBias.parse(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, SamaraError, *_MALFORMED) as error:
-        log.warning("%s: no label bias: %s; it is left out", file, error)
-        return None
 
 
 def _time_of(file: Path) -> int:

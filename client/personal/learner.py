@@ -1,15 +1,17 @@
-"""A learner: what private rounds need of a client's model and examples.
+"""A learner: the model and the examples of a client, and all computing with them.
 
 A board computes with a model runtime (`samara.client.personal.runtime_learner`), a phone with its
 exported program.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samara.client.personal.softmax_fit import Examples, Solver
+from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.frames.report import Report
 from samara.shared.layout import Layout
@@ -44,6 +46,10 @@ class Learner(Protocol):
         """The layout of the adapter."""
 
     @property
+    def model_id(self) -> bytes:
+        """The model id of the base model, 32 bytes."""
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the task, in order; empty for texts, and for rows with own candidates."""
 
@@ -55,10 +61,39 @@ class Learner(Protocol):
     def solve(self) -> Solver:
         """The solver of private fits on this device."""
 
+    def introduce(self, last_round: int, hides_examples: bool) -> Hello:
+        """Return the hello of the client.
+
+        Args:
+            last_round: last round in the client's state.
+            hides_examples: whether it leaves out all facts of the examples, also their number.
+        """
+
+    def example_counts(self) -> Mapping[Split, int]:
+        """Return the number of examples of each split."""
+
+    def smallest_batch(self, instruction: TrainInstruction) -> int:
+        """Return the number of examples in the smallest batch of an instruction's steps."""
+
+    def generations_of(self, split: Split) -> tuple[str, ...]:
+        """Return the hashes, in hex, of a split's examples by the time at which they came.
+
+        Raises:
+            TrainerError: if the record of these times cannot be read or written.
+        """
+
+    def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
+        """Evaluate at most so many examples of a split from now on; others are not limited."""
+
+    def take_passes(self) -> int:
+        """Return the rows that went through the model since the call before, where counted."""
+
     def take_steps(
         self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
     ) -> Report:
         """Take K local steps from a state, and return the report.
+
+        The finished steps of a private round stay in memory if an exception interrupts it.
 
         Args:
             instruction: instruction of the round.

@@ -6,7 +6,6 @@ the client's session meanwhile. What is finished is a line of a file that people
 """
 
 import json
-import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
-from samara.shared.events import append_event, read_events
-from samara.shared.files import make_folder, write_durably
+from samara.shared.kept_file import KeptFile, KeptLog
 from samara.shared.layout import Layout
 from samara.shared.replay import digest
-
-log = logging.getLogger("samara.client")
 
 PERSONALIZATIONS_FILE = "personalizations.jsonl"
 _BEGUN, _NEXT = "personalization", "personalization.next"
@@ -154,6 +150,30 @@ class Personalization:
         )
 
 
+class _StartFile(KeptFile[StartState | None]):
+    """The file of a state that private rounds are to be taken from."""
+
+    damaged = "{file}: {problem}; the private rounds from it are left out"
+    is_needed = False
+    error = LedgerError
+
+    def __init__(self, folder: Path, name: str, layout: Layout) -> None:
+        self.path, self._layout = folder / name, layout
+
+    def _encode(self, content: StartState | None) -> bytes:
+        return content.encode() if content else b""
+
+    def _decode(self, data: bytes) -> StartState:
+        return StartState.decode(data, self._layout)
+
+
+class _FinishedLog(KeptLog):
+    """The personalizations of a client in a run that are finished."""
+
+    name = PERSONALIZATIONS_FILE
+    error = LedgerError
+
+
 class Personalizations:
     """The files of one client in a run.
 
@@ -209,7 +229,7 @@ class Personalizations:
         Raises:
             LedgerError: if it cannot be written.
         """
-        self._write(_NEXT, start)
+        self._file(_NEXT).write(start)
 
     def begin(self, start: StartState) -> None:
         """Keep a state as the one whose private rounds have begun; there is no next one then.
@@ -217,7 +237,7 @@ class Personalizations:
         Raises:
             LedgerError: if it cannot be written.
         """
-        self._write(_BEGUN, start)
+        self._file(_BEGUN).write(start)
         self._delete(_NEXT)
 
     def drop_begun(self) -> None:
@@ -250,32 +270,16 @@ class Personalizations:
             start.before,
             after,
         )
-        file = self._folder / PERSONALIZATIONS_FILE
-        try:
-            read_events(file)  # cuts half of a last line off
-            append_event(file, asdict(done))
-        except OSError as error:
-            raise LedgerError(f"{file}: cannot be written: {error.strerror}") from error
+        _FinishedLog(self._folder).append(json.dumps(asdict(done), sort_keys=True).encode())
         self._delete(_BEGUN)
 
     def _read(self, name: str) -> StartState | None:
-        file = self._folder / name
-        try:
-            return StartState.decode(file.read_bytes(), self._layout)
-        except FileNotFoundError:
-            return None
-        except (OSError, LedgerError) as error:
-            log.warning("%s: %s; the private rounds from it are left out", file, error)
-            self._delete(name)
-            return None
+        if (start := self._file(name).read()) is None:
+            self._delete(name)  # a damaged one
+        return start
 
-    def _write(self, name: str, start: StartState) -> None:
-        file = self._folder / name
-        try:
-            make_folder(self._folder)
-            write_durably(file, start.encode())
-        except OSError as error:
-            raise LedgerError(f"{file}: cannot be written: {error.strerror}") from error
+    def _file(self, name: str) -> _StartFile:
+        return _StartFile(self._folder, name, self._layout)
 
     def _delete(self, name: str) -> None:
         try:
@@ -300,13 +304,12 @@ def read_personalizations(folder: Path) -> list[Personalization]:
 
     Args:
         folder: folder of the client's files in a run's.
+
+    Raises:
+        LedgerError: if the file cannot be read.
     """
-    try:
-        lines = (folder / PERSONALIZATIONS_FILE).read_bytes().splitlines()
-    except OSError:
-        return []
     every = []
-    for line in lines:
+    for line in _FinishedLog(folder).read_lines():
         try:
             every.append(Personalization.parse(json.loads(line)))
         except (ValueError, KeyError, TypeError):

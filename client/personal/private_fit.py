@@ -33,25 +33,19 @@ from samara.shared.round_delta import RoundDelta
 from samara.shared.run_terms import RunTerms
 
 
-def intercept_for_training(learner: Learner, terms: RunTerms, state: State) -> State | None:
-    """Return the private state that a client adds to the common one while it trains that.
+def intercept_for_training(learner: Learner, state: State) -> State:
+    """Return the private state that a client adds while it trains the common one, int64 [d].
 
     It is the intercept that fits the client's training examples best, and no more than a function
     of them and of the state: nothing of it is kept.
 
     Args:
         learner: model and examples of the client.
-        terms: terms of the run.
         state: int64 [d], state of the federation.
-
-    Returns:
-        int64 [d]; None for methods other than `readout`.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.
     """
-    if terms.method != "readout":
-        return None
     examples = learner.training_examples(state, with_features=False)
     fit = fit_intercept(examples, _contrasts(examples), learner.solve)
     return _state_of(fit, learner.layout)

@@ -48,8 +48,7 @@ from samara.shared.replay import (
 )
 from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
 from samara.shared.run_terms import RunTerms
-from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
 
 log = logging.getLogger("samara.client")
 

@@ -8,15 +8,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
-from samara.client.forward.body import PerturbedBody
 from samara.client.forward.readout import make_readout
+from samara.client.forward.setup import make_scorer
 from samara.client.training.client_data import ExampleTokenizer
 from samara.shared.files import make_folder, write_durably
 from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import LABEL_BIAS, READOUT
 from samara.shared.model.readout import merge_readout
-from samara.shared.model.scorers import Scorer, scorer_for
+from samara.shared.model.scorers import Scorer
 from samara.shared.sections import ModelAndTask
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, Task
@@ -76,6 +76,4 @@ def load_scorer(config: ModelAndTask) -> tuple[BaseModel, Task, Scorer]:
     base = load_base_model(
         model.path, model.family, model.torch_device, model.quantization, model.dtype
     )
-    with torch.no_grad():
-        scorer = scorer_for(base, task, model.max_length, PerturbedBody(base, 0))
-    return base, task, scorer
+    return base, task, make_scorer(base, task, model.max_length)

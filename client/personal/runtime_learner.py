@@ -1,49 +1,54 @@
-"""The private rounds of a client with a model runtime."""
+"""The learner of a client with a model runtime."""
 
-from pathlib import Path
+import json
+import platform
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
 from numpy.typing import NDArray
 
 from samara.client.personal.lbfgs import fit_softmax
 from samara.client.personal.learner import ScoredExamples, State
 from samara.client.personal.own_demonstrations import own_demonstrations
-from samara.client.personal.personalizer import Personalizer
 from samara.client.personal.softmax_fit import Examples, Solver
 from samara.client.training.client_data import ClientData, LabelledPrompts
-from samara.client.training.interrupted_steps import InterruptedSteps
+from samara.client.training.local_step_plan import InterruptedSteps, smallest_batch
 from samara.client.training.local_steps import (
     prepare_evaluated_examples,
     prepare_training_examples,
     take_local_steps,
 )
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
+from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
 from samara.shared.frames.report import Report
 from samara.shared.layout import Layout
 from samara.shared.replay import Backend
-from samara.shared.runs import client_folder
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example, data_fingerprint
+
+Generations = Callable[[Split, list[Example], str], tuple[str, ...]]
+"""Function that returns the generations of a split's examples, which have a hash as a set."""
 
 
 class RuntimeLearner:
-    """A model runtime and a client's data as private rounds use them.
+    """A model runtime together with a client's data.
 
     Args:
         runtime: model runtime.
         data: examples of the client.
-        interrupted: keeps the finished steps of a round that an exception interrupts.
+        generations: function that divides examples by the time at which they came; None if all
+            came together.
     """
 
     def __init__(
-        self,
-        runtime: ModelRuntime,
-        data: ClientData,
-        interrupted: InterruptedSteps[Any] | None = None,
+        self, runtime: ModelRuntime, data: ClientData, generations: Generations | None = None
     ) -> None:
-        self._runtime, self._data, self._interrupted = runtime, data, interrupted
+        self._runtime, self._data, self._generations = runtime, data, generations
+        self._interrupted: InterruptedSteps[Any] = InterruptedSteps()
 
     @property
     def client(self) -> int:
@@ -54,6 +59,11 @@ class RuntimeLearner:
     def layout(self) -> Layout:
         """The layout of the adapter."""
         return self._runtime.layout
+
+    @property
+    def model_id(self) -> bytes:
+        """The model id of the base model, 32 bytes."""
+        return self._runtime.model_id
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -71,13 +81,70 @@ class RuntimeLearner:
         """The solver of private fits: L-BFGS."""
         return fit_softmax
 
+    def introduce(self, last_round: int, hides_examples: bool) -> Hello:
+        """Return the hello of the client; see `Learner.introduce`.
+
+        Only simulated clients give fingerprints of their data: a hash of a person's own few
+        examples could be recognised.
+        """
+        runtime, data = self._runtime, self._data
+        facts = runtime.facts() | {
+            "clients": data.client_count or 0,
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        if not hides_examples:
+            facts[SPLIT_EXAMPLES] = _by_name(self.example_counts())
+            if isinstance(runtime.task, GenerationTask):
+                texts = {split: data.tokenized(split) for split in Split}
+                tokens = {split: int(own.token_counts.sum()) for split, own in texts.items()}
+                facts[SPLIT_TOKENS] = _by_name(tokens)
+                facts[SPLIT_BYTES] = _by_name({key: own.byte_count for key, own in texts.items()})
+            if data.client_count:
+                prints = {split: data_fingerprint(data.in_split(split)) for split in Split}
+                facts["fingerprints"] = _by_name(prints)
+        return Hello(
+            data.client,
+            0 if hides_examples else len(data.in_split(Split.TRAIN)),
+            last_round,
+            runtime.model_id,
+            runtime.layout.to_json(),
+            json.dumps(facts, sort_keys=True),
+        )
+
+    def example_counts(self) -> Mapping[Split, int]:
+        """Return the number of examples of each split."""
+        return {split: len(self._data.in_split(split)) for split in Split}
+
+    def smallest_batch(self, instruction: TrainInstruction) -> int:
+        """Return the number of examples in the smallest batch of an instruction's steps."""
+        labels = self._data.labels(Split.TRAIN)
+        return smallest_batch(instruction, labels, self._runtime.label_count)
+
+    def generations_of(self, split: Split) -> tuple[str, ...]:
+        """Return the generations of a split's examples; see `Learner.generations_of`."""
+        if not (hash_ := self._data.hash_of(split)):
+            return ()
+        if self._generations is None:
+            return (hash_,)
+        return self._generations(split, self._data.in_split(split), hash_)
+
+    def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
+        """Evaluate at most so many examples of a split from now on; others are not limited."""
+        self._data.most_evaluated = counts
+
+    def take_passes(self) -> int:
+        """Return the rows that went through the model since the call before."""
+        return self._data.take_passes()
+
     def take_steps(
         self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
     ) -> Report:
         """Take K local steps; see `Learner.take_steps`."""
-        return take_local_steps(
-            self._runtime, self._data, instruction, state, mask, self._interrupted
-        )
+        interrupted = self._interrupted if instruction.track == PERSONAL_TRACK else None
+        return take_local_steps(self._runtime, self._data, instruction, state, mask, interrupted)
 
     def data_hash(self, split: Split) -> str:
         """Return a hash of a split's examples in hex; empty without any."""
@@ -125,27 +192,5 @@ class RuntimeLearner:
         return ScoredExamples(scores, examples.labels, tokens)
 
 
-def runtime_personalizer(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
-    run_id: bytes,
-    interrupted: InterruptedSteps[Any] | None = None,
-    runs: Path | None = None,
-    common: State | None = None,
-) -> Personalizer:
-    """Return the private rounds of a client with a model runtime, in its folder of the run.
-
-    Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run on this client.
-        run_id: run id, 8 bytes.
-        interrupted: keeps the finished steps of a round that an exception interrupts.
-        runs: folder of all runs of a live client; see `Personalizer`.
-        common: common intercept in the federation's state; see `Personalizer`.
-    """
-    folder = client_folder(config, run_id, data.client)
-    learner = RuntimeLearner(runtime, data, interrupted)
-    snapshot_every = config.ledger.snapshot_every
-    return Personalizer(learner, config.terms, run_id, folder, snapshot_every, runs, common)
+def _by_name(facts: Mapping[Split, Any]) -> dict[str, Any]:
+    return {split.name.lower(): fact for split, fact in facts.items()}

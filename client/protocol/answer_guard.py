@@ -1,43 +1,118 @@
 """The guard of a client's answers: it checks each against its owner's limits, and counts it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
 
+from samara.client.personal.learner import Learner
 from samara.client.protocol.answer_limits import (
     AnswerLimits,
     check_split,
     count_losses,
     count_report_scalars,
 )
+from samara.client.protocol.answer_log import AnswerLog
 from samara.client.protocol.answered_runs import AnsweredRuns
-from samara.client.protocol.privacy_budget import PrivacyBudget
-from samara.client.protocol.scalar_counts import ScalarBudget
+from samara.client.protocol.client import Guard
+from samara.client.protocol.pass_counts import PassCounts
+from samara.client.protocol.privacy_budget import ChargeLog, PrivacyBudget
+from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.signed_runs import SERVER_DECIDES, SignedRuns
+from samara.shared.errors import SamaraError
 from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.proto.trainer_pb2 import Task
+
+log = logging.getLogger("samara.client")
 
 
-class AnswerGuard:
+@dataclass(frozen=True)
+class Records:
+    """The files in which a client keeps its answers; a store without a folder keeps nothing.
+
+    Attributes:
+        answer_log: log of the answers, for the owner.
+        answered: answers in each run.
+        counts: counts of sent scalars.
+        charges: privacy costs of reports with noise.
+        passes: counts of rows that went through the model.
+    """
+
+    answer_log: AnswerLog = field(default_factory=lambda: AnswerLog(None))
+    answered: AnsweredRuns = field(default_factory=lambda: AnsweredRuns(None))
+    counts: ScalarCounts = field(default_factory=lambda: ScalarCounts(None))
+    charges: ChargeLog = field(default_factory=lambda: ChargeLog(None))
+    passes: PassCounts = field(default_factory=lambda: PassCounts(None))
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Return the files of a client with a folder of its own."""
+        return cls(
+            AnswerLog(folder),
+            AnsweredRuns(SessionFolder(folder).folder_of),
+            ScalarCounts(folder),
+            ChargeLog(folder),
+            PassCounts(folder),
+        )
+
+
+class AnswerGuard(Guard):
     """The limits and the counts of one client under the settings of a run.
 
     Args:
         limits: the owner's limits.
-        smallest_batch: function that gives the number of the client's examples in the smallest
-            batch of an instruction's steps.
-        budget: counts of sent scalars and their limit; None counts nothing.
-        answered: what the client has answered in each run; None keeps nothing.
-        privacy: what its noised reports have cost, and the limit of it; None charges nothing.
+        learner: model and examples of the client.
+        records: files in which the client keeps its answers.
+        privacy: differential privacy of the run; None without.
+        signed: runs that the operator has signed.
     """
 
     def __init__(
         self,
         limits: AnswerLimits,
-        smallest_batch: Callable[[TrainInstruction], int],
-        budget: ScalarBudget | None = None,
-        answered: AnsweredRuns | None = None,
-        privacy: PrivacyBudget | None = None,
+        learner: Learner,
+        records: Records,
+        privacy: PrivacyTerms | None = None,
+        signed: SignedRuns = SERVER_DECIDES,
     ) -> None:
-        self._limits, self._smallest_batch = limits, smallest_batch
-        self._budget, self._answered, self._privacy = budget, answered, privacy
+        self._limits, self._learner, self._signed = limits, learner, signed
+        self._log, self._answered, self._passes = (
+            records.answer_log,
+            records.answered,
+            records.passes,
+        )
+        self._trained = learner.layout.size
+        self._budget = ScalarBudget(
+            records.counts, learner.generations_of, self._trained, limits.scalar_limit
+        )
+        self._privacy = PrivacyBudget(records.charges, privacy, limits.epsilon_limit)
+
+    def check(self, task: Task) -> None:
+        """Raise an error if no signed scenario leads to an instruction; see `SignedRuns.check`."""
+        self._signed.check(task.instruction, task.personal)
+
+    def add_answer(self, task: Task, answer: bytes) -> None:
+        """Log the answer to an instruction; see `AnswerLog.add`."""
+        self._log.add(task.instruction, answer, task.personal, self._trained)
+
+    def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
+        """Log a refusal; a failure is a warning, since it holds nothing of the examples."""
+        try:
+            self._log.add_refusal(task.instruction, refusal, task.personal, error)
+        except SamaraError as problem:
+            log.warning("%s", problem)
+
+    def add_passes(self, run_id: bytes) -> None:
+        """Count the rows that went through the model for a run since the call before.
+
+        Raises:
+            TrainerError: if the counts cannot be written.
+        """
+        self._passes.add(run_id, self._learner.take_passes())
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
         """Keep what a hello introduces; it is on the disk when this returns.
@@ -49,11 +124,10 @@ class AnswerGuard:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
-        if self._answered:
-            answered = self._answered.read(run_id)
-            introduced = {split.name.lower(): count for split, count in counts.items()}
-            if introduced != answered.introduced:
-                self._answered.write(run_id, replace(answered, introduced=introduced))
+        answered = self._answered.read(run_id)
+        introduced = {split.name.lower(): count for split, count in counts.items()}
+        if introduced != answered.introduced:
+            self._answered.write(run_id, replace(answered, introduced=introduced))
 
     def introduced(self, run_id: bytes) -> dict[Split, int]:
         """Return how many examples of each split a client has introduced, which a server counts.
@@ -61,8 +135,6 @@ class AnswerGuard:
         Raises:
             TrainerError: if the file cannot be read.
         """
-        if not self._answered:
-            return {}
         counts = self._answered.read(run_id).introduced
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
@@ -75,7 +147,7 @@ class AnswerGuard:
             BudgetError: if one did, and is no longer kept.
             TrainerError: if the charges cannot be read.
         """
-        return self._privacy.find_report(token) if self._privacy else b""
+        return self._privacy.find_report(token)
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
         """Raise an error if the report on an instruction is over a limit.
@@ -84,17 +156,15 @@ class AnswerGuard:
             BatchLimitError: if a step would use too few examples.
             ScalarLimitError: if it would hold too many scalars.
             BudgetError: if it would cost too much privacy.
+            ScenarioError: if a signed run has another report for the round.
             TrainerError: if the counts cannot be read.
         """
-        if self._privacy:
-            self._privacy.check(instruction)
-        sent = 0
-        if self._answered:
-            sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
-        self._limits.check_step(instruction, self._smallest_batch(instruction), sent)
-        if self._budget:
-            scalars = {Split.TRAIN: count_report_scalars(instruction)}
-            self._budget.check(token, instruction.layout_hash, scalars)
+        self._signed.check_first(instruction, token)
+        self._privacy.check(instruction)
+        sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
+        self._limits.check_step(instruction, self._learner.smallest_batch(instruction), sent)
+        scalars = {Split.TRAIN: count_report_scalars(instruction)}
+        self._budget.check(token, instruction.layout_hash, scalars)
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
         """Count the report on an instruction, once; it is on the disk when this returns.
@@ -107,15 +177,11 @@ class AnswerGuard:
         Raises:
             TrainerError: if the counts cannot be read or written.
         """
-        if self._budget:
-            scalars = {Split.TRAIN: count_report_scalars(instruction)}
-            self._budget.add(token, instruction.layout_hash, scalars)
-        if self._answered:
-            run_id = instruction.run_id
-            answered = self._answered.read(run_id).after_report(instruction, token)
-            self._answered.write(run_id, answered)
-        if self._privacy:
-            self._privacy.add(instruction, token, report)
+        scalars, run_id = {Split.TRAIN: count_report_scalars(instruction)}, instruction.run_id
+        self._budget.add(token, instruction.layout_hash, scalars)
+        answered = self._answered.read(run_id).after_report(instruction, token)
+        self._answered.write(run_id, answered)
+        self._privacy.add(instruction, token, report)
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
@@ -133,13 +199,11 @@ class AnswerGuard:
             TrainerError: if the counts cannot be read.
         """
         check_split(instruction)
-        if self._answered:
-            answered = self._answered.read(instruction.run_id)
-            if frame := answered.find_evaluation(instruction, token, personal):
-                return frame
-        if self._budget:
-            question = _question_of(token, personal)
-            self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
+        answered = self._answered.read(instruction.run_id)
+        if frame := answered.find_evaluation(instruction, token, personal):
+            return frame
+        question = _question_of(token, personal)
+        self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
         return b""
 
     def add_evaluation(
@@ -157,15 +221,13 @@ class AnswerGuard:
             TrainerError: if the counts cannot be read or written.
         """
         token, frame, run_id = evaluation.token, evaluation.encode(), instruction.run_id
-        if self._budget:
-            losses = count_losses(instruction.split, evaluation.columns)
-            question = _question_of(token, personal)
-            self._budget.check(question, instruction.layout_hash, losses)
-            self._budget.add(question, instruction.layout_hash, losses)
-        if self._answered:
-            answered = self._answered.read(run_id)
-            answered = answered.after_evaluation(instruction, token, personal, frame)
-            self._answered.write(run_id, answered)
+        losses = count_losses(instruction.split, evaluation.columns)
+        question = _question_of(token, personal)
+        self._budget.check(question, instruction.layout_hash, losses)
+        self._budget.add(question, instruction.layout_hash, losses)
+        answered = self._answered.read(run_id)
+        answered = answered.after_evaluation(instruction, token, personal, frame)
+        self._answered.write(run_id, answered)
         return frame
 
 

@@ -5,18 +5,14 @@ totals, in the first line. Its times are those of the device's clock, which may 
 """
 
 import json
-import logging
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samara.client.protocol.logged_answers import AnswerTotals, LoggedAnswer, Totals, add_answers
-from samara.shared.errors import SamaraError, TrainerError
-from samara.shared.files import make_folder, sync_folder, write_durably
-
-log = logging.getLogger("samara.client")
+from samara.shared.errors import SamaraError
+from samara.shared.kept_file import KeptLog
 
 ANSWERS_FILE = "answers.jsonl"
 MOST_BYTES = 4 * 2**20
@@ -48,11 +44,12 @@ class AnswerHistory:
         totals = add_answers(self.totals, self.answers[:half])
         return AnswerHistory(totals, self.answers[half:], self.damaged)
 
-    def to_lines(self) -> str:
-        """Return the content as a file."""
+    def to_lines(self) -> Iterator[bytes]:
+        """Yield the lines of the content as a file."""
         totals = [asdict(totals) for totals in self.totals.values()]
-        first = json.dumps({"totals": totals, "damaged": self.damaged})
-        return "".join(f"{line}\n" for line in [first, *(one.to_json() for one in self.answers)])
+        yield json.dumps({"totals": totals, "damaged": self.damaged}).encode()
+        for answer in self.answers:
+            yield answer.to_json().encode()
 
 
 def read_answers(folder: Path) -> AnswerHistory:
@@ -64,16 +61,9 @@ def read_answers(folder: Path) -> AnswerHistory:
     Raises:
         TrainerError: if the file cannot be read.
     """
-    file = folder / ANSWERS_FILE
-    try:
-        lines = file.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        lines = []
-    except OSError as error:
-        raise TrainerError(f"{file}: cannot be read: {error.strerror}") from error
     totals: Totals = {}
     answers, damaged = [], 0
-    for number, line in enumerate(lines):
+    for number, line in enumerate(AnswerLog(folder).read_lines()):
         try:
             content = json.loads(line)
             if number == 0 and "totals" in content:
@@ -85,22 +75,25 @@ def read_answers(folder: Path) -> AnswerHistory:
     return AnswerHistory(totals, tuple(answers), damaged)
 
 
-class AnswerLog:
+class AnswerLog(KeptLog):
     """The log of one client, which one process writes.
 
     Args:
-        folder: folder of the client; made if it does not exist.
+        folder: folder of the client; made if it does not exist. None logs nothing.
         clock: function that gives the seconds since 1970.
         most_bytes: size of the file at which its older half is replaced by totals.
     """
 
+    name = ANSWERS_FILE
+
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         clock: Callable[[], float] = time.time,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._folder, self._clock, self._most_bytes = folder, clock, most_bytes
+        super().__init__(folder)
+        self._clock, self._most_bytes = clock, most_bytes
 
     def add(self, instruction: bytes, answer: bytes, personal: bool, trained: int) -> None:
         """Log an answer; it is on the disk when this returns.
@@ -114,8 +107,7 @@ class AnswerLog:
         Raises:
             TrainerError: if the file cannot be written.
         """
-        now = int(self._clock())
-        self._append(LoggedAnswer.of(now, instruction, answer, personal, trained))
+        self._log(lambda now: LoggedAnswer.of(now, instruction, answer, personal, trained))
 
     def add_refusal(
         self, instruction: bytes, refusal: bytes, personal: bool, error: SamaraError
@@ -131,40 +123,16 @@ class AnswerLog:
         Raises:
             TrainerError: if the file cannot be written.
         """
-        now = int(self._clock())
-        self._append(LoggedAnswer.of_refusal(now, instruction, refusal, personal, str(error)))
+        self._log(
+            lambda now: LoggedAnswer.of_refusal(now, instruction, refusal, personal, str(error))
+        )
 
-    def _append(self, answer: LoggedAnswer) -> None:
-        file = self._folder / ANSWERS_FILE
-        try:
-            make_folder(self._folder)
-            is_new = not file.exists()
-            with file.open("a+b") as lines:
-                _cut_half_line(lines.fileno(), file)
-                lines.write(answer.to_json().encode() + b"\n")
-                lines.flush()
-                os.fsync(lines.fileno())
-                size = lines.tell()
-            if is_new:
-                sync_folder(self._folder)
-            if size > self._most_bytes:
-                write_durably(file, read_answers(self._folder).shortened().to_lines().encode())
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
-
-
-def _cut_half_line(descriptor: int, file: Path) -> None:
-    """Cut a log to its last whole line: the answer of a half one has never left.
-
-    Raises:
-        OSError: if reading or writing fails.
-    """
-    size = os.fstat(descriptor).st_size
-    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
-        return
-    whole = file.read_bytes().rfind(b"\n") + 1
-    log.warning("%s: the last line is not whole; %d bytes are cut off", file, size - whole)
-    os.ftruncate(descriptor, whole)
+    def _log(self, answer_at: Callable[[int], LoggedAnswer]) -> None:
+        if self.path is None:
+            return
+        line = answer_at(int(self._clock())).to_json()
+        if self.append(line.encode()) > self._most_bytes:
+            self.replace(read_answers(self.path.parent).shortened().to_lines())
 
 
 def _parse_totals(content: dict[str, object]) -> tuple[Totals, int]:

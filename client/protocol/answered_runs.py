@@ -6,15 +6,14 @@ before an answer leaves.
 """
 
 import base64
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from samara.shared.errors import EvaluationLimitError, TrainerError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import EvaluationLimitError
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.kept_file import KeptFile
 
 ANSWERED_FILE = "answered.json"
 
@@ -89,33 +88,57 @@ class AnsweredRun:
         )
 
 
+class _AnsweredFile(KeptFile[AnsweredRun]):
+    """The file of a run."""
+
+    name = ANSWERED_FILE
+    damaged = (
+        "{file}: what this client has answered cannot be read: {problem}; restore the file from a "
+        "backup, or delete it if the run may be answered anew"
+    )
+    empty = AnsweredRun
+
+    def _to_json(self, content: AnsweredRun) -> Any:
+        evaluations = {
+            question: {"token": token, "frame": base64.b64encode(frame).decode()}
+            for question, (token, frame) in content.evaluations.items()
+        }
+        return asdict(content) | {"evaluations": evaluations}
+
+    def _parse(self, value: Any) -> AnsweredRun:
+        return AnsweredRun(
+            int(value["round"]),
+            int(value["scalars"]),
+            bytes.fromhex(value["token"]),
+            bytes.fromhex(value["compared"]),
+            {
+                question: (
+                    bytes.fromhex(one["token"]),
+                    base64.b64decode(one["frame"], validate=True),
+                )
+                for question, one in value["evaluations"].items()
+            },
+            {split: int(count) for split, count in value.get("introduced", {}).items()},
+        )
+
+
 class AnsweredRuns:
     """The files of a client's runs.
 
     Args:
-        folder_of: function that gives the folder of a run's files.
+        folder_of: function that gives the folder of a run's files; None keeps nothing.
     """
 
-    def __init__(self, folder_of: Callable[[bytes], Path]) -> None:
+    def __init__(self, folder_of: Callable[[bytes], Path] | None) -> None:
         self._folder_of = folder_of
 
     def read(self, run_id: bytes) -> AnsweredRun:
         """Return what the client has answered in a run.
 
         Raises:
-            TrainerError: if the file cannot be read. It is not replaced by an empty one, which
-                would lift limits.
+            TrainerError: if the file cannot be read.
         """
-        file = self._folder_of(run_id) / ANSWERED_FILE
-        try:
-            return _parse(json.loads(file.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return AnsweredRun()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TrainerError(
-                f"{file}: what this client has answered cannot be read: {error!r}; restore the "
-                "file from a backup, or delete it if the run may be answered anew"
-            ) from error
+        return self._file(run_id).read()
 
     def write(self, run_id: bytes, answered: AnsweredRun) -> None:
         """Replace what the client has answered in a run; it is on the disk when this returns.
@@ -123,44 +146,12 @@ class AnsweredRuns:
         Raises:
             TrainerError: if the file cannot be written.
         """
-        file = self._folder_of(run_id) / ANSWERED_FILE
-        content = {
-            "round": answered.round,
-            "scalars": answered.scalars,
-            "token": answered.token.hex(),
-            "compared": answered.compared.hex(),
-            "evaluations": {
-                question: {"token": token.hex(), "frame": base64.b64encode(frame).decode()}
-                for question, (token, frame) in answered.evaluations.items()
-            },
-            "introduced": answered.introduced,
-        }
-        try:
-            make_folder(file.parent)
-            write_durably(file, json.dumps(content, sort_keys=True, indent=1).encode())
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+        self._file(run_id).write(answered)
+
+    def _file(self, run_id: bytes) -> _AnsweredFile:
+        return _AnsweredFile(self._folder_of and self._folder_of(run_id))
 
 
 def _question(instruction: EvaluateInstruction, personal: bool) -> str:
     split = instruction.split.name.lower()
     return f"personal {split}" if personal else split
-
-
-def _parse(content: dict[str, Any]) -> AnsweredRun:
-    """Read the content of a file.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: if it is no such content.
-    """
-    return AnsweredRun(
-        int(content["round"]),
-        int(content["scalars"]),
-        bytes.fromhex(content["token"]),
-        bytes.fromhex(content["compared"]),
-        {
-            question: (bytes.fromhex(one["token"]), base64.b64decode(one["frame"], validate=True))
-            for question, one in content["evaluations"].items()
-        },
-        {split: int(count) for split, count in content.get("introduced", {}).items()},
-    )

@@ -11,7 +11,7 @@ from samara.client.personal.model_folder import TrainedModel
 from samara.client.personal.private_rounds import personal_ledger
 from samara.client.protocol.device_settings import with_device_settings
 from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, find_run_folder
-from samara.client.protocol.model_in_use import find_run_in_use, read_validation
+from samara.client.protocol.model_in_use import ValidationFile, find_run_in_use
 from samara.client.protocol.resident_trainer import BLOBS_FOLDER
 from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import SessionFolder
@@ -20,7 +20,7 @@ from samara.shared.blobs import with_local_blobs
 from samara.shared.config import RunConfig
 from samara.shared.errors import TrainerError
 from samara.shared.ledger.latest_state import read_latest_state
-from samara.shared.model.weight_map import read_weight_map
+from samara.shared.model.perturbations import read_weight_map
 from samara.shared.runs import client_folder
 
 
@@ -117,7 +117,7 @@ def read_model_in_use(
         SamaraError: if there is no such run, or its files are damaged.
     """
     folder = find_run_folder(client_folder, run) if run else find_run_in_use(client_folder)
-    noted = read_validation(folder)
+    noted = ValidationFile(folder).read()
     if noted is not None and Path(noted.model_path).is_dir():
         device_config = device_config.with_values({"model.path": noted.model_path})
     return ClientModel.read(client_folder, device_config, client, folder.name)

@@ -5,8 +5,9 @@ are executed are the device's. When private rounds are taken is the run's, unles
 A split by text is the run's, with its seed: it keeps texts apart only if all clients have the same.
 """
 
+from samara.client.protocol.answer_limits import AnswerLimits
 from samara.shared.config import RunConfig
-from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.data_settings import EMBEDDED_DATA, DataSettings
 
 CLIENT_INDEX, DEVICE_SETTINGS_KEY = "client", "device-settings"
 """Keys in the node config of a simulated client that represents a live one: the live client's
@@ -21,3 +22,13 @@ def with_device_settings(server_config: RunConfig, device_config: RunConfig) -> 
         return config
     data = own.model_copy(update={"split": run.split, "seed": run.seed})
     return config.model_copy(update={"data": data})
+
+
+def owners_limits(settings: DataSettings) -> AnswerLimits:
+    """Return the limits of a client's answers that its owner has set."""
+    return AnswerLimits(
+        settings.scalar_limit,
+        settings.least_batch,
+        settings.scalars_per_example,
+        settings.epsilon_limit,
+    )

@@ -6,13 +6,12 @@ then neither lifts the limit of those before it, nor begins with their count. Th
 of single examples, for this machine alone.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
-from samara.shared.errors import TrainerError
-from samara.shared.files import make_folder, write_durably
 from samara.shared.frames.instructions import Split
+from samara.shared.kept_file import KeptFile
 from samara.shared.tasks.rows import Example, hash_examples
 
 GENERATIONS_FILE = "generations.json"
@@ -20,19 +19,23 @@ MOST_GENERATIONS = 32
 """Most generations of a split that have an example; further examples join the latest one."""
 _HASH_DIGITS = 16
 
-_Generations = dict[str, list[str]]
-"""Hashes of the examples of each generation, by the hash that it is counted under, in hex."""
+_Generations = dict[str, dict[str, list[str]]]
+"""Hashes of examples, by the name of their split and the hash of their generation, in hex."""
 
 
-class Generations:
-    """The generations of one client, on disk.
+class Generations(KeptFile[_Generations]):
+    """The generations of one client, on disk; those that are not kept are one of each split."""
 
-    Args:
-        folder: folder of the client.
-    """
+    name = GENERATIONS_FILE
+    damaged = (
+        "{file}: which examples came together cannot be read: {problem}; restore the file from a "
+        "backup, or delete it if all examples may be counted anew"
+    )
+    empty = dict
+    style: ClassVar = {"indent": 1}  # in the order in which they came
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / GENERATIONS_FILE
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(folder)
         self._latest: dict[Split, tuple[str, tuple[str, ...]]] = {}
 
     def of_examples(self, split: Split, examples: Sequence[Example], hash_: str) -> tuple[str, ...]:
@@ -48,6 +51,8 @@ class Generations:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
+        if self.path is None:
+            return (hash_,) if hash_ else ()
         known_hash, known = self._latest.get(split, ("", ()))
         if known_hash != hash_:
             self._latest[split] = hash_, (known := self._find(split, examples))
@@ -56,7 +61,7 @@ class Generations:
     def _find(self, split: Split, examples: Sequence[Example]) -> tuple[str, ...]:
         if not examples:
             return ()
-        content = self._read()
+        content = self.read()
         generations = content.setdefault(split.name.lower(), {})
         generation_of = {one: name for name, members in generations.items() for one in members}
         hashes = [hash_examples([example])[:_HASH_DIGITS] for example in examples]
@@ -68,32 +73,11 @@ class Generations:
                 latest = [hash_examples(example for example, _ in new)]
             generations.setdefault(latest[0], []).extend(dict.fromkeys(h for _, h in new))
             present.add(latest[0])
-            self._write(content)
+            self.write(content)
         return tuple(name for name in generations if name in present)
 
-    def _read(self) -> dict[str, _Generations]:
-        """Return the generations by the name of the split.
-
-        Raises:
-            TrainerError: if the file cannot be read. It is not replaced by an empty one, which
-                would lift limits.
-        """
-        try:
-            return {
-                split: {str(name): [str(one) for one in members] for name, members in its.items()}
-                for split, its in json.loads(self._file.read_text(encoding="utf-8")).items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise TrainerError(
-                f"{self._file}: which examples came together cannot be read: {error!r}; restore "
-                "the file from a backup, or delete it if all examples may be counted anew"
-            ) from error
-
-    def _write(self, content: dict[str, _Generations]) -> None:
-        try:
-            make_folder(self._file.parent)
-            write_durably(self._file, json.dumps(content, indent=1).encode())
-        except OSError as error:
-            raise TrainerError(f"{self._file}: cannot be written: {error.strerror}") from error
+    def _parse(self, value: Any) -> _Generations:
+        return {
+            split: {str(name): [str(one) for one in members] for name, members in its.items()}
+            for split, its in value.items()
+        }

@@ -4,16 +4,16 @@ A message brings the settings of its run, and the trainer that answers it knows 
 are kept, so that the owner can use and export the model while no server is there.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from samara.client.protocol.device_settings import with_device_settings
-from samara.client.protocol.session_store import SessionFolder
+from samara.client.protocol.session_store import SESSION_FILE, SessionFolder
 from samara.shared.config import RunConfig
 from samara.shared.data_settings import DataSettings
-from samara.shared.errors import SamaraError, TrainerError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import TrainerError
+from samara.shared.kept_file import KeptFile
 from samara.shared.layout import Layout
 from samara.shared.runs import run_id_of
 
@@ -40,6 +40,32 @@ class JoinedRun:
     model_id: bytes
 
 
+class _RunFile(KeptFile[JoinedRun | None]):
+    """The file of a run, in its folder."""
+
+    name = RUN_FILE
+    damaged = (
+        "{file}: cannot be read: {problem}; delete it, and it is written again when the server "
+        "next asks this client"
+    )
+
+    def _to_json(self, content: JoinedRun | None) -> Any:
+        return content and {
+            "settings": content.config.flat(),
+            "layout": content.layout.to_json(),
+            "model_id": content.model_id,
+        }
+
+    def _parse(self, value: Any) -> JoinedRun:
+        assert self.path is not None
+        config = RunConfig.of(value["settings"], str(self.path))
+        layout, model_id = Layout.from_json(value["layout"]), bytes.fromhex(value["model_id"])
+        run_id, folder = run_id_of(config, layout, model_id), self.path.parent
+        if run_id.hex() != folder.name:
+            raise ValueError("it holds another run")
+        return JoinedRun(run_id, folder, config, layout, model_id)
+
+
 class JoinedRuns:
     """The runs of a client.
 
@@ -62,18 +88,9 @@ class JoinedRuns:
             TrainerError: if the file cannot be written.
         """
         run_id = run_id_of(config, layout, model_id)
-        file = self._sessions.folder_of(run_id) / RUN_FILE
-        content = {
-            "settings": config.flat(),
-            "layout": layout.to_json(),
-            "model_id": model_id.hex(),
-        }
-        try:
-            if not file.exists():
-                make_folder(file.parent)
-                write_durably(file, json.dumps(content, sort_keys=True, indent=1).encode())
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+        folder = self._sessions.folder_of(run_id)
+        if not (folder / RUN_FILE).exists():
+            _RunFile(folder).write(JoinedRun(run_id, folder, config, layout, model_id))
         return run_id
 
     def read(self, run_id: bytes) -> JoinedRun:
@@ -82,22 +99,13 @@ class JoinedRuns:
         Raises:
             TrainerError: if there is no such run, or its file is damaged or of another run.
         """
-        folder = self._sessions.folder_of(run_id)
-        file = folder / RUN_FILE
-        again = "it is written again when the server next asks this client"
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            config = RunConfig.of(content["settings"], str(file))
-            layout = Layout.from_json(content["layout"])
-            model_id = bytes.fromhex(content["model_id"])
-            matches = run_id_of(config, layout, model_id) == run_id
-        except FileNotFoundError:
-            raise TrainerError(f"{file}: there is no such file; {again}") from None
-        except (OSError, ValueError, KeyError, TypeError, SamaraError) as error:
-            raise TrainerError(f"{file}: cannot be read: {error}; delete it; {again}") from error
-        if not matches:
-            raise TrainerError(f"{file}: holds another run; delete it; {again}")
-        return JoinedRun(run_id, folder, config, layout, model_id)
+        file = _RunFile(self._sessions.folder_of(run_id))
+        if (run := file.read()) is None:
+            raise TrainerError(
+                f"{file.path}: there is no such file; it is written again when the server next "
+                "asks this client"
+            )
+        return run
 
     def find(self, beginning: str = "") -> JoinedRun:
         """Return the run whose id in hex begins so; without a beginning the latest one.
@@ -151,6 +159,6 @@ def run_folders(client_folder: Path) -> list[Path]:
 def _time_of_session(run_folder: Path) -> int:
     """Return when the session of a run was written, ns since 1970; 0 if there is none."""
     try:
-        return (run_folder / "session").stat().st_mtime_ns
+        return (run_folder / SESSION_FILE).stat().st_mtime_ns
     except OSError:
         return 0

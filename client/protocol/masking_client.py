@@ -120,6 +120,16 @@ class MaskingMemory:
         self._state = state
 
 
+class Masking(Protocol):
+    """A client's part in the secure aggregation of a run."""
+
+    def answer(self, frame: bytes) -> bytes:
+        """Return the answer to a masking frame; nothing to sealed shares, which are kept."""
+
+    def mask(self, report: AnyVectorReport) -> MaskedReport:
+        """Return a report under the masks of the round."""
+
+
 class MaskingClient:
     """Answers the frames of secure aggregation for one client, and masks its reports.
 

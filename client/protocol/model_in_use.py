@@ -6,18 +6,19 @@ the owner's validation examples that both have been evaluated on. Losses are kep
 that a model whose base is no longer loaded can be compared, also after examples were added.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from samara.client.personal.personalizations import PERSONALIZATIONS_FILE
 from samara.client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
+from samara.client.protocol.session_store import SESSION_FILE
 from samara.shared.errors import TrainerError
-from samara.shared.files import write_durably
+from samara.shared.kept_file import KeptFile
 
 log = logging.getLogger("samara.client")
 
@@ -51,31 +52,17 @@ class ValidationLosses:
         return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
 
 
-def read_validation(run_folder: Path) -> ValidationLosses | None:
-    """Return the losses of a run's personal model; None if there are none, or they are damaged."""
-    file = run_folder / VALIDATION_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        losses = {str(key): float(loss) for key, loss in content["losses"].items()}
-        return ValidationLosses(str(content["digest"]), losses, str(content["model_path"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s: %r; it is written anew", file, error)
-        return None
+class ValidationFile(KeptFile[ValidationLosses | None]):
+    """The losses of a run's personal model, in the run's folder; None if there are none."""
 
+    name = VALIDATION_FILE
+    damaged = "{file}: {problem}; it is written anew"
+    is_needed = False
+    style: ClassVar = {"indent": 1}
 
-def write_validation(run_folder: Path, validation: ValidationLosses) -> None:
-    """Write the losses of a run's personal model.
-
-    Raises:
-        TrainerError: if they cannot be written.
-    """
-    try:
-        content = json.dumps(asdict(validation), indent=1).encode()
-        write_durably(run_folder / VALIDATION_FILE, content)
-    except OSError as error:
-        raise TrainerError(f"{run_folder}: cannot be written: {error.strerror}") from error
+    def _parse(self, value: Any) -> ValidationLosses:
+        losses = {str(key): float(loss) for key, loss in value["losses"].items()}
+        return ValidationLosses(str(value["digest"]), losses, str(value["model_path"]))
 
 
 def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
@@ -108,8 +95,8 @@ def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
     best: ValidationLosses | None = None
     runs = JoinedRuns(client_folder)
     for folder in reversed(run_folders(client_folder)):
-        losses = read_validation(folder)
-        if losses is None or not (folder / "session").exists():
+        losses = ValidationFile(folder).read()
+        if losses is None or not (folder / SESSION_FILE).exists():
             continue
         try:
             run = runs.read(bytes.fromhex(folder.name))
@@ -128,7 +115,7 @@ def describe_model_in_use(client_folder: Path) -> str:
     if not run_folders(client_folder):
         return ""
     in_use = find_run_in_use(client_folder)
-    losses = read_validation(in_use)
+    losses = ValidationFile(in_use).read()
     if losses is None:
         return ""
     text = f"model in use: that of run {in_use.name}"
@@ -136,7 +123,7 @@ def describe_model_in_use(client_folder: Path) -> str:
         text += f", loss {losses.mean:.3f} on {len(losses.losses)} different validation examples"
     latest = run_folders(client_folder)[0]
     if latest != in_use:
-        newer = read_validation(latest)
+        newer = ValidationFile(latest).read()
         how = f"has loss {newer.mean:.3f}" if newer else "has no personal model yet"
         text += f"; the latest run, {latest.name}, {how}"
     return text

@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 
 from samara.client.personal.methods import composition
 from samara.client.protocol.client_model import ClientModel
-from samara.client.protocol.model_in_use import ValidationLosses, read_validation, write_validation
+from samara.client.protocol.model_in_use import ValidationFile, ValidationLosses
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.shared.frames.instructions import Split
 from samara.shared.model.cache_key import cache_key
@@ -39,7 +39,8 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
     state = parts.model(model.session.state, model.private)
     examples, prompts = data.in_split(Split.VALIDATION), data.tokenized(Split.VALIDATION)
     keys = [hash_examples([example]) for example in examples]
-    of, known = digest(runtime.layout.hash, state), read_validation(model.run.folder)
+    file, of = ValidationFile(model.run.folder), digest(runtime.layout.hash, state)
+    known = file.read()
     name = cache_key("validation 1", of=of, **runtime.score_inputs).hex()
     if known is not None and known.digest == name and known.losses.keys() == set(keys):
         return
@@ -53,4 +54,4 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
             scores = log_softmax(scores.astype(np.float64), axis=1)
         chosen = scores[np.arange(len(keys)), prompts.labels]
         losses = {key: -float(score) for key, score in zip(keys, chosen, strict=True)}
-    write_validation(model.run.folder, ValidationLosses(name, losses, resident.config.model.path))
+    file.write(ValidationLosses(name, losses, resident.config.model.path))

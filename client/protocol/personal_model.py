@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.personal.methods import composition
 from samara.client.protocol.client_model import ClientModel
 from samara.client.protocol.joined_runs import find_run_folder
 from samara.client.protocol.model_in_use import find_run_in_use
 from samara.client.protocol.question_limits import BASE, GLOBAL, MAX_CONTEXT, MODELS, PERSONAL
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
+from samara.client.training.model_runtime import ModelRuntime
 from samara.client.training.text_generation import Ending, Sampling, generate
 from samara.shared.errors import (
     DataError,
@@ -31,7 +32,7 @@ from samara.shared.errors import (
     TrainerError,
     UnknownModelError,
 )
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
 from samara.shared.tasks.rows import Example, read_prompt, read_question
 

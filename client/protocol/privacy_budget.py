@@ -9,15 +9,13 @@ more than the accountant says of one.
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from samara.shared.errors import BudgetError, SamaraError, TrainerError
-from samara.shared.events import append_event, read_events, read_whole_events
-from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.errors import BudgetError, TrainerError
 from samara.shared.frames.instructions import TrainInstruction
+from samara.shared.kept_file import DAMAGE, KeptLog
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of, rho_within
 from samara.shared.privacy.terms import PrivacyTerms
 
@@ -49,11 +47,12 @@ class Charge:
     rho: float
     report: bytes = b""
 
-    def to_event(self) -> dict[str, Any]:
-        """Return the charge as a line of the file."""
-        report = base64.b64encode(self.report).decode()
-        line = {"run": self.run, "round": self.round, "token": self.token.hex(), "mode": self.mode}
-        return line | {"rho": self.rho} | ({"report": report} if report else {})
+    def to_line(self) -> bytes:
+        """Return the charge as a line of the file, without its end."""
+        event = asdict(self) | {"token": self.token.hex()}
+        if report := event.pop("report"):
+            event["report"] = base64.b64encode(report).decode()
+        return json.dumps(event, sort_keys=True).encode()
 
     @classmethod
     def of_event(cls, event: dict[str, Any]) -> Self:
@@ -93,33 +92,27 @@ def describe_charges(charges: Sequence[Charge], limit: float) -> str:
     )
 
 
-class ChargeLog:
-    """The charges in a client's file, which one process writes.
+class ChargeLog(KeptLog):
+    """The charges in a client's file."""
 
-    Args:
-        folder: folder of the client.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / CHARGES_FILE
+    name = CHARGES_FILE
+    damaged = (
+        "{file}: what reports have cost cannot be read: {problem}; restore the file from a backup, "
+        "or delete it if the budget may begin anew"
+    )
 
     def read(self) -> list[Charge]:
-        """Return all charges; a last line that is not whole tells of a report that never left.
+        """Return all charges; half a last line tells of a report that never left.
 
         Raises:
             TrainerError: if the file cannot be read. It is not replaced by an empty one, which
                 would lift the budget.
         """
-        return self._parse(read_whole_events)
-
-    def _parse(self, read: Callable[[Path], list[dict[str, Any]]]) -> list[Charge]:
+        lines = self.read_lines()
         try:
-            return [Charge.of_event(event) for event in read(self._file)]
-        except (OSError, SamaraError, ValueError, TypeError, KeyError) as error:
-            raise TrainerError(
-                f"{self._file}: what reports have cost cannot be read: {error}; restore the file "
-                "from a backup, or delete it if the budget may begin anew"
-            ) from error
+            return [Charge.of_event(json.loads(line)) for line in lines]
+        except DAMAGE as error:
+            raise TrainerError(self._tell(self.damaged, error)) from error
 
     def add(self, charge: Charge) -> None:
         """Add a charge; it is on the disk when this returns.
@@ -127,30 +120,15 @@ class ChargeLog:
         Raises:
             TrainerError: if the file cannot be read or written.
         """
-        charges = [*self._parse(read_events), charge]  # cuts off a last line that is not whole
-        with_report = [one for one in charges if one.report]
-        try:
-            make_folder(self._file.parent)
-            if len(with_report) > 2 * REPORTS_KEPT:
-                kept = {one.token for one in with_report[-REPORTS_KEPT:]}
-                self._write(charges, kept)
-            else:
-                is_new = not self._file.exists()
-                append_event(self._file, charge.to_event())
-                if is_new:
-                    sync_folder(self._file.parent)
-        except OSError as error:
-            raise TrainerError(f"{self._file}: cannot be written: {error.strerror}") from error
-
-    def _write(self, charges: Iterable[Charge], kept: set[bytes]) -> None:
-        """Replace the file by one that has the reports of some tokens alone."""
-        lines = []
-        for charge in charges:
-            event = charge.to_event()
-            if charge.token not in kept:
-                event.pop("report", None)
-            lines.append(json.dumps(event, sort_keys=True) + "\n")
-        write_durably(self._file, "".join(lines).encode())
+        charges = [*self.read(), charge]
+        with_report = [one.token for one in charges if one.report]
+        if len(with_report) <= 2 * REPORTS_KEPT:
+            self.append(charge.to_line())
+            return
+        kept = with_report[-REPORTS_KEPT:]
+        self.replace(
+            (one if one.token in kept else replace(one, report=b"")).to_line() for one in charges
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""The remote trainer: forwards a ClientApp's messages to the resident trainer's Unix socket."""
+"""The remote trainer: passes a server's tasks to the resident trainer's Unix socket."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,16 +8,7 @@ import grpc
 
 from samara.client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
 from samara.shared.errors import TrainerError
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.proto.trainer_pb2 import (
-    BlobRequest,
-    CatchUpRequest,
-    EvaluateRequest,
-    MaskRequest,
-    StatusReply,
-    StatusRequest,
-    TrainRequest,
-)
+from samara.shared.proto.trainer_pb2 import Reply, StatusReply, StatusRequest, Task
 from samara.shared.proto.trainer_pb2_grpc import TrainerStub
 from samara.shared.wire import MAX_FRAME_BYTES
 
@@ -34,25 +23,17 @@ CHANNEL_OPTIONS = (
 
 
 class RemoteTrainer:
-    """A client in the process of its resident trainer; frames are forwarded unread.
+    """A client in the process of its resident trainer; frames are passed on unread.
 
     Every method raises `TrainerError` if the trainer fails or ends.
 
     Args:
         socket: path of the trainer's socket.
-        settings: run config, with dotted keys.
         patience: seconds to wait for a trainer that does not accept the connection.
-
-    Attributes:
-        cost: round cost that came with the latest report, a frame for the server; empty unless the
-            device's owner shares it.
     """
 
-    def __init__(
-        self, socket: str, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS
-    ) -> None:
-        self._socket, self._patience, self.cost = socket, patience, b""
-        self._settings = json.dumps(dict(settings), sort_keys=True)
+    def __init__(self, socket: str, patience: float = PATIENCE_SECONDS) -> None:
+        self._socket, self._patience = socket, patience
         self._channel = grpc.insecure_channel(address_of(Path(socket)), CHANNEL_OPTIONS)
         self._stub = TrainerStub(self._channel)
 
@@ -80,50 +61,17 @@ class RemoteTrainer:
         """Close the connection."""
         self._channel.close()
 
-    def hello(self) -> bytes:
-        """Return the hello with which the client introduces itself."""
-        return self.status(self._settings).hello
+    def answer(self, task: Task) -> Reply:
+        """Return the reply to a task.
 
-    def status(self, settings: str = "") -> StatusReply:
-        """Return the trainer's status, with the hello under these settings if there are any."""
-        return self._call(self._stub.Status, StatusRequest(settings=settings))  # type: ignore[no-any-return]
+        Args:
+            task: task whose settings are the run config, a JSON object with dotted keys.
+        """
+        return self._call(self._stub.Answer, task)  # type: ignore[no-any-return]
 
-    def catch_up(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Bring the session to an instruction's start; return nothing unless it is a refusal."""
-        request = CatchUpRequest(
-            instruction=instruction,
-            settings=self._settings,
-            snapshot=catch_up.snapshot,
-            tail=catch_up.tail,
-        )
-        return self._frame(self._stub.CatchUp, request)
-
-    def train(self, instruction: bytes) -> bytes:
-        """Take the local steps, and return the report."""
-        request = TrainRequest(instruction=instruction, settings=self._settings)
-        answer = self._call(self._stub.Train, request)
-        self.cost = answer.cost
-        return answer.frame  # type: ignore[no-any-return]
-
-    def evaluate(self, instruction: bytes, personal: bool) -> bytes:
-        """Evaluate the global model, or the personal model and its baselines."""
-        request = EvaluateRequest(
-            instruction=instruction, settings=self._settings, personal=personal
-        )
-        return self._frame(self._stub.Evaluate, request)
-
-    def receive_blob(self, part: bytes) -> bytes:
-        """Keep a part of a file that the run needs, and return the receipt."""
-        request = BlobRequest(part=part, settings=self._settings)
-        return self._frame(self._stub.ReceiveBlob, request)
-
-    def mask(self, frame: bytes) -> bytes:
-        """Take part in the secure aggregation of a round; return nothing to sealed shares."""
-        return self._frame(self._stub.Mask, MaskRequest(frame=frame, settings=self._settings))
-
-    def _frame(self, method: Any, request: Any) -> bytes:
-        frame: bytes = self._call(method, request).frame
-        return frame
+    def status(self) -> StatusReply:
+        """Return the trainer's status."""
+        return self._call(self._stub.Status, StatusRequest())  # type: ignore[no-any-return]
 
     def _call(self, method: Any, request: Any) -> Any:
         try:

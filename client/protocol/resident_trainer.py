@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from samara.client.personal.personalizations import has_unfinished
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.protocol.answer_guard import AnswerGuard, Records
 from samara.client.protocol.answer_limits import warn_of_few_examples
-from samara.client.protocol.answer_log import AnswerLog
-from samara.client.protocol.answered_runs import AnsweredRuns
 from samara.client.protocol.blob_receiver import receive_part
-from samara.client.protocol.device_settings import with_device_settings
+from samara.client.protocol.client import (
+    Client,
+    Participation,
+    Pausing,
+    hear_refusal,
+    unpaused,
+)
+from samara.client.protocol.device_settings import owners_limits, with_device_settings
 from samara.client.protocol.generations import Generations
 from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from samara.client.protocol.pass_counts import PassCounts
-from samara.client.protocol.privacy_budget import ChargeLog
-from samara.client.protocol.protocol_client import ProtocolClient
-from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.client.protocol.scenario_folder import ScenarioFolder
 from samara.client.protocol.session_store import SessionFolder
 from samara.client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
@@ -41,8 +44,10 @@ from samara.shared.errors import (
     SamaraError,
     ScenarioError,
 )
+from samara.shared.extensions import check_extensions
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.runs import identity_bytes, run_id_of
-from samara.shared.settings import describe, flattened
+from samara.shared.settings import flattened, unknown_keys
 from samara.shared.signed_scenario import SignedScenario
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
@@ -85,20 +90,18 @@ class ResidentTrainer:
     ) -> None:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self.config, self.folder = config, folder
-        self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
+        self._sessions, self._records = SessionFolder(folder), Records.in_folder(folder)
         self._runs = JoinedRuns(folder)
         self._growing, self._generations = growing, Generations(folder)
         self._signer, self._masking = signer, MaskingMemory()
-        self._pass_counts = PassCounts(folder)
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
-        self._answered = AnsweredRuns(self._sessions.folder_of)
-        self._answer_log, self._charges = AnswerLog(folder), ChargeLog(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._current = self._other = (b"", runtime)
-        self._settings: str | None = None  # no message gets the client under the device's own
+        self._settings: bytes | None = None  # no message gets the client under the device's own
         self._has_opened_run = False  # the latest run's, before a message comes
-        self._earlier: dict[bytes, ProtocolClient | None] = {}  # None is not tried again
+        # None is not tried again
+        self._earlier: dict[bytes, tuple[ModelRuntime, Client] | None] = {}
         self._client = self.client_under(config)
 
     @classmethod
@@ -144,21 +147,39 @@ class ResidentTrainer:
         log.info("the data have changed: %d examples, %d before", len(self.data.examples), before)
         return True
 
-    def _divide_for(self, client: ProtocolClient) -> None:
-        """Divide the examples into splits as the run of a client says.
+    def _divide_for(self, runtime: ModelRuntime) -> None:
+        """Divide the examples into splits as the run of a runtime says.
 
         Raises:
             DataError: if they cannot be read again for it.
         """
-        if self._growing is not None and self._growing.divide_as(client.data_settings):
+        settings = runtime.config.data
+        if self._growing is not None and self._growing.divide_as(settings):
             self._take_examples(self._growing, afresh=True)
-            log.info("the run divides the examples by data.split = %s", client.data_settings.split)
+            log.info("the run divides the examples by data.split = %s", settings.split)
 
     def _take_examples(self, growing: GrowingData, afresh: bool = False) -> None:
         self.data.replace_examples(self.runtime.tokenize.windows(growing.examples), afresh)
         self.runtime.keep_only(self.data.parts())
 
-    def client_for(self, settings: str) -> ProtocolClient:
+    def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
+        """Return the reply to a task, a frame.
+
+        Args:
+            task: task whose settings are the run config, a JSON object with dotted keys.
+            pausing: context of the computing for the reply.
+        """
+        try:
+            if task.kind == TaskKind.REFUSED:
+                return hear_refusal(task.instruction)
+            if task.kind == TaskKind.BLOB:
+                return self._receive_blob(task.instruction, task.settings)
+            client = self.client_for(task.settings)
+        except SamaraError as error:
+            return self._client.refuse(task, error)
+        return client.answer(task, pausing)
+
+    def client_for(self, settings: bytes) -> Client:
         """Return the client under the settings of a run; the model is not loaded again.
 
         Args:
@@ -176,16 +197,13 @@ class ResidentTrainer:
             server_config = _read_server_config(settings)
             scenario = self._find_scenario(server_config)
             self._client = self.client_under(server_config, scenario)
+            check_extensions(self.runtime.config.flat(), on_client=True)
             self._runs.write(server_config, self.runtime.layout, self.runtime.model_id)
             self._settings = settings
-        self._divide_for(self._client)
+        self._divide_for(self.runtime)
         return self._client
 
-    def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
-        """Return the refusal of a message whose settings cannot be used."""
-        return self._client.refuse(instruction, error)
-
-    def receive_blob(self, part: bytes, settings: str) -> bytes:
+    def _receive_blob(self, part: bytes, settings: bytes) -> bytes:
         """Keep a part of a file that the settings of a run name, and return the receipt.
 
         Args:
@@ -204,7 +222,7 @@ class ResidentTrainer:
 
     def client_under(
         self, server_config: RunConfig, scenario: SignedScenario | None = None
-    ) -> ProtocolClient:
+    ) -> Client:
         """Return the client under a server's settings, with the device's own in their place.
 
         Args:
@@ -222,28 +240,25 @@ class ResidentTrainer:
         run_id: bytes,
         server_config: RunConfig,
         scenario: SignedScenario | None = None,
-    ) -> ProtocolClient:
+    ) -> Client:
+        config = self._local_config(server_config)
         folder = self._sessions.folder_of(run_id)
-        run_config = self._local_config(server_config).model_copy(update={"out": str(folder)})
-        return ProtocolClient(
-            runtime,
-            self.data,
-            run_config,
-            server_config,
-            self._sessions,
-            self._counts,
-            self._pass_counts,
-            self._signed_runs(scenario, runtime),
-            self._answered,
-            self._answer_log,
-            self._generations,
-            self._charges,
+        part = Participation(
+            config.terms,
+            run_id,
+            folder / "clients" / str(self.client),
+            config.ledger.snapshot_every,
+            folder.parent,
             self._masking_client(server_config),
-            has_idle_time=True,
         )
+        learner = RuntimeLearner(runtime, self.data, self._generations.of_examples)
+        signed = self._signed_runs(scenario, runtime)
+        limits, privacy = owners_limits(config.data), config.terms.privacy
+        guard = AnswerGuard(limits, learner, self._records, privacy, signed)
+        return Client(learner, self._sessions, guard, part)
 
     def _masking_client(self, server_config: RunConfig) -> MaskingClient | None:
-        if self._signer is None:
+        if self._signer is None or not server_config.privacy.secure_aggregation:
             return None
         minimum, bucket = server_config.cohort.minimum, server_config.privacy.bucket
         return MaskingClient(self.client, self._signer, self._masking, minimum, bucket)
@@ -298,8 +313,9 @@ class ResidentTrainer:
                     self._client = self.client_under(run.config)
         if run_id := self._take_earlier_private_rounds():
             return run_id
-        self._divide_for(self._client)
-        return self._client.take_private_rounds()
+        self._divide_for(self.runtime)
+        self.runtime.use_threads()
+        return self._current[0] if self._client.take_private_rounds() else b""
 
     def _take_earlier_private_rounds(self) -> bytes:
         """Take the private rounds that wait from one state of a run that is not the latest.
@@ -316,10 +332,13 @@ class ResidentTrainer:
                 if run_id not in self._earlier:
                     run = self._runs.read(run_id)
                     runtime = self.runtime_of(run)
-                    self._earlier[run_id] = self._client_with(runtime, run_id, run.config)
-                if (client := self._earlier[run_id]) is None:
+                    client = self._client_with(runtime, run_id, run.config)
+                    self._earlier[run_id] = runtime, client
+                if (earlier := self._earlier[run_id]) is None:
                     continue
-                self._divide_for(client)
+                runtime, client = earlier
+                self._divide_for(runtime)
+                runtime.use_threads()
                 if client.take_private_rounds():
                     return run_id
             except SamaraError as error:
@@ -357,17 +376,14 @@ class ResidentTrainer:
         self._scenario_folder.record_refusal(asked)
         raise ScenarioError(f"the server asks for {asked}")
 
-    def _signed_runs(
-        self, scenario: SignedScenario | None, runtime: ModelRuntime
-    ) -> SignedRuns | None:
-        if scenario is None:
-            return None
+    def _signed_runs(self, scenario: SignedScenario | None, runtime: ModelRuntime) -> SignedRuns:
         record = self._scenario_folder.record_refusal
         layout_hash = runtime.layout.hash
-        return SignedRuns([scenario], layout_hash, runtime.model_id, self._answered, record)
+        signed, answered = [scenario] if scenario else None, self._records.answered
+        return SignedRuns(signed, layout_hash, runtime.model_id, answered, record)
 
 
-def _read_server_config(settings: str) -> RunConfig:
+def _read_server_config(settings: bytes) -> RunConfig:
     """Read a run config from a server, which may name files by their hashes only.
 
     Raises:
@@ -375,7 +391,7 @@ def _read_server_config(settings: str) -> RunConfig:
         ConfigError: if the text is something else.
     """
     values = _read_object(settings)
-    if unknown := sorted(flattened(values).keys() - describe(RunConfig).keys()):
+    if unknown := unknown_keys(RunConfig, flattened(values)):
         named = ", ".join(key[:60] for key in unknown[:3])
         raise CodeError(
             f"run config: this version of Samara does not know {named}; install that of the server"
@@ -385,7 +401,7 @@ def _read_server_config(settings: str) -> RunConfig:
     return config
 
 
-def _read_object(settings: str) -> dict[str, Any]:
+def _read_object(settings: bytes) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:

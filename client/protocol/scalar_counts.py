@@ -4,14 +4,13 @@ The file outlives sessions and runs: what a client has sent about its examples s
 written before an answer leaves, so that a crash can only count one that was not sent.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from samara.shared.errors import ScalarLimitError, TrainerError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import ScalarLimitError
 from samara.shared.frames.instructions import Split
+from samara.shared.kept_file import KeptFile
 from samara.shared.scalar_ratio import ScalarCount, remaining_scalars
 
 SCALAR_COUNTS_FILE = "scalars.json"
@@ -19,67 +18,25 @@ SCALAR_COUNTS_FILE = "scalars.json"
 _Counts = dict[str, dict[str, ScalarCount]]
 
 
-class ScalarCounts:
-    """The counts in a client's file, by generation of examples and by layout.
+class ScalarCounts(KeptFile[_Counts]):
+    """The counts by hash of a generation and by layout hash, both in hex, in a client's file."""
 
-    Args:
-        folder: folder of the client.
-    """
+    name = SCALAR_COUNTS_FILE
+    damaged = (
+        "{file}: the counts of sent scalars cannot be read: {problem}; restore the file from a "
+        "backup, or delete it if the counts may begin again at 0"
+    )
+    empty = dict
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / SCALAR_COUNTS_FILE
-
-    def read(self) -> dict[str, dict[str, ScalarCount]]:
-        """Return the counts by hash of a generation and by layout hash, both in hex.
-
-        Raises:
-            TrainerError: if the file cannot be read. It is not replaced by an empty one, which
-                would lift the limit.
-        """
-        try:
-            return _parse_counts(self._file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TrainerError(
-                f"{self._file}: the counts of sent scalars cannot be read: {error!r}; restore the "
-                "file from a backup, or delete it if the counts may begin again at 0"
-            ) from error
-
-    def write(self, counts: _Counts) -> None:
-        """Replace the counts; they are on the disk when this returns.
-
-        Raises:
-            TrainerError: if the file cannot be written.
-        """
-        content = {
-            examples: {
-                layout: {"size": count.size, "sent": count.sent, "token": count.token.hex()}
-                for layout, count in by_layout.items()
-            }
-            for examples, by_layout in counts.items()
-        }
-        try:
-            make_folder(self._file.parent)
-            write_durably(self._file, json.dumps(content, sort_keys=True, indent=1).encode())
-        except OSError as error:
-            raise TrainerError(f"{self._file}: cannot be written: {error.strerror}") from error
-
-
-def _parse_counts(text: str) -> _Counts:
-    """Read the text of a counts file.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: if it is no such text.
-    """
-    counts: _Counts = {}
-    for examples, by_layout in json.loads(text).items():
-        for layout, entry in by_layout.items():
-            size, sent, token = int(entry["size"]), int(entry["sent"]), entry["token"]
-            if size < 1 or sent < 0:
-                raise ValueError(f"{sent} scalars of {size} trained numbers")
-            counts.setdefault(examples, {})[layout] = ScalarCount(size, sent, bytes.fromhex(token))
-    return counts
+    def _parse(self, value: Any) -> _Counts:
+        counts: _Counts = {}
+        for examples, by_layout in value.items():
+            for layout, one in by_layout.items():
+                size, sent, token = int(one["size"]), int(one["sent"]), bytes.fromhex(one["token"])
+                if size < 1 or sent < 0:
+                    raise ValueError(f"{sent} scalars of {size} trained numbers")
+                counts.setdefault(examples, {})[layout] = ScalarCount(size, sent, token)
+        return counts
 
 
 @dataclass(frozen=True)

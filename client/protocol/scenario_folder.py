@@ -7,36 +7,53 @@ FOLDER/refused.json   the last request of a server that no scenario allows
 Without operator.pem the client has no signed scenario, and the server decides.
 """
 
-import json
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar
 
-from samara.shared.errors import ScenarioError
-from samara.shared.files import make_private_folder, write_durably, write_secret
+from samara.shared.errors import ScenarioError, TrainerError
+from samara.shared.files import make_private_folder, write_secret
+from samara.shared.kept_file import KeptFile
 from samara.shared.signed_scenario import SignedScenario, describe_operator, read_scenario
 
 log = logging.getLogger("samara.client")
 
 SCENARIOS_FOLDER = "scenarios"
 """Name of the folder in a client's folder."""
-_OPERATOR, _SUFFIX, _REFUSED = "operator.pem", ".signed", "refused.json"
+_OPERATOR, _SUFFIX = "operator.pem", ".signed"
 _MAX_KEY_BYTES, _MAX_TEXT = 2**12, 1000
 
 
-class RefusedRequests(NamedTuple):
+@dataclass(frozen=True)
+class RefusedRequests:
     """The requests that no signed scenario allows.
 
     Attributes:
-        times: number of them.
+        count: number of them.
         time: time of the last one, UTC, ISO 8601.
         reason: what it asked for, and what is signed.
     """
 
-    times: int
+    count: int
     time: str
     reason: str
+
+
+class _RefusedFile(KeptFile[RefusedRequests | None]):
+    """The file of these requests, for `samara client status`; None if there was none."""
+
+    name = "refused.json"
+    damaged = "{file}: {problem}; the count of refused requests begins again"
+    is_needed = False
+    style: ClassVar = {}
+
+    def _put(self, path: Path, data: bytes) -> None:
+        write_secret(path, data)
+
+    def _parse(self, value: Any) -> RefusedRequests:
+        return RefusedRequests(int(value["count"]), str(value["time"]), str(value["reason"]))
 
 
 def take_scenario(file: Path, client_folder: Path) -> list[str]:
@@ -67,7 +84,7 @@ def describe_scenarios(client_folder: Path) -> list[str]:
         lines += [f"scenario {scenario.name}, {first}", *(f"  {line}" for line in others)]
     if refused := folder.read_refused():
         lines.append(
-            f"{refused.times} requests refused that no signed scenario has, the last at "
+            f"{refused.count} requests refused that no signed scenario has, the last at "
             f"{refused.time}: the server asks for {refused.reason}"
         )
     return lines
@@ -82,6 +99,7 @@ class ScenarioFolder:
 
     def __init__(self, client_folder: Path) -> None:
         self._folder = client_folder / SCENARIOS_FOLDER
+        self._refused = _RefusedFile(self._folder)
 
     def operator(self) -> bytes | None:
         """Return the public key of the operator, PEM; None if there is no signed scenario.
@@ -112,8 +130,7 @@ class ScenarioFolder:
                 (_OPERATOR, scenario.operator),
                 (scenario.name + _SUFFIX, scenario.encode()),
             ):
-                write_durably(self._folder / name, content)
-                (self._folder / name).chmod(0o600)
+                write_secret(self._folder / name, content)
         except OSError as error:
             raise ScenarioError(f"{self._folder}: cannot be written: {error.strerror}") from error
 
@@ -134,27 +151,16 @@ class ScenarioFolder:
 
     def record_refusal(self, reason: str) -> None:
         """Note a request that no scenario allows, for `samara client status`."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        before = self.read_refused()
-        content = {
-            "count": (before.times if before else 0) + 1,
-            "time": now,
-            "reason": reason[:_MAX_TEXT],
-        }
+        before, now = self._refused.read(), datetime.now(UTC).isoformat(timespec="seconds")
+        count = before.count + 1 if before else 1
         try:
-            write_secret(self._folder / _REFUSED, json.dumps(content).encode())
-        except OSError as error:
-            log.warning("%s: cannot be written: %s", self._folder / _REFUSED, error.strerror)
+            self._refused.write(RefusedRequests(count, now, reason[:_MAX_TEXT]))
+        except TrainerError as error:
+            log.warning("%s", error)
 
     def read_refused(self) -> RefusedRequests | None:
         """Return the requests that no scenario allows; None if there was none."""
-        try:
-            content = json.loads((self._folder / _REFUSED).read_bytes())
-            return RefusedRequests(
-                int(content["count"]), str(content["time"]), str(content["reason"])
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return self._refused.read()
 
     def _check_operator(self, scenario: SignedScenario, operator: bytes) -> None:
         if scenario.operator != operator:

@@ -5,21 +5,41 @@ messages it is kept as bytes.
 """
 
 import io
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import CatchUpError, FrameError, LedgerError
+from samara.shared.frames.instructions import (
+    GLOBAL_TRACK,
+    INTERCEPT_TRACK,
+    EvaluateInstruction,
+    TrainInstruction,
+)
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp, replay_records
-from samara.shared.ledger.records import LedgerHeader, Position, Record, read_records, records_after
-from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger.records import (
+    CatchUp,
+    LedgerHeader,
+    Position,
+    Record,
+    Snapshot,
+    read_records,
+    records_after,
+    replay_records,
+)
 from samara.shared.replay import Backend, DenseValues, digest, replay, zero_state
 from samara.shared.round_delta import encode_dense_values, read_dense_values
-from samara.shared.wire import Reader
+from samara.shared.wire import Kind, Reader, kind_of
+
+Instruction = TrainInstruction | EvaluateInstruction
+WRONG_LAYOUT = (
+    "give both the same model and adapter settings; a phone's program is exported with them"
+)
+"""Remedy for an instruction of another layout."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,3 +209,113 @@ class Session:
             )
         except (KeyError, ValueError, FrameError) as error:
             raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error
+
+
+Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]
+"""Brings a session to the server's round, as `Session.catch_up` does."""
+_LEDGERS = 16
+"""Ledgers of which the latest replay is kept; a run with clusters has several."""
+_Given = tuple[Position, bytes, CatchUp, int, bytes]
+
+
+class SessionStore(Protocol):
+    """A store of a client's sessions between messages."""
+
+    def read_session(self, run_id: bytes) -> Session | None:
+        """Return the session of a run; None if the client has replayed none of its rounds."""
+
+    def write_session(self, run_id: bytes, session: Session) -> None:
+        """Keep the session of a run."""
+
+
+class Replayer(Protocol):
+    """Anything that replays: the layout of an adapter with a backend."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the adapter."""
+
+    @property
+    def backend(self) -> Backend:
+        """The replay backend."""
+
+
+def session_at(
+    session: Session | None,
+    replayer: Replayer,
+    instruction: Instruction,
+    catch_up: CatchUp,
+    reach: Reach = Session.catch_up,
+) -> Session:
+    """Return the session at the state that an instruction starts from.
+
+    Args:
+        session: the client's session of the run; None if it has replayed none of its rounds.
+        replayer: layout and replay backend.
+        instruction: instruction with the server's round and digest.
+        catch_up: missed rounds from the server; empty if the session must have all of them.
+        reach: brings the session to the server's round.
+
+    Raises:
+        LayoutError: if the instruction is for another layout.
+        CatchUpError: if the session does not reach the server's round and digest.
+    """
+    layout, run_id = replayer.layout, instruction.run_id
+    layout.check_hash(instruction.layout_hash, WRONG_LAYOUT)
+    track = GLOBAL_TRACK if instruction.track == INTERCEPT_TRACK else instruction.track
+    header = LedgerHeader(track, run_id, instruction.layout_hash)
+    if isinstance(instruction, TrainInstruction):
+        goal = instruction.round - 1, instruction.start_digest
+    else:
+        goal = instruction.round, instruction.digest
+    begun = session or Session.begin(header, layout)
+    return reach(begun, catch_up, header, layout, *goal, replayer.backend)
+
+
+def decode_instruction(frame: bytes) -> Instruction:
+    """Read a train or an evaluate instruction.
+
+    Raises:
+        FrameError: if the frame is neither.
+    """
+    if kind_of(frame) is Kind.TRAIN:
+        return TrainInstruction.decode(frame)
+    return EvaluateInstruction.decode(frame)
+
+
+class SharedCatchUp:
+    """Replays the same records, from the same state, once for all sessions of a process.
+
+    With independent seeds a round has as many directions as all of its clients have tried, so that
+    the time of a simulation would otherwise grow with the square of the number of clients.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest: dict[LedgerHeader, tuple[_Given, Session]] = {}
+
+    def reach(
+        self,
+        session: Session,
+        catch_up: CatchUp,
+        header: LedgerHeader,
+        layout: Layout,
+        goal_round: int,
+        goal_digest: bytes,
+        backend: Backend | None = None,
+    ) -> Session:
+        """Return the session at the server's round (see `Session.catch_up`, also for errors)."""
+        if not len(catch_up):
+            return session.catch_up(catch_up, header, layout, goal_round, goal_digest, backend)
+        given = session.position, session.digest, catch_up, goal_round, goal_digest
+        with self._lock:
+            known = self._latest.get(header)
+            if known is None or known[0] != given:
+                reached = session.catch_up(
+                    catch_up, header, layout, goal_round, goal_digest, backend
+                )
+                if header not in self._latest and len(self._latest) == _LEDGERS:
+                    del self._latest[next(iter(self._latest))]
+                known = given, reached
+                self._latest[header] = known
+        return replace(known[1], token=session.token, report=session.report)

@@ -1,23 +1,37 @@
 """A client's sessions on disk: one file per run, which a crash leaves whole."""
 
 import hashlib
-import logging
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from samara.client.protocol.session import Session
-from samara.shared.errors import CatchUpError, FrameError, TrainerError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import CatchUpError, FrameError
+from samara.shared.kept_file import KeptFile
 from samara.shared.wire import Reader
 
-log = logging.getLogger("samara.client")
-
+SESSION_FILE = "session"
+"""Name of the file in a run's folder."""
 SESSIONS_KEPT = 8
 """Number of runs, the latest ones, whose sessions are kept. In an older run the state is rebuilt
 from the server's ledger."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
+
+
+class _SessionFile(KeptFile[Session | None]):
+    """The session of a run, in its folder; a damaged one is rebuilt from the server's ledger."""
+
+    name = SESSION_FILE
+    damaged = "{file}: {problem}; the session begins anew"
+    is_needed = False
+
+    def _encode(self, content: Session | None) -> bytes:
+        return encode_session(content) if content else b""
+
+    def _decode(self, data: bytes) -> Session:
+        return decode_session(data)
 
 
 class SessionFolder:
@@ -31,18 +45,8 @@ class SessionFolder:
         self._folder = folder
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session of a run; None if it has no file, or only a damaged one.
-
-        A damaged file is logged, and the state is rebuilt from the server's ledger.
-        """
-        file = self._file(run_id)
-        try:
-            return decode_session(file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, CatchUpError) as error:
-            log.warning("%s: %s; the session begins anew", file, error)
-            return None
+        """Return the session of a run; None if it has no file, or only a damaged one."""
+        return _SessionFile(self.folder_of(run_id)).read()
 
     def write_session(self, run_id: bytes, session: Session) -> None:
         """Keep the session of a run; it is on the disk when this returns.
@@ -50,20 +54,17 @@ class SessionFolder:
         Raises:
             TrainerError: if the file cannot be written.
         """
-        file = self._file(run_id)
-        try:
-            is_new = not file.exists()
-            make_folder(file.parent)
-            write_durably(file, encode_session(session))
-            if is_new:
+        folder = self.folder_of(run_id)
+        is_new = not (folder / SESSION_FILE).exists()
+        _SessionFile(folder).write(session)
+        if is_new:
+            with suppress(OSError):  # they are deleted with those of a later run
                 self._delete_old()
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
 
     @property
     def has_sessions(self) -> bool:
         """Return whether there is a session of any run."""
-        return any(self._folder.glob("runs/*/session"))
+        return any(self._folder.glob(f"runs/*/{SESSION_FILE}"))
 
     def folder_of(self, run_id: bytes) -> Path:
         """Return the folder of a run's files."""
@@ -71,12 +72,10 @@ class SessionFolder:
 
     def _delete_old(self) -> None:
         """Delete the sessions of old runs, but not their personal ledgers."""
-        files = sorted(self._folder.glob("runs/*/session"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-SESSIONS_KEPT]:
+        files = self._folder.glob(f"runs/*/{SESSION_FILE}")
+        ordered = sorted(files, key=lambda file: file.stat().st_mtime)
+        for file in ordered[:-SESSIONS_KEPT]:
             file.unlink(missing_ok=True)
-
-    def _file(self, run_id: bytes) -> Path:
-        return self.folder_of(run_id) / "session"
 
 
 def encode_session(session: Session) -> bytes:

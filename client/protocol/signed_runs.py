@@ -48,7 +48,7 @@ class SignedRuns:
     """The runs of signed scenarios with one layout and one base model.
 
     Args:
-        scenarios: signed scenarios.
+        scenarios: signed scenarios; None if none was ever given, so that the server decides.
         layout_hash: hash of the client's layout, 32 bytes.
         model_id: hash of its base model, 32 bytes.
         answered: what the client has answered in each run.
@@ -57,15 +57,16 @@ class SignedRuns:
 
     def __init__(
         self,
-        scenarios: Iterable[SignedScenario],
+        scenarios: Iterable[SignedScenario] | None,
         layout_hash: bytes,
         model_id: bytes,
         answered: AnsweredRuns,
         record: Callable[[str], None],
     ) -> None:
         self._answered, self._record = answered, record
+        self.server_decides = scenarios is None
         self._runs: list[_SignedRun] = []
-        for scenario in scenarios:
+        for scenario in scenarios or ():
             terms, run_id = scenario.terms, scenario.run_id(layout_hash, model_id)
             federations = frozenset(terms.federations(run_id))
             self._runs.append(_SignedRun(scenario.identity, terms, run_id, federations))
@@ -90,6 +91,8 @@ class SignedRuns:
             ScenarioError: if it is not; the message says what was asked for, and what is signed.
             FrameError: if the frame is no sound instruction.
         """
+        if self.server_decides:
+            return
         kind = kind_of(frame)
         if kind is Kind.TRAIN:
             self._refuse_if(self._find_train_mistake(TrainInstruction.decode(frame)))
@@ -110,6 +113,8 @@ class SignedRuns:
             ScenarioError: if one has, about this round or a later one.
             TrainerError: if it cannot be read what has been answered.
         """
+        if self.server_decides:
+            return
         answered = self._answered.read(instruction.run_id)
         if instruction.round <= answered.round and token != answered.token:
             self._refuse_if(
@@ -165,6 +170,10 @@ class SignedRuns:
             f"run {run_id.hex()}, track {track}, and the signed scenarios lead to "
             f"{', '.join(signed[:_MOST_DIFFERENCES]) or 'none'}"
         )
+
+
+SERVER_DECIDES = SignedRuns(None, b"", b"", AnsweredRuns(None), lambda _: None)
+"""The runs of a client without a signed scenario: every request is allowed."""
 
 
 def match_scenario(

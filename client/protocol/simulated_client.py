@@ -7,29 +7,34 @@ in a recorded run, its node config has that client's index and settings, and the
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context
 
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.protocol.answer_guard import AnswerGuard, Records
+from samara.client.protocol.answer_limits import AnswerLimits
+from samara.client.protocol.client import Client, Guard, Participation
 from samara.client.protocol.device_settings import (
     CLIENT_INDEX,
     DEVICE_SETTINGS_KEY,
+    owners_limits,
     with_device_settings,
 )
 from samara.client.protocol.masking_client import MaskingClient, MaskingState
 from samara.client.protocol.privacy_budget import ChargeLog
-from samara.client.protocol.protocol_client import ProtocolClient
 from samara.client.protocol.scalar_counts import ScalarCounts
-from samara.client.protocol.session import Session
-from samara.client.protocol.shared_catch_up import SharedCatchUp
+from samara.client.protocol.session import Session, SharedCatchUp
 from samara.client.training.client_data import ClientData
-from samara.client.training.model_runtime import LoadedRun, load_run
+from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
+from samara.shared.extensions import check_extensions
 from samara.shared.machine import cores
 from samara.shared.runs import client_folder, run_id_of
 from samara.shared.signing import public_pem, sign
@@ -40,6 +45,18 @@ _SESSION, _DEVICE, _MASKING = "session", "device", "masking"
 def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
     config = RunConfig.of(json.loads(settings), source)
     return config if clients is None else config.among(clients)
+
+
+class _RunFacts(NamedTuple):
+    """The facts of a run that follow from its settings.
+
+    Attributes:
+        part: the part of its clients in it, with the folder of all of them.
+        limits: limits of their answers.
+    """
+
+    part: Participation
+    limits: AnswerLimits
 
 
 class RunCache:
@@ -58,6 +75,7 @@ class RunCache:
         self._files: dict[str, Any] = {}
         self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
+        self._facts: dict[tuple[RunConfig, RunConfig], _RunFacts] = {}
         self._parsed = lru_cache(maxsize=64)(_parse)
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
@@ -113,6 +131,33 @@ class RunCache:
             SamaraError: if the model, the task or the data cannot be used.
         """
         return self._live_run(config)
+
+    def facts_of(
+        self, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime
+    ) -> _RunFacts:
+        """Return the facts of a run, each computed once.
+
+        Args:
+            config: settings of the run on the client.
+            server_config: settings of the run on the server.
+            runtime: runtime of the client.
+
+        Raises:
+            ConfigError: if this machine lacks code that the settings name.
+        """
+        key = config, server_config
+        if key not in self._facts:
+            check_extensions(config.flat(), on_client=True)
+            run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
+            part = Participation(
+                config.terms,
+                run_id,
+                client_folder(config, run_id, 0).parent,
+                config.ledger.snapshot_every,
+                is_measured=config.privacy.allows_evaluation,
+            )
+            self._facts[key] = _RunFacts(part, owners_limits(config.data))
+        return self._facts[key]
 
     def _load(self, config: RunConfig) -> LoadedRun:
         latest = self._latest
@@ -184,7 +229,7 @@ class _SimulatedDevice:
         self._records[_MASKING] = ConfigRecord(state.to_bytes())  # type: ignore[arg-type]
 
 
-def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
+def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
     """Return the client that a context belongs to.
 
     Args:
@@ -194,47 +239,53 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     Raises:
         SamaraError: if the settings, or the files that they name, cannot be used.
     """
-    client, sessions = client_index_of(context), _ContextSessions(context)
+    index = client_index_of(context)
     if DEVICE_SETTINGS_KEY in context.node_config:
         server_config = runs.config_of(context.run_config, "run config")
         settings = json.loads(str(context.node_config[DEVICE_SETTINGS_KEY]))
         device_config = runs.config_of(settings, "device settings")
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
-        return ProtocolClient(
-            run.runtime,
-            run.data.undivided(client),
-            config,
-            server_config,
-            sessions,
-            reach=runs.catch_up.reach,
+        data, masking = run.data.undivided(index), None
+    else:
+        server_config = config = runs.config_of(
+            context.run_config, "run config", _client_count(context)
         )
-    config = runs.config_of(context.run_config, "run config", _client_count(context))
-    run = runs.run_for(config)
-    limits = config.data
-    counts = charges = None
-    if limits.scalar_limit or limits.epsilon_limit:
-        run_id = run_id_of(config, run.runtime.layout, run.runtime.model_id)
-        folder = client_folder(config, run_id, client)
-        counts = ScalarCounts(folder) if limits.scalar_limit else None
-        charges = ChargeLog(folder) if limits.epsilon_limit else None
-    data = run.data.share_of(client, config.data.clients)
-    masking = None
-    if config.privacy.secure_aggregation:
-        device = _SimulatedDevice(context)
-        minimum, bucket = config.cohort.minimum, config.privacy.bucket
-        masking = MaskingClient(client, device, device, minimum, bucket)
-    return ProtocolClient(
-        run.runtime,
-        data,
-        config,
-        config,
-        sessions,
-        counts,
-        charges=charges,
+        run = runs.run_for(config)
+        data = run.data.share_of(index, config.data.clients)
+        masking = _masking_of(context, index, config)
+    part, limits = runs.facts_of(config, server_config, run.runtime)
+    part = replace(
+        part,
+        folder=part.folder / str(index),
         masking=masking,
-        reach=runs.catch_up.reach,
+        is_measured=part.is_measured and bool(data.client_count),
     )
+    learner, sessions = RuntimeLearner(run.runtime, data), _ContextSessions(context)
+    guard = simulated_guard(limits, learner, part)
+    return Client(learner, sessions, guard, part, runs.catch_up.reach)
+
+
+def simulated_guard(limits: AnswerLimits, learner: RuntimeLearner, part: Participation) -> Guard:
+    """Return the guard of a simulated client, which keeps what its limits are about alone."""
+    if limits == AnswerLimits():
+        return Guard()
+    records = Records(
+        counts=ScalarCounts(part.folder if limits.scalar_limit else None),
+        charges=ChargeLog(part.folder if limits.epsilon_limit else None),
+    )
+    return AnswerGuard(limits, learner, records, part.terms.privacy)
+
+
+def _masking_of(context: Context, index: int, config: RunConfig) -> MaskingClient | None:
+    if not config.privacy.secure_aggregation:
+        return None
+    device, minimum, bucket = (
+        _SimulatedDevice(context),
+        config.cohort.minimum,
+        config.privacy.bucket,
+    )
+    return MaskingClient(index, device, device, minimum, bucket)
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:

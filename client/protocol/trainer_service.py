@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +19,25 @@ import grpc
 
 from samara.client.forward.peak_memory import give_back_freed_memory
 from samara.client.forward.turns import Turns, take_turns
-from samara.client.protocol.client_handler import decode_instruction
+from samara.client.protocol.client import INSTRUCTIONS
 from samara.client.protocol.idle_work import IdleWork
 from samara.client.protocol.model_in_use import find_unevaluated_runs
 from samara.client.protocol.model_validation import note_validation
 from samara.client.protocol.pauses import Pauses
 from samara.client.protocol.personal_model import PersonalModels
-from samara.client.protocol.protocol_client import ProtocolClient
 from samara.client.protocol.question_limits import MOST_QUESTIONS
 from samara.client.protocol.question_runner import QuestionRunner
 from samara.client.protocol.question_service import QuestionService
 from samara.client.protocol.remote_trainer import CHANNEL_OPTIONS
 from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.protocol.session import decode_instruction
 from samara.client.protocol.trainer_socket import address_of
 from samara.client.protocol.work_costs import WorkCost, WorkCosts
-from samara.shared.errors import FrameError, PausedError, SamaraError, TrainerError
-from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.errors import SamaraError, TrainerError
+from samara.shared.frames.instructions import token_of
 from samara.shared.frames.round_cost import RoundCost
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.machine import peak_memory_bytes
-from samara.shared.proto.trainer_pb2 import (
-    Answer,
-    BlobRequest,
-    CatchUpRequest,
-    EvaluateRequest,
-    MaskRequest,
-    StatusReply,
-    StatusRequest,
-    TrainRequest,
-)
+from samara.shared.proto.trainer_pb2 import Reply, StatusReply, StatusRequest, Task, TaskKind
 from samara.shared.proto.trainer_pb2_grpc import (
     TrainerServicer,
     add_PersonalModelServicer_to_server,
@@ -81,40 +71,12 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         self._costs = WorkCosts(resident.folder)
         self._call_count, self._busy_seconds = 0, 0.0
 
-    def CatchUp(self, request: CatchUpRequest, context: Any) -> Answer:  # noqa: N802
-        catch_up = CatchUp(request.snapshot, request.tail)
-        return self._answer(request, lambda client: client.catch_up(request.instruction, catch_up))
-
-    def Train(self, request: TrainRequest, context: Any) -> Answer:  # noqa: N802
-        return self._answer_unless_paused(request, lambda client: client.train(request.instruction))
-
-    def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: N802
-        def evaluate(client: ProtocolClient) -> bytes:
-            answer = client.evaluate(request.instruction, request.personal)
-            if request.personal and kind_of(answer) is Kind.EVALUATION:
-                self._note_validation(decode_instruction(request.instruction).run_id)
-            return answer
-
-        return self._answer_unless_paused(request, evaluate)
-
-    def ReceiveBlob(self, request: BlobRequest, context: Any) -> Answer:  # noqa: N802
-        frame = self._work(
-            request.part,
-            lambda resident: resident.receive_blob(request.part, request.settings),
-        )
-        return Answer(frame=frame)
-
-    def Mask(self, request: MaskRequest, context: Any) -> Answer:  # noqa: N802
-        return Answer(
-            frame=self._call(b"", request.settings, lambda client: client.mask(request.frame))
-        )
+    def Answer(self, request: Task, context: Any) -> Reply:  # noqa: N802
+        with self.idle.message():
+            return self._worker.submit(self._answer, request).result()
 
     def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
-        hello = b""
-        if request.settings:
-            hello = self._call(b"", request.settings, lambda client: client.hello())
         return StatusReply(
-            hello=hello,
             model_loads=self._resident.model_loads,
             answered=self._call_count,
             busy_seconds=self._busy_seconds,
@@ -122,37 +84,31 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             paused=self._pauses.reason(),
         )
 
-    def _answer_unless_paused(
-        self, request: TrainRequest | EvaluateRequest, method: Callable[[ProtocolClient], bytes]
-    ) -> Answer:
-        instruction, cost = request.instruction, WorkCost()
-
-        def answer(client: ProtocolClient) -> bytes:
-            nonlocal cost
-            begun, paused, joules = time.monotonic(), self._pauses.seconds, self._joules()
-            try:
-                with self._pauses.message(_deadline_of(instruction, client)):
-                    return method(client)
-            except PausedError as error:
-                return client.refuse(instruction, error)
-            finally:
-                seconds, after = time.monotonic() - begun, self._joules()
-                used = 0.0 if joules is None or after is None else after - joules
-                rounds = int(isinstance(request, TrainRequest))
-                paused = self._pauses.seconds - paused
-                cost = WorkCost(rounds, seconds, paused, used)
-                self._note_cost(instruction, cost)
-
-        answered = self._answer(request, answer)
-        if self._shares_cost and kind_of(answered.frame) in (Kind.REPORT, Kind.REPORT_OF_SUMS):
-            answered.cost = RoundCost(
-                token_of(instruction),
-                self._resident.client,
-                cost.seconds,
-                cost.paused,
-                cost.joules,
-            ).encode()
-        return answered
+    def _answer(self, task: Task) -> Reply:
+        """Return the reply to a task, in the working thread."""
+        begun, paused, joules = time.monotonic(), self._pauses.seconds, self._joules()
+        reply = Reply(frame=self._resident.answer(task, self._pauses.message))
+        give_back_freed_memory()
+        seconds = time.monotonic() - begun
+        self._call_count += 1
+        self._busy_seconds += seconds
+        if task.kind not in INSTRUCTIONS:
+            return reply
+        after, kind = self._joules(), kind_of(reply.frame)
+        cost = WorkCost(
+            int(task.kind == TaskKind.TRAIN),
+            seconds,
+            self._pauses.seconds - paused,
+            0.0 if joules is None or after is None else after - joules,
+        )
+        self._note_cost(task.instruction, cost)
+        if kind is Kind.EVALUATION and task.personal:
+            self._note_validation(decode_instruction(task.instruction).run_id)
+        if self._shares_cost and kind in (Kind.REPORT, Kind.REPORT_OF_SUMS):
+            spent = cost.seconds, cost.paused, cost.joules
+            token, client = token_of(task.instruction), self._resident.client
+            reply.cost = RoundCost(token, client, *spent).encode()
+        return reply
 
     def _take_private_rounds(self) -> None:
         """Take the private rounds that are due, between messages.
@@ -180,45 +136,6 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             self._costs.add(decode_instruction(instruction).run_id, cost)
         except SamaraError as error:  # no answer depends on it
             log.warning("%s", error)
-
-    def _answer(
-        self,
-        request: CatchUpRequest | TrainRequest | EvaluateRequest,
-        method: Callable[[ProtocolClient], bytes],
-    ) -> Answer:
-        return Answer(frame=self._call(request.instruction, request.settings, method))
-
-    def _call(
-        self, instruction: bytes, settings: str, method: Callable[[ProtocolClient], bytes]
-    ) -> bytes:
-        """Call a method of the client in the working thread, and return its frame."""
-        return self._work(instruction, lambda resident: method(resident.client_for(settings)))
-
-    def _work(self, instruction: bytes, method: Callable[[ResidentTrainer], bytes]) -> bytes:
-        """Call a method of the resident trainer in the working thread, and return its frame."""
-
-        def work() -> bytes:
-            start = time.monotonic()
-            try:
-                return method(self._resident)
-            except SamaraError as error:  # in the settings; a client refuses by itself
-                return self._resident.refuse(instruction, error)
-            finally:
-                give_back_freed_memory()
-                self._call_count += 1
-                self._busy_seconds += time.monotonic() - start
-
-        with self.idle.message():
-            return self._worker.submit(work).result()
-
-
-def _deadline_of(instruction: bytes, client: ProtocolClient) -> float:
-    """Return the seconds that the server waits for an answer."""
-    with suppress(FrameError):
-        decoded = decode_instruction(instruction)
-        if isinstance(decoded, TrainInstruction) and decoded.deadline:
-            return decoded.deadline
-    return client.deadline
 
 
 @contextmanager

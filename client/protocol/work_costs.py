@@ -3,16 +3,10 @@
 The server is not told. Nothing depends on the file: if it is damaged, the sums begin again.
 """
 
-import json
-import logging
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
-from samara.shared.errors import TrainerError
-from samara.shared.files import make_folder, write_durably
-
-log = logging.getLogger("samara.client")
+from samara.shared.kept_file import KeptFile
 
 COSTS_FILE = "costs.json"
 
@@ -43,34 +37,13 @@ class WorkCost:
         )
 
 
-class WorkCosts:
-    """The costs in a client's file.
+class WorkCosts(KeptFile[dict[str, WorkCost]]):
+    """The costs by run id in hex, in a client's file."""
 
-    Args:
-        folder: folder of the client.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / COSTS_FILE
-
-    def read(self) -> dict[str, WorkCost]:
-        """Return the costs by run id in hex; none if the file is missing or damaged."""
-        try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-            return {
-                str(run_id): WorkCost(
-                    int(one["rounds"]),
-                    float(one["seconds"]),
-                    float(one["paused"]),
-                    float(one["joules"]),
-                )
-                for run_id, one in content.items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s: %r; the costs begin again", self._file, error)
-            return {}
+    name = COSTS_FILE
+    damaged = "{file}: {problem}; the costs begin again"
+    is_needed = False
+    empty = dict
 
     def add(self, run_id: bytes, cost: WorkCost) -> None:
         """Add a cost of a run.
@@ -79,10 +52,15 @@ class WorkCosts:
             TrainerError: if the file cannot be written.
         """
         costs, run = self.read(), run_id.hex()
-        costs[run] = costs.get(run, WorkCost()) + cost
-        content = {run: asdict(one) for run, one in costs.items()}
-        try:
-            make_folder(self._file.parent)
-            write_durably(self._file, json.dumps(content, sort_keys=True, indent=1).encode())
-        except OSError as error:
-            raise TrainerError(f"{self._file}: cannot be written: {error.strerror}") from error
+        self.write(costs | {run: costs.get(run, WorkCost()) + cost})
+
+    def _parse(self, value: Any) -> dict[str, WorkCost]:
+        return {
+            str(run_id): WorkCost(
+                int(one["rounds"]),
+                float(one["seconds"]),
+                float(one["paused"]),
+                float(one["joules"]),
+            )
+            for run_id, one in value.items()
+        }

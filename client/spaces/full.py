@@ -20,7 +20,8 @@ from samara.client.spaces.space import LossFunction, SequentialSpace, SpaceTenso
 from samara.shared.directions import Distribution
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.replay import Backend
 
 

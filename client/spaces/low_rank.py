@@ -18,12 +18,8 @@ from samara.client.spaces.space import (
 from samara.shared.directions import BOTH_SIDES
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import (
-    LoRAFALinear,
-    Perturbations,
-    PerturbedAdapters,
-    inject,
-)
+from samara.shared.model.lora_fa import LoRAFALinear, inject
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
 from samara.shared.replay import Backend
 from samara.shared.sections import AdapterSettings

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
 from samara.shared.directions import Distribution
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.replay import Backend
 
 

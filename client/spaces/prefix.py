@@ -20,7 +20,8 @@ from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
 from samara.shared.directions import Distribution, prefix_tokens
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.replay import Backend
 
 DEFAULT_SPREAD = 0.02

@@ -25,7 +25,8 @@ from samara.client.spaces.forward_mode import derivative_along
 from samara.client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
 from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from samara.shared.errors import ModelError
-from samara.shared.model.lora_fa import Adapter, PerturbedAdapters
+from samara.shared.model.lora_fa import Adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
 from samara.shared.replay import Backend
 

@@ -5,12 +5,12 @@ they changed half-way would differ from an uninterrupted one, so whatever the se
 decided before the first step and written to the run's folder.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,10 +32,10 @@ from samara.shared.config import RunConfig
 from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
 from samara.shared.files import write_once
+from samara.shared.kept_file import KeptFile
 from samara.shared.layout import Layout
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.scorers import Prompt
-from samara.shared.model.weight_map import WeightMap
 
 USUAL_PASS_BYTES = 32 * 2**20
 """The most bytes of a pass on a CPU where the settings leave it open: what its caches hold."""
@@ -54,6 +54,38 @@ class Execution:
     threads: int
 
 
+class _ExecutionFile(KeptFile[Execution | None]):
+    """The record of a run's execution on this machine, which the first of several processes makes.
+
+    Args:
+        folder: folder of the run.
+        run_id: run id, 8 bytes.
+    """
+
+    damaged = "{file}: damaged: {problem}; begin the run in another folder"
+    error = ConfigError
+    style: ClassVar = {"indent": 2}
+
+    def __init__(self, folder: Path, run_id: bytes) -> None:
+        self.path = folder / f"schedule-{run_id.hex()}.json"
+
+    def _encode(self, content: Execution | None) -> bytes:
+        return super()._encode(content) + b"\n"
+
+    def _put(self, path: Path, data: bytes) -> None:
+        write_once(path, data)
+
+    def _to_json(self, content: Execution | None) -> Any:
+        return content and asdict(content.schedule) | {"threads": content.threads}
+
+    def _parse(self, value: Any) -> Execution:
+        schedule = Schedule(value["grouping"], int(value["micro_batch"]))
+        threads = int(value["threads"])
+        if schedule.grouping not in GROUPINGS or schedule.micro_batch < 0 or threads < 1:
+            raise ValueError(str(value))
+        return Execution(schedule, threads)
+
+
 def read_or_decide_execution(
     folder: Path, run_id: bytes, decide: Callable[[], Execution]
 ) -> Execution:
@@ -67,32 +99,12 @@ def read_or_decide_execution(
     Raises:
         ConfigError: if the record is damaged or cannot be written.
     """
-    file = folder / f"schedule-{run_id.hex()}.json"
-    if not file.exists():
-        execution = decide()
-        content = {
-            "grouping": execution.schedule.grouping,
-            "micro_batch": execution.schedule.micro_batch,
-            "threads": execution.threads,
-        }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_once(file, (json.dumps(content, indent=2) + "\n").encode())
-        except OSError as error:
-            raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
-    return _read(file)
-
-
-def _read(file: Path) -> Execution:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        schedule = Schedule(content["grouping"], int(content["micro_batch"]))
-        execution = Execution(schedule, int(content["threads"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: damaged: {error!r}; begin the run in another folder") from error
-    if schedule.grouping not in GROUPINGS or schedule.micro_batch < 0 or execution.threads < 1:
-        raise ConfigError(f"{file}: damaged: {content}; begin the run in another folder")
-    return execution
+    file = _ExecutionFile(folder, run_id)
+    if recorded := file.read():
+        return recorded
+    decided = decide()
+    file.write(decided)
+    return file.read() or decided  # another process may have been first
 
 
 class StepBenchmark:

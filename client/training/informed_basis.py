@@ -23,7 +23,7 @@ from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.basis import Basis, BasisOrigin
 from samara.shared.directions import prefix_tokens
 from samara.shared.errors import ModelError
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 from samara.shared.tasks.rows import read_rows

@@ -4,6 +4,7 @@ The losses are computed elsewhere: by a model runtime, or by a phone's program.
 """
 
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,13 @@ from samara.client.estimators.prge import (
 )
 from samara.shared.directions import batch_order
 from samara.shared.errors import TrainingError
-from samara.shared.extensions import extension, is_extension
+from samara.shared.extensions import extension
 from samara.shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
 from samara.shared.frames.report import Report
 from samara.shared.replay import CoefficientBlock, quantize
 from samara.shared.step_size import REACH
+
+_Progress = TypeVar("_Progress")
 
 
 def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
@@ -103,13 +106,12 @@ class LocalStepPlan:
             order = order[self._labels[order] == step % self._label_count]
         batch = order[: instruction.batch] if len(order) else np.zeros(1, np.int64)
         epsilon, curvature = instruction.epsilon, instruction.measures_curvature(step)
+        seeds = self._seeds[step]
+        if gradients == "differences":
+            return prge_estimator(seeds, batch, epsilon, curvature, instruction.differences)
         if gradients == "exact":
-            return exact_estimator(self._seeds[step], batch, epsilon, curvature)
-        if is_extension(gradients):
-            return _with_curvature(
-                extension("estimator", gradients), self._seeds[step], batch, epsilon, curvature
-            )
-        return prge_estimator(self._seeds[step], batch, epsilon, curvature, instruction.differences)
+            return exact_estimator(seeds, batch, epsilon, curvature)
+        return _with_curvature(extension("estimator", gradients), seeds, batch, epsilon, curvature)
 
     def finish_step(
         self, estimate: GradientEstimate
@@ -191,3 +193,27 @@ def _with_curvature(
     if curvature:
         measured = (yield from prge_estimator(seeds, batch, epsilon, True)).curvature
     return GradientEstimate(gradients, float(estimate.mean_loss), measured)
+
+
+class InterruptedSteps(Generic[_Progress]):
+    """The finished steps of a client's interrupted round, kept in memory until the round goes on.
+
+    What interrupts a round is an exception between two forward passes. The steps before it are not
+    repeated if the same round is begun again with the same examples.
+    """
+
+    def __init__(self) -> None:
+        self._token, self._examples = b"", object()
+        self._progress: _Progress | None = None
+
+    def resume(self, token: bytes, examples: object, beginning: _Progress) -> _Progress:
+        """Return the progress of a round when it was interrupted, or its beginning.
+
+        Args:
+            token: token of the round's instruction, 8 bytes.
+            examples: examples of the round; only the same object is the same.
+            beginning: progress at the round's start, which the round's steps change.
+        """
+        if self._progress is None or self._token != token or self._examples is not examples:
+            self._token, self._examples, self._progress = token, examples, beginning
+        return self._progress

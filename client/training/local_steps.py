@@ -18,17 +18,16 @@ from samara.client.forward.answer_losses import answer_losses
 from samara.client.forward.grouping import Schedule, perturbations_per_pass
 from samara.client.forward.resident import ResidentForward, have_equal_row_counts
 from samara.client.training.client_data import ClientData, LabelledPrompts
-from samara.client.training.interrupted_steps import InterruptedSteps
-from samara.client.training.local_step_plan import LocalStepPlan
+from samara.client.training.local_step_plan import InterruptedSteps, LocalStepPlan
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import Split, TrainInstruction, token_of
 from samara.shared.frames.report import Report
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
 from samara.shared.replay import replay
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY, training_objective
+from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY
 from samara.shared.tasks.rows import Example
 
 
@@ -277,8 +276,7 @@ def _losses_in_one_pass(
     if runtime.config.objective == SUMMED_CROSS_ENTROPY:
         scores[..., 0] *= [len(prompt.targets[0]) for prompt in prompts]
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
-    objective = training_objective(runtime.config.objective, runtime.task)
-    return [objective(by_client[:, index], own) for index, own in enumerate(labels)]
+    return [runtime.objective(by_client[:, index], own) for index, own in enumerate(labels)]
 
 
 def _losses_of_answers(

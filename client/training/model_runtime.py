@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.peak_memory import keep_freed_memory
-from samara.client.forward.readout import ReadoutForward, make_base_engine, make_readout
+from samara.client.forward.readout import ReadoutForward
 from samara.client.forward.representation_store import (
     RepresentationStore,
     make_representation_store,
 )
-from samara.client.forward.resident import ResidentForward
-from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH, make_forward, make_scorer
 from samara.client.forward.trunk_cache import TrunkCache, make_trunk_cache
 from samara.client.forward.turns import forward_pass
 from samara.client.streaming.loading import LoadedModel, load_model
@@ -49,18 +47,16 @@ from samara.shared.features import check_features, kind_of
 from samara.shared.machine import cores
 from samara.shared.model.cache_key import model_inputs, scorer_inputs
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.replay_torch import backend_for
-from samara.shared.model.scorers import Prompt, scorer_for
-from samara.shared.model.weight_map import WeightMap
+from samara.shared.model.scorers import Prompt
 from samara.shared.replay import Backend
 from samara.shared.runs import run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import Task
-from samara.shared.tasks.objectives import decodes_answers
+from samara.shared.tasks.objectives import Objective, decodes_answers, training_objective
 from samara.shared.tasks.rows import Example
-
-EVALUATION_MICRO_BATCH = 16
 
 
 class ModelRuntime:
@@ -80,6 +76,7 @@ class ModelRuntime:
         config: settings of the run.
         layout: layout of the adapter.
         weight_map: map from states and directions to the weights of the adapter.
+        scorer: scorer of the task.
         model_id: model id of the base model, 32 bytes.
         forward: engine that scores rows.
         first_block: index of the lowest block with an adapter.
@@ -109,18 +106,16 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        body = PerturbedBody(base, 0)
-        # not inference mode: gradients may flow past what a scorer keeps
-        with predecessor.tokenize.lock if predecessor else nullcontext(), torch.no_grad():
-            self._scorer = scorer_for(base, task, config.model.max_length, body)
+        with predecessor.tokenize.lock if predecessor else nullcontext():
+            self.scorer = make_scorer(base, task, config.model.max_length)
         settings = config.adapter
-        adapter = inject(base, settings, self._scorer.labels)
+        adapter = inject(base, settings, self.scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
         self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
         self._deciding = predecessor._deciding if predecessor else threading.Lock()
-        self.tokenize = predecessor.tokenize if predecessor else ExampleTokenizer(self._scorer)
+        self.tokenize = predecessor.tokenize if predecessor else ExampleTokenizer(self.scorer)
         if predecessor is not None and self._trunk_inputs == predecessor._trunk_inputs:
             self._trunk_cache = predecessor._trunk_cache
             if self._first_pass_inputs == predecessor._first_pass_inputs:
@@ -135,25 +130,18 @@ class ModelRuntime:
         if settings.inner_layers and self._trunk_cache is None:
             self._trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
         if not settings.inner_layers and self._representations is None:
-            self._representations = make_representation_store(base, self._scorer, room, folder)
-        self.forward = self._make_forward(base, adapter)
-
-    def _make_forward(self, base: BaseModel, adapter: Adapter) -> ResidentForward | ReadoutForward:
-        streamed, scorer, readout = self._stream is not None, self._scorer, None
-        if self.config.adapter.has_readout:
-            damping = self.config.adapter.damping
-            readout = make_readout(base, self._task, scorer, damping, self.tokenize, streamed)
-        if readout is None or self._representations is None:
-            return make_forward_engine(
-                base, adapter, scorer, streamed, self._trunk_cache, readout=readout
-            )
-        return ReadoutForward(
-            make_base_engine(base, scorer, streamed),
-            adapter.layout,
-            scorer.labels,
-            readout,
-            self._representations,
-            lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
+            self._representations = make_representation_store(base, self.scorer, room, folder)
+        self.forward = make_forward(
+            base,
+            task,
+            self.scorer,
+            self.tokenize,
+            adapter,
+            settings.damping,
+            streamed=self._stream is not None,
+            cache=self._trunk_cache,
+            store=self._representations,
+            micro_batch=lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
         )
 
     def examples(self, client_count: int) -> Sequence[Example]:
@@ -237,12 +225,12 @@ class ModelRuntime:
     @property
     def score_inputs(self) -> dict[str, object]:
         """The inputs of the scores of prompts, beside the state of the adapter."""
-        return {"model": model_inputs(self.base), "scorer": scorer_inputs(self._scorer)}
+        return {"model": model_inputs(self.base), "scorer": scorer_inputs(self.scorer)}
 
     @property
     def label_count(self) -> int:
         """The number of labels of the task."""
-        return self._scorer.labels
+        return self.scorer.labels
 
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
@@ -253,6 +241,11 @@ class ModelRuntime:
     def _first_pass_inputs(self) -> tuple[object, ...]:
         """The settings by which a readout's features may be, besides; a damping by its content."""
         return self.layout.damping, self.config.micro_batch, self.config.memory_budget
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The objective of the steps."""
+        return training_objective(self.config.objective, self.task)
 
     @cached_property
     def execution(self) -> Execution:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import QuestionError
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """The character that a decoder puts where bytes of another one are still missing."""

@@ -5,9 +5,10 @@ import torch
 from numpy.typing import NDArray
 
 from samara.client.forward.body import PerturbedBody
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.tuning.baselines.linear_probe import fit_probe
 from samara.client.tuning.classifier import ClassifierScorer, Weights, probe_weights
-from samara.client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, TaskSplit, TuningSetup
+from samara.client.tuning.tuning_setup import TaskSplit, TuningSetup
 from samara.shared.directions import DIRECTION_BITS, directions, query_seeds
 
 CLASSIFIER_STREAM = 2

@@ -12,27 +12,27 @@ from samara.shared.tasks.sampling import LOW_DATA
 
 def mistakes_in(settings: TuneFields) -> list[str]:
     """Return what is wrong with settings that are each valid by themselves."""
-    return [*_about_the_method(settings), *_about_the_data(settings)]
+    return [*_about_the_optimizer(settings), *_about_the_data(settings)]
 
 
-def _about_the_method(settings: TuneFields) -> list[str]:
+def _about_the_optimizer(settings: TuneFields) -> list[str]:
     mistakes = []
-    method, where = settings.method, SPACES[settings.method]
+    optimizer, where = settings.optimizer, SPACES[settings.optimizer]
     if settings.space != "auto" and settings.space not in where:
         if not where:
-            mistakes.append(f"space: {method} trains nothing in the model; leave space out")
+            mistakes.append(f"space: {optimizer} trains nothing in the model; leave space out")
         else:
             able = [other for other, spaces in SPACES.items() if settings.space in spaces]
             mistakes.append(
-                f"space: {method} trains in {' or '.join(where)}, not in {settings.space}; "
+                f"space: {optimizer} trains in {' or '.join(where)}, not in {settings.space}; "
                 f"in {settings.space} train {', '.join(able)}"
             )
     mistakes += _about_the_rate(settings)
     mistakes += _about_unread_settings(settings)
     mistakes += _about_peft(settings)
-    if method not in ZEROTH_ORDER and settings.objective == "metric":
+    if optimizer not in ZEROTH_ORDER and settings.objective == "metric":
         mistakes.append(
-            f"objective: only zeroth-order methods can train a metric, {method} cannot; "
+            f"objective: only zeroth-order methods can train a metric, {optimizer} cannot; "
             "choose prge or mezo, or another objective"
         )
     mistakes += [
@@ -64,7 +64,7 @@ def _about_the_method(settings: TuneFields) -> list[str]:
 
 def _about_the_rate(settings: TuneFields) -> list[str]:
     mistakes = []
-    if settings.method == "fo-sgd" and settings.learning_rate == "auto":
+    if settings.optimizer == "fo-sgd" and settings.learning_rate == "auto":
         mistakes.append(
             "learning-rate: fo-sgd has no default; set it to a number, for all parameters for "
             "example to one of MeZO's table 15, 1e-4 to 1e-2"
@@ -130,10 +130,10 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
     mistakes: list[str] = []
     if settings.classifier == "label-words":
         return mistakes
-    if settings.trained_space != "full" or settings.method == "zero-offload":
+    if settings.trained_space != "full" or settings.optimizer == "zero-offload":
         mistakes.append(
             "classifier: a linear layer in place of label words is trained together with all "
-            "parameters; set space to full and method to mezo, fo-adam or fo-sgd"
+            "parameters; set space to full and optimizer to mezo, fo-adam or fo-sgd"
         )
     if settings.objective == "likelihood":
         mistakes.append(
@@ -150,25 +150,25 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
 
 def _about_perturbations(settings: TuneFields) -> list[str]:
     """Return what a zeroth-order method cannot perturb."""
-    mistakes, method, space = [], settings.method, settings.trained_space
-    other = "one-point" if method == "prge" else "forward"
-    if method in ZEROTH_ORDER and settings.differences == other:
+    mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
+    other = "one-point" if optimizer == "prge" else "forward"
+    if optimizer in ZEROTH_ORDER and settings.differences == other:
         mistakes.append(
-            f"differences: {method} has no {settings.differences} ones; choose central"
-            + (" or forward" if method == "prge" else " or one-point")
+            f"differences: {optimizer} has no {settings.differences} ones; choose central"
+            + (" or forward" if optimizer == "prge" else " or one-point")
         )
-    if settings.in_place and space != "full" and "full" in SPACES[method]:
+    if settings.in_place and space != "full" and "full" in SPACES[optimizer]:
         mistakes.append(
             f"in-place: in {space} the model's parameters are not perturbed; leave it "
             "out, or set space to full"
         )
-    if method in ZEROTH_ORDER and space == "full" and settings.model.quantization != "none":
+    if optimizer in ZEROTH_ORDER and space == "full" and settings.model.quantization != "none":
         mistakes.append(
             f"model.quantization: all parameters are perturbed, and {settings.model.quantization} "
             "weights are not numbers that a perturbation can be added to; set it to none, or space "
             "to lora"
         )
-    if method in ZEROTH_ORDER and settings.autocast != "none":
+    if optimizer in ZEROTH_ORDER and settings.autocast != "none":
         if settings.gradients != "differences" or settings.objective == "metric":
             mistakes.append(
                 "autocast: of zeroth-order methods it is for differences of losses; leave it out, "
@@ -190,14 +190,14 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
 def _about_derivatives(settings: TuneFields) -> list[str]:
     """Return what a zeroth-order method cannot differentiate."""
     mistakes: list[str] = []
-    if settings.gradients == "differences" or settings.method not in ZEROTH_ORDER:
+    if settings.gradients == "differences" or settings.optimizer not in ZEROTH_ORDER:
         return mistakes
     if settings.model.stream in ("host", "disk"):
         mistakes.append(NO_STREAMED_GRADIENTS)
-    if settings.gradients == "exact" and settings.method in MEZO:
+    if settings.gradients == "exact" and settings.optimizer in MEZO:
         mistakes.append(
-            f"gradients: {settings.method} has a batch of its own for every direction, and a "
-            "backward pass is of one; set it to forward-mode, or method to prge"
+            f"gradients: {settings.optimizer} has a batch of its own for every direction, and a "
+            "backward pass is of one; set it to forward-mode, or optimizer to prge"
         )
     if settings.gradients == "forward-mode":
         if settings.differences != "central":
@@ -225,7 +225,7 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
 def _about_scaling(settings: TuneFields) -> list[str]:
     """Return what an estimate cannot be scaled in, or D cannot be found by."""
     scaling, mistakes = settings.scaling, []
-    if scaling.modify == "nothing" or settings.method not in MEZO:
+    if scaling.modify == "nothing" or settings.optimizer not in MEZO:
         return []
     if settings.trained_space == "lora-fa":
         mistakes.append(
@@ -267,21 +267,22 @@ def _about_scaling(settings: TuneFields) -> list[str]:
 
 def _about_gradients(settings: TuneFields) -> list[str]:
     """Return what a first-order method cannot train or compute with."""
-    mistakes, method, space = [], settings.method, settings.trained_space
+    mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
     if space != "lora-fa" and settings.model.dtype != "float32":
         mistakes.append(
-            f"model.dtype: {method} in the space {space} trains the weights as they are, for "
+            f"model.dtype: {optimizer} in the space {space} trains the weights as they are, for "
             f"which {settings.model.dtype} is too coarse; set it to float32"
         )
     if settings.model.quantization != "none":
         mistakes.append(
-            f"model.quantization: {method} needs weights that are not quantized: updates are "
+            f"model.quantization: {optimizer} needs weights that are not quantized: updates are "
             "smaller than the steps between quantized weights, which would round them away; "
             "set it to none"
         )
     if settings.model.stream in ("host", "disk"):
         mistakes.append(
-            f"model.stream: the backward pass of {method} needs all blocks at once; set it to off"
+            f"model.stream: the backward pass of {optimizer} needs all blocks at once; set it to "
+            "off"
         )
     is_one_core = settings.model.torch_device == "cpu" and settings.threads == 1
     if settings.offload.emulates and not is_one_core:
@@ -305,10 +306,10 @@ def _about_gradients(settings: TuneFields) -> list[str]:
 def _about_unread_settings(settings: TuneFields) -> list[str]:
     flat = settings.flat()
     return [
-        f"{key}: {settings.method} does not read it; leave it out, or choose "
+        f"{key}: {settings.optimizer} does not read it; leave it out, or choose "
         + " or ".join(described.read_by)
         for key, described in describe(type(settings)).items()
-        if not described.is_read_by(settings.method) and flat[key] != described.default
+        if not described.is_read_by(settings.optimizer) and flat[key] != described.default
     ]
 
 

@@ -23,6 +23,7 @@ from samara.client.tuning.trajectory import read_trajectory
 from samara.client.tuning.tuning_folder import IDENTITY_FILE, MODEL_PATH, hash_of
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 from samara.shared.errors import ConfigError, ModelError
+from samara.shared.settings import with_current_keys
 
 
 def is_tuning_folder(folder: Path) -> bool:
@@ -64,11 +65,12 @@ class FinishedTuning:
                 "block while they were streamed, which is not repeated here; tune without "
                 "stream-compression"
             )
-        settings = TuneSettings.of(config | {"model.path": place}, str(folder))
+        config = with_current_keys(TuneSettings, config) | {"model.path": place}
+        settings = TuneSettings.of(config, str(folder))
         if not settings.trains:
             raise ConfigError(
-                f"{folder}: {settings.method} trains nothing, so its model is the base model; name "
-                "the run of another method"
+                f"{folder}: {settings.optimizer} trains nothing, so its model is the base model; "
+                "name the run of another optimizer"
             )
         return cls(folder, result, settings)
 
@@ -77,7 +79,7 @@ class FinishedTuning:
         """A sentence for the model card that says which model it is."""
         return (
             f"The model after step {self.result['best_step']} of {self.settings.steps} of samara "
-            f"tune, method {self.settings.method}, space {self.settings.space}."
+            f"tune, optimizer {self.settings.optimizer}, space {self.settings.space}."
         )
 
     def load(self) -> ModelSetup:

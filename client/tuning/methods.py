@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Method = Literal[
+Optimizer = Literal[
     "prge",
     "mezo",
     "mezo-momentum",
@@ -20,7 +20,7 @@ SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "head", "full",
 ClassifierName = Literal["label-words", "new", "linear-probe"]
 """Source of the scores of a classification: label words, or a classifier by how it begins."""
 
-SPACES: dict[Method, tuple[SpaceName, ...]] = {
+SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
     "mezo": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
     "mezo-momentum": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
@@ -40,12 +40,12 @@ BY_PEFT: tuple[SpaceName, ...] = ("dora", "vera")
 """Spaces of adapters that PEFT computes."""
 LOW_RANK: tuple[SpaceName, ...] = ("lora-fa", "lora", *BY_PEFT)
 """Spaces of adapters in chosen blocks; the layers below them give the same in every pass."""
-MEZO: tuple[Method, ...] = ("mezo", "mezo-momentum", "mezo-adam")
-ZEROTH_ORDER: tuple[Method, ...] = ("prge", *MEZO)
-ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
+MEZO: tuple[Optimizer, ...] = ("mezo", "mezo-momentum", "mezo-adam")
+ZEROTH_ORDER: tuple[Optimizer, ...] = ("prge", *MEZO)
+ESTIMATING: tuple[Optimizer, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
-FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
-QUERIES: dict[Method, int] = {"prge": 4}
+FIRST_ORDER: tuple[Optimizer, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
+QUERIES: dict[Optimizer, int] = {"prge": 4}
 BATCH = 16
 EPSILON: dict[SpaceName, float] = {
     "full": 1e-3,
@@ -66,6 +66,8 @@ ADAM_RATE: dict[SpaceName, float] = {
     "prefix": 1e-2,
     "head": 1e-4,
 }
+LSP_GAMMA = 1e-4
+"""γ of LSP-Offload, weight of the projectors' norms where they are learned."""
 LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
 the lowest validation loss on the data sets of docs/measurements/lsp.md."""

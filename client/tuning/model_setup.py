@@ -4,13 +4,13 @@ import gc
 
 import torch
 
-from samara.client.forward.body import PerturbedBody
+from samara.client.forward.setup import make_scorer
 from samara.client.streaming.loading import load_model
 from samara.client.tuning.classifier import ClassifierScorer, Weights
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.directions import round_root
 from samara.shared.features import TUNING_EXCLUSIONS, check_features, kind_of
-from samara.shared.model.scorers import Scorer, scorer_for
+from samara.shared.model.scorers import Scorer
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import Task
 
@@ -54,11 +54,7 @@ class ModelSetup:
         model = self.settings.model
         self.loaded = load_model(model)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        # Not in inference mode: gradients may flow through tensors that a scorer keeps.
-        with torch.no_grad():
-            self.scorer: Scorer = scorer_for(
-                self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
-            )
+        self.scorer: Scorer = make_scorer(self.base, self.task, model.max_length)
         if self.settings.classifier != "label-words":
             asks, most = self.settings.classifier == "linear-probe", model.max_length
             self.scorer = scorer = ClassifierScorer(self.base, self.task, most, self.scorer, asks)

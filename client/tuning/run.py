@@ -311,7 +311,7 @@ def _start_step(validations: dict[int, EvaluationResult]) -> int:
 
 def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[str, Any]:
     """Evaluate a method that takes no steps."""
-    method = setup.settings.method
+    method = setup.settings.optimizer
     splits = {name: setup.splits[name] for name in ("validation", "test")}
     evaluate: Callable[[TaskSplit], EvaluationResult] = setup.evaluate_base
     details: dict[str, Any] = {}

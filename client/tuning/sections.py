@@ -1,10 +1,10 @@
 """Sections of the settings of a tuning run."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from samara.client.tuning.methods import FIRST_ORDER, MEZO
+from samara.client.tuning.methods import FIRST_ORDER, LSP_GAMMA, MEZO
 from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.settings import Section, Text, setting
+from samara.shared.settings import Fixed, Section, Text, setting
 from samara.shared.tasks.sampling import LOW_DATA
 
 
@@ -16,6 +16,7 @@ class TuneData(Section):
         "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
         "run's identity holds a hash of the examples, and not their place",
         identity=False,
+        apart="the identity of a run on one device holds the examples themselves, by a hash",
     )
     train: int = setting(
         LOW_DATA["train"], "training examples drawn", page="reference/tasks.md", ge=1
@@ -72,6 +73,8 @@ class ScalingSettings(Section):
 class LspSettings(Section):
     """The subspaces of LSP-Offload."""
 
+    fixed: ClassVar = {"gamma": Fixed(LSP_GAMMA)}
+
     subspace_size: int = setting(
         0,
         "s, sides of the matrix that is trained for a weight matrix; a side of the weights that is "
@@ -91,9 +94,6 @@ class LspSettings(Section):
         read_by=("lsp",),
         gt=0,
     )
-    gamma: float = setting(
-        1e-4, "γ, weight of the projectors' norms where they are learned", read_by=("lsp",), ge=0
-    )
     learning_steps: int = setting(
         200,
         "most steps of learning a layer's projectors; 0 leaves them random",
@@ -107,6 +107,8 @@ class OffloadSettings(Section):
 
     None of it changes a bit of the result.
     """
+
+    fixed: ClassVar = {"host-slowdown": Fixed(1.0, identity=False)}
 
     schedule: Literal["auto", "layer-wise", "zero", "none"] = setting(
         "auto",
@@ -145,15 +147,8 @@ class OffloadSettings(Section):
         identity=False,
         ge=1,
     )
-    host_slowdown: float = setting(
-        1.0,
-        "factor of the host's time beside an emulated accelerator",
-        read_by=("zero-offload", "lsp"),
-        identity=False,
-        ge=1,
-    )
 
     @property
     def emulates(self) -> bool:
         """Return whether an accelerator is emulated."""
-        return bool(self.memory or self.bandwidth or self.slowdown > 1 or self.host_slowdown > 1)
+        return bool(self.memory or self.bandwidth or self.slowdown > 1)

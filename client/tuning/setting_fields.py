@@ -1,6 +1,6 @@
 """The settings of a tuning run, each valid by itself, and what follows from them."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from samara.client.estimators.mezo import LearningRateSchedule
 from samara.client.tuning.methods import (
@@ -10,11 +10,19 @@ from samara.client.tuning.methods import (
     SPACES,
     ZEROTH_ORDER,
     ClassifierName,
-    Method,
+    Optimizer,
     SpaceName,
 )
 from samara.client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
-from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.common_settings import (
+    ADAPTER,
+    MICRO_BATCH,
+    MODEL,
+    OUT,
+    SEED,
+    TASK,
+    TRUNK_CACHE_BYTES,
+)
 from samara.shared.directions import Differences, Gradients
 from samara.shared.sections import (
     AdapterSettings,
@@ -22,30 +30,36 @@ from samara.shared.sections import (
     ModelSettings,
     adapter_kind,
 )
-from samara.shared.settings import Settings, Text, setting
+from samara.shared.settings import Fixed, Settings, Text, setting
 from samara.shared.tasks.catalog import TaskName
 
 
 class TuneFields(Settings):
     """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
 
-    method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
+    fixed: ClassVar = {"trunk-cache": Fixed(TRUNK_CACHE_BYTES)}
+
+    optimizer: Optimizer = setting(
+        "prge", "how the model is trained, or the baseline that is measured", former="method"
+    )
     space: SpaceName | Literal["auto"] = setting(
-        "auto", "parameters that are trained; `auto` is the method's first"
+        "auto", "parameters that are trained; `auto` is the optimizer's first"
     )
-    seed: int = setting(
-        0,
-        "seed of the draw, the batches, the directions, the tokens of a prefix",
-        ge=0,
-        lt=2**63,
+    seed: int = SEED
+    steps: int = setting(
+        1000,
+        "number of steps, T",
+        ge=1,
+        le=10_000_000,
+        apart="they are all steps of the run, not those of a round",
     )
-    steps: int = setting(1000, "number of steps, T", ge=1, le=10_000_000)
     queries: int = setting(
         0,
         "directions q of a step; 0 is 4 for `prge`, 1 for MeZO",
         read_by=ZEROTH_ORDER,
         ge=0,
         le=65_535,
+        apart="one device has all the noise of a step, which the papers' numbers are for",
     )
     query_schedule: Literal["constant", "linear"] = setting(
         "constant", "`constant`, or `linear`, rising to q", read_by=ZEROTH_ORDER
@@ -55,15 +69,14 @@ class TuneFields(Settings):
         "examples B of a step; of `prge` for all directions, of MeZO for each. 0 is 10,000 with a "
         "readout alone, otherwise 16",
         ge=0,
+        apart="16 is the batch of the papers that a run on one device repeats",
     )
-    micro_batch: int = setting(
-        8,
-        "most examples in one forward pass; 0 is the whole batch",
-        page="reference/settings.md",
-        ge=0,
-    )
+    micro_batch: int = MICRO_BATCH
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(
-        "both", "perturbations of a step that share a forward pass", page="reference/settings.md"
+        "both",
+        "perturbations of a step that share a forward pass",
+        page="reference/settings.md",
+        apart="nothing is timed, so that a run has the same bits on every machine",
     )
     epsilon: float = setting(
         0.0,
@@ -71,6 +84,7 @@ class TuneFields(Settings):
         read_by=ZEROTH_ORDER,
         ge=0,
         le=1,
+        apart="it depends on the space, of which a federation has one",
     )
     differences: Differences | Literal["one-point"] = setting(
         "central",
@@ -78,6 +92,7 @@ class TuneFields(Settings):
         "q losses, whose differences are to those of the step before",
         read_by=ZEROTH_ORDER,
         page="concepts/mezo.md#estimate-and-schedules",
+        apart="MeZO's one-point estimate needs the loss of the step before, which no report has",
     )
     gradients: Gradients | Literal["forward-mode"] = setting(
         "differences",
@@ -86,15 +101,20 @@ class TuneFields(Settings):
         read_by=ZEROTH_ORDER,
         page="concepts/steps.md#exact-derivatives",
         before="differences",
+        apart="forward-mode derivatives are for the spaces that no federation has; own estimators "
+        "are for federations",
     )
     learning_rate: LearningRate = setting(
         "auto",
         "η; `auto` estimates it while `prge`, `mezo` and `mezo-momentum` run, of Adam it is the "
         "table below",
         page="concepts/step-size.md",
+        apart="Adam and SGD estimate no η",
     )
     learning_rate_schedule: LearningRateSchedule = setting(
-        "constant", "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number"
+        "constant",
+        "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number",
+        apart="an estimated η is not scheduled here, and the papers' schedules are",
     )
     warm_up: int = setting(
         0,
@@ -138,6 +158,7 @@ class TuneFields(Settings):
         "`cross-entropy`, `likelihood`, or `metric` (zeroth order only); `auto` is what the task's "
         "kind is trained on",
         page="reference/tasks.md",
+        apart="a likelihood is trained here, and own objectives in federations",
     )
     validate_every: int = setting(
         100,
@@ -195,26 +216,16 @@ class TuneFields(Settings):
     demonstrations: int = setting(
         32, "solved examples before every example, at most", read_by=("icl",), ge=1
     )
-    task: TaskName = setting(
-        EMBEDDED_DATA,
-        "a shipped or registered task, or the path of a task file",
-        page="reference/tasks.md",
-        min_length=1,
-    )
+    task: TaskName = TASK
     threads: int = setting(
         0,
         "CPU threads; 0 is one per core. A run continues only with as many as it began with",
         ge=0,
+        apart="no other client shares the cores",
     )
-    trunk_cache: int = setting(
-        256 * 2**20,
-        "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
-        "forward pass",
-        ge=0,
-    )
-    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
-    model: ModelSettings = setting(ModelSettings(), "Model")
-    adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
+    out: Text = OUT
+    model: ModelSettings = MODEL
+    adapter: AdapterSettings = ADAPTER
     data: TuneData = setting(TuneData(), "Data")
     scaling: ScalingSettings = setting(ScalingSettings(), "Scaled estimates")
     lsp: LspSettings = setting(LspSettings(), "LSP-Offload")
@@ -225,12 +236,12 @@ class TuneFields(Settings):
         """The space that is trained; none if the method trains nothing."""
         if self.space != "auto":
             return self.space
-        return SPACES[self.method][0] if SPACES[self.method] else "none"
+        return SPACES[self.optimizer][0] if SPACES[self.optimizer] else "none"
 
     @property
     def is_first_order(self) -> bool:
         """Return whether the method trains on true gradients."""
-        return self.method in FIRST_ORDER
+        return self.optimizer in FIRST_ORDER
 
     @property
     def differentiates(self) -> bool:
@@ -242,7 +253,7 @@ class TuneFields(Settings):
     def features(self) -> dict[str, str]:
         """The values in the feature matrix of tuning that the settings decide."""
         return {
-            "tuning method": self.method,
+            "optimizer": self.optimizer,
             "space": self.trained_space,
             "adapter": adapter_kind(self.adapter.layers),
         }
@@ -250,7 +261,7 @@ class TuneFields(Settings):
     @property
     def estimates_its_rate(self) -> bool:
         """Return whether `samara.shared.step_size` finds the learning rate during the run."""
-        return self.learning_rate == "auto" and self.method in ESTIMATING
+        return self.learning_rate == "auto" and self.optimizer in ESTIMATING
 
     @property
     def rate(self) -> float:
@@ -261,4 +272,4 @@ class TuneFields(Settings):
     @property
     def trains(self) -> bool:
         """Return whether the method takes steps in the model."""
-        return bool(SPACES[self.method])
+        return bool(SPACES[self.optimizer])

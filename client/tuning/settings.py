@@ -42,10 +42,12 @@ class TuneSettings(TuneFields):
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Subspaces are left out where there are none.
+        Subspaces are left out where there are none. The optimizer is the ``method``, as it was
+        called when runs began to have an identity.
         """
         identity = super().identity()
-        if self.method != "lsp":
+        identity["method"] = identity.pop("optimizer")
+        if self.optimizer != "lsp":
             identity = {k: v for k, v in identity.items() if not k.startswith("lsp.")}
         return identity
 
@@ -66,13 +68,13 @@ class TuneSettings(TuneFields):
         if self.model.stream == "auto" and needs_all_blocks:
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
-            where = SPACES[self.method][0] if self.space == "auto" else self.space
+            where = SPACES[self.optimizer][0] if self.space == "auto" else self.space
             changes["space"] = where
             if where == "prefix" and self.prefix_width:
                 where = "lora"  # weights of linear layers, too
             if self.learning_rate == "auto" and not self.estimates_its_rate:
-                changes["learning_rate"] = LSP_RATE if self.method == "lsp" else ADAM_RATE[where]
+                changes["learning_rate"] = LSP_RATE if self.optimizer == "lsp" else ADAM_RATE[where]
             if not self.is_first_order:
-                changes["queries"] = self.queries or QUERIES.get(self.method, 1)
+                changes["queries"] = self.queries or QUERIES.get(self.optimizer, 1)
                 changes["epsilon"] = self.epsilon or EPSILON[where]
         return self.model_copy(update=changes)

@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.peak_memory import keep_freed_memory
-from samara.client.forward.readout import (
-    ReadoutForward,
-    make_base_engine,
-    make_readout,
-)
+from samara.client.forward.readout import ReadoutForward
 from samara.client.forward.representation_store import make_representation_store
 from samara.client.forward.resident import ResidentForward
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH, ForwardEngine, make_forward
 from samara.client.forward.streamed import BlockwiseParameters, make_forward_engine
 from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.client.spaces.space import ScoreFunction
@@ -23,13 +20,14 @@ from samara.client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.choices import READOUT
+from samara.shared.common_settings import TRUNK_CACHE_BYTES
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.directions import batch_order
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.label_scores import Confusion
-from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from samara.shared.model.layer_selection import chosen_blocks
-from samara.shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
+from samara.shared.model.lora_fa import Adapter, empty_adapter, inject
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.data import check_labels, load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
@@ -42,11 +40,8 @@ from samara.shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
 
-EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
 
-ForwardEngine = ResidentForward | ReadoutForward
-"""Scores prompts under perturbations; the second one runs the model once per example."""
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 """Calls a function with the adapters of one state, as `Space.evaluate` without seeds does."""
 
@@ -120,11 +115,9 @@ class TuningSetup(ModelSetup):
         self._evaluation_loss = objective_for(self.task, default)
         self.examples = draw_examples(settings, self.task)
         self.load()
-        self._representations = make_representation_store(
-            self.base, self.scorer, settings.trunk_cache
-        )
+        self._representations = make_representation_store(self.base, self.scorer, TRUNK_CACHE_BYTES)
         self._trunk_cache = make_trunk_cache(
-            self.base, self._trunk_block_count(), settings.trunk_cache
+            self.base, self._trunk_block_count(), TRUNK_CACHE_BYTES
         )
         keep_freed_memory()
         self.splits = {
@@ -146,23 +139,22 @@ class TuningSetup(ModelSetup):
             adapter: adapter in the model.
             parameters: parameters that are perturbed in place, of a streamed model.
         """
-        base, scorer, settings = self.base, self.scorer, self.settings
-        streamed, readout = self.stream is not None, None
-        if adapter.layout.group(READOUT_GROUP):
-            damping = settings.adapter.damping
-            readout = make_readout(base, self.task, scorer, damping, self._tokenize, streamed)
-        if readout is None or adapter.layout.group(ADAPTER_GROUP):
-            cache = self._trunk_cache
-            return make_forward_engine(base, adapter, scorer, streamed, cache, parameters, readout)
-        forward = ReadoutForward(
-            make_base_engine(base, scorer, streamed),
-            adapter.layout,
-            scorer.labels,
-            readout,
-            self._representations,
-            lambda: settings.micro_batch or EVALUATION_MICRO_BATCH,
+        settings = self.settings
+        forward = make_forward(
+            self.base,
+            self.task,
+            self.scorer,
+            self._tokenize,
+            adapter,
+            settings.adapter.damping,
+            streamed=self.stream is not None,
+            cache=self._trunk_cache,
+            parameters=parameters,
+            store=self._representations,
+            micro_batch=lambda: settings.micro_batch or EVALUATION_MICRO_BATCH,
         )
-        forward.prepare(self.splits["train"].prompts)
+        if isinstance(forward, ReadoutForward):
+            forward.prepare(self.splits["train"].prompts)
         return forward
 
     def base_engine(self) -> tuple[ResidentForward, Evaluate]:
@@ -255,7 +247,7 @@ class TuningSetup(ModelSetup):
     def _trunk_block_count(self) -> int:
         """Return the number of blocks below the lowest one that the method perturbs."""
         settings = self.settings
-        if settings.method not in ZEROTH_ORDER or settings.space not in LOW_RANK:
+        if settings.optimizer not in ZEROTH_ORDER or settings.space not in LOW_RANK:
             return 0
         chosen = chosen_blocks(settings.adapter.inner_layers, len(self.base.blocks))
         return min(chosen, default=0)

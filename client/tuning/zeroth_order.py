@@ -40,19 +40,19 @@ from samara.client.tuning.group_norms import (
     gradient_norms,
     parameter_norms,
 )
-from samara.client.tuning.methods import Method
+from samara.client.tuning.methods import Optimizer
 from samara.client.tuning.run_space import BLOCKS_FOLDER, make_space, scaling_plan
 from samara.client.tuning.settings import TuneSettings
 from samara.client.tuning.training_loss import mixed_precision, summed_loss
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.directions import query_seeds
-from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
 from samara.shared.start import Start
-from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
 from samara.shared.tasks.kinds import GenerationTask
 
 log = logging.getLogger("samara.tune")
@@ -61,7 +61,7 @@ TRAJECTORY_FILE = "trajectory.bin"
 NORMS_ORDER, NORMS_STREAM = 65_535, 1
 """Batch order and seed stream of the norms in D; directions of steps have lower orders, and 0."""
 
-_UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
+_UPDATE_RULES: dict[Optimizer, type[SGD] | type[Momentum] | type[Adam]] = {
     "prge": SGD,
     "mezo": SGD,
     "mezo-momentum": Momentum,
@@ -71,7 +71,7 @@ _UPDATE_RULES: dict[Method, type[SGD] | type[Momentum] | type[Adam]] = {
 
 def update_rule(settings: TuneSettings) -> UpdateRule:
     """Return the update rule of a zeroth-order method."""
-    return _UPDATE_RULES[settings.method](weight_decay=settings.weight_decay)
+    return _UPDATE_RULES[settings.optimizer](weight_decay=settings.weight_decay)
 
 
 class ZerothOrder:
@@ -205,7 +205,7 @@ class ZerothOrder:
             return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
         curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
         by_differences = setup.settings.gradients == "differences"
-        if setup.settings.method == "prge":
+        if setup.settings.optimizer == "prge":
             batch = setup.batch(step)
             if by_differences:
                 return prge_estimator(seeds, batch, epsilon, curvature, differences)

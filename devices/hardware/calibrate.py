@@ -28,7 +28,8 @@ from samara.shared.directions import directions
 from samara.shared.errors import ModelError
 from samara.shared.machine import cores, peak_memory_bytes
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.products import linear
 from samara.shared.model.quantized import quantize_linear
 from samara.shared.model.scorers import CausalScorer, Prompt

@@ -141,12 +141,21 @@ def estimate_readout(
     )
 
 
+_OPTIONS = {
+    "quantization": "--quantization {}",
+    "batch": "--batch {}",
+    "stream": "--set model.stream={}",
+    "grouping": "--set grouping={}",
+}
+"""The options of `samara device estimate` that change a step, by attribute of `Workload`."""
+
+
 def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
     """Return the single options that make the step fit or, if none does, combinations of them."""
 
     def fitting(changes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         return tuple(
-            " ".join(f"--{key} {value}" for key, value in change.items())
+            " ".join(_OPTIONS[key].format(value) for key, value in change.items())
             for change in changes
             if memory_footprint(shape, device, replace(work, **change)).total <= device.usable_bytes
         )

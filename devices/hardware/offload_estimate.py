@@ -165,7 +165,7 @@ def estimate_first_order(
         if device.host is not None or method in ("fo-adam", "lora")
     )
     fitting = (
-        f"--method {other}"
+        f"--optimizer {other}"
         for other in others
         if _estimate(shape, device, replace(work, method=other)).fits
     )

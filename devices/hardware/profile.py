@@ -187,7 +187,7 @@ class DeviceProfile(SourcedProfile):
         if self.storage is None:
             raise ConfigError(
                 f"{self.name}: the profile has no storage.bandwidth, which streaming needs; add "
-                "it with its source, or leave --stream out"
+                "it with its source, or leave model.stream out"
             )
         return self.storage.bandwidth
 
@@ -201,7 +201,7 @@ class DeviceProfile(SourcedProfile):
         if self.host is None:
             raise ConfigError(
                 f"{self.name}: the processors share one memory, so there is nothing to offload to; "
-                "choose a profile with a [host] section, or another --method"
+                "choose a profile with a [host] section, or another --optimizer"
             )
         return self.host
 

@@ -1,7 +1,7 @@
 """The work of a run's step on a device: shape of the model, examples of a pass, directions."""
 
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.streaming.loading import choose_tier
-from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH
 from samara.devices.hardware.estimate import UNIT
 from samara.devices.hardware.model_shape import ModelShape, model_shape
 from samara.devices.hardware.roofline import Grouping, Quantization, Workload

@@ -43,11 +43,11 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
         modes = {name: int(number) for number, name in _MODE.findall(file.read_text())}
     except (OSError, UnicodeDecodeError) as error:
         raise DeviceError(
-            f"--power-mode: {file} cannot be read ({error}), which Jetson boards have; leave "
-            "--power-mode out"
+            f"owner.power-mode: {file} cannot be read ({error}), which Jetson boards have; leave "
+            "it out"
         ) from error
     if not modes:
-        raise DeviceError(f"--power-mode: {file} names no power mode; leave --power-mode out")
+        raise DeviceError(f"owner.power-mode: {file} names no power mode; leave it out")
     return modes
 
 
@@ -73,14 +73,14 @@ def check_power_mode(name: str) -> str:
         return name
     modes = read_power_modes()
     if name not in modes:
-        raise ConfigError(f"--power-mode {name}: this board has {', '.join(modes)}")
+        raise ConfigError(f"owner.power-mode={name}: this board has {', '.join(modes)}")
     if _program() is None:
-        raise DeviceError("--power-mode: nvpmodel is not installed; leave --power-mode out")
+        raise DeviceError("owner.power-mode: nvpmodel is not installed; leave it out")
     if os.geteuid() and _may_not_gain_rights() and name != read_power_mode():
         raise DeviceError(
-            "--power-mode: setting a mode needs root, and this process may not gain rights "
-            "(NoNewPrivileges in its systemd unit); leave --power-mode out, and have systemd set "
-            "the mode (docs/guides/jetson.md, Power mode)"
+            "owner.power-mode: setting a mode needs root, and this process may not gain rights "
+            "(NoNewPrivileges in its systemd unit); leave it out, and have systemd set the "
+            "mode (docs/guides/jetson.md, Power mode)"
         )
     return name
 
@@ -133,7 +133,7 @@ def _keep_mode(file: Path) -> None:
         DeviceError: if it cannot be read, and so could not be restored, or not be written.
     """
     if not (mode := read_power_mode()):
-        raise DeviceError("--power-mode: nvpmodel does not say the present mode; leave it out")
+        raise DeviceError("owner.power-mode: nvpmodel does not say the present mode; leave it out")
     try:
         write_durably(file, mode.encode())
     except OSError as error:

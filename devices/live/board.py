@@ -2,18 +2,23 @@
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from samara.client.protocol.client_handler import decode_instruction, make_refusal
+from samara.client.protocol.client import (
+    INSTRUCTIONS,
+    hear_refusal,
+    make_refusal,
+    refused_frame,
+)
 from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.session import decode_instruction
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.frames.hello import Hello
-from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.runs import run_id_of
 from samara.shared.wire import Kind, kind_of
 
@@ -38,58 +43,26 @@ class Board:
         self._socket, self._client, self._settings = socket, client, b""
         self._runs: Collection[bytes] = ()  # under these settings; empty until they are asked for
 
-    def hello(self, settings: bytes) -> bytes:
-        """Return the hello of the client."""
-        return self._answer(b"", settings, lambda trainer: trainer.hello())
-
-    def mask(self, frame: bytes, settings: bytes) -> bytes:
-        """Return the answer to a masking frame."""
-        return self._answer(b"", settings, lambda trainer: trainer.mask(frame))
-
-    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes, shares: bytes) -> bytes:
-        """Catch up, train, and report; a repeated instruction gets the stored report."""
-
-        def reply(trainer: RemoteTrainer) -> bytes:
-            self._check_run(trainer, instruction)
-            refusal = trainer.mask(shares) if shares else b""
-            return refusal or trainer.catch_up(instruction, catch_up) or trainer.train(instruction)
-
-        return self._answer(instruction, settings, reply)
-
-    def evaluate(
-        self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool
-    ) -> bytes:
-        """Catch up, and evaluate the global model, or the personal model and its baselines."""
-
-        def reply(trainer: RemoteTrainer) -> bytes:
-            self._check_run(trainer, instruction)
-            refusal = trainer.catch_up(instruction, catch_up)
-            return refusal or trainer.evaluate(instruction, personal)
-
-        return self._answer(instruction, settings, reply)
-
-    def receive_blob(self, part: bytes, settings: bytes) -> bytes:
-        """Keep a part of a file that the run needs, and return the receipt."""
-        return self._answer(part, settings, lambda trainer: trainer.receive_blob(part))
-
-    def hear_refusal(self, refusal: bytes) -> bytes:
-        """Log why the server refuses this client, and return its refusal."""
+    def answer(self, task: Task) -> bytes:
+        """Return the reply to a task."""
+        if task.settings and task.settings != self._settings:
+            self._settings, self._runs = task.settings, ()
         try:
-            log.warning("%s", describe_servers_refusal(Refusal.decode(refusal).code))
+            if task.kind == TaskKind.REFUSED:
+                return hear_refusal(task.instruction)
+            _read_config(self._settings)
+            with RemoteTrainer(str(self._socket)) as trainer:
+                if task.kind in INSTRUCTIONS:
+                    self._check_run(trainer, task.instruction)
+                return trainer.answer(self._with_settings(task)).frame
         except SamaraError as error:
-            return make_refusal(refusal, self._client, 0, error)
-        return refusal
+            return make_refusal(refused_frame(task), self._client, 0, error)
 
-    def _answer(
-        self, instruction: bytes, settings: bytes, reply: Callable[[RemoteTrainer], bytes]
-    ) -> bytes:
-        if settings and settings != self._settings:
-            self._settings, self._runs = settings, ()
-        try:
-            with RemoteTrainer(str(self._socket), _read_config(self._settings)) as trainer:
-                return reply(trainer)
-        except SamaraError as error:
-            return make_refusal(instruction, self._client, 0, error)
+    def _with_settings(self, task: Task) -> Task:
+        whole = Task()
+        whole.CopyFrom(task)
+        whole.settings = self._settings
+        return whole
 
     def _check_run(self, trainer: RemoteTrainer, instruction: bytes) -> None:
         """Check that an instruction is of the run whose settings came with it, or with one before.
@@ -100,7 +73,8 @@ class Board:
         """
         run_id = decode_instruction(instruction).run_id
         if not self._runs:
-            introduction = trainer.hello()
+            question = Task(kind=TaskKind.HELLO, settings=self._settings)
+            introduction = trainer.answer(question).frame
             if kind_of(introduction) is Kind.REFUSAL:
                 return  # the trainer refuses the instruction, too
             hello = Hello.decode(introduction)

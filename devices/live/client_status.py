@@ -219,7 +219,7 @@ def _describe_trainer(settings: ClientSettings) -> str:
     if not _is_listened_on(settings.socket):
         return "not running"
     try:
-        with RemoteTrainer(str(settings.socket), {}, _PATIENCE_SECONDS) as trainer:
+        with RemoteTrainer(str(settings.socket), _PATIENCE_SECONDS) as trainer:
             status = trainer.status()
     except TrainerError:
         return "its trainer does not answer"

@@ -254,7 +254,7 @@ class _ClientSupervisor:
             if message := self._trainer.restart_if_due():
                 log.warning("%s", message)
             try:
-                with RemoteTrainer(str(self._settings.socket), {}, _POLL_SECONDS) as trainer:
+                with RemoteTrainer(str(self._settings.socket), _POLL_SECONDS) as trainer:
                     status = trainer.status()
                 log.info(
                     "%s: trainer ready after %.1f s, %d MiB, client %d",

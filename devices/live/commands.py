@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samara.devices.live import learning_commands, owner_commands, question_commands
+from samara.devices.live import learning_command, owner_commands, question_commands
 from samara.devices.live.owner_commands import Home, Name
 from samara.shared.command_group import command_group
 
@@ -45,9 +45,6 @@ def up(
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     device: Annotated[str, typer.Option(help="cpu, cuda, or a device profile.")] = "cpu",
-    stream: Annotated[
-        str, typer.Option(help="auto, host, disk, off: storage of blocks that do not fit.")
-    ] = "auto",
     key: Annotated[
         Path | None, typer.Option(help="Key file from `samara server keys create`.")
     ] = None,
@@ -59,35 +56,11 @@ def up(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Device setting, key=value.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of docs/reference/client-up.md: key=value. Repeatable."
+        ),
     ] = None,
-    max_temperature: Annotated[
-        float, typer.Option(min=0, help="Pause above this temperature, °C; 0: no limit.")
-    ] = 0.0,
-    mains_only: Annotated[bool, typer.Option("--mains-only", help="Pause on battery.")] = False,
-    min_battery: Annotated[
-        float, typer.Option(min=0, max=100, help="Pause on battery below this charge, %; 0: never.")
-    ] = 0.0,
-    idle_only: Annotated[
-        bool, typer.Option("--idle-only", help="Pause while other software is busy.")
-    ] = False,
-    unmetered_only: Annotated[
-        bool, typer.Option("--unmetered-only", help="Pause while the connection is metered.")
-    ] = False,
-    hours: Annotated[
-        str, typer.Option(help="Local time to work in, 22:00-06:30; default always.")
-    ] = "",
-    nice: Annotated[int, typer.Option(min=0, max=19, help="Niceness of the trainer.")] = 0,
-    idle_io: Annotated[
-        bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
-    ] = False,
-    power_mode: Annotated[
-        str, typer.Option(help="Of a Jetson, by nvpmodel, while this runs; default as it is.")
-    ] = "",
-    share_energy: Annotated[
-        bool,
-        typer.Option("--share-energy", help="Tell the server each round's seconds and joules."),
-    ] = False,
     home: Home = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Draw the status on the terminal.")
@@ -102,11 +75,11 @@ def up(
     from samara.devices.jetson.nvpmodel import check_power_mode
     from samara.devices.live import client_supervisor as live
     from samara.devices.live.client_folder import check_name, client_folder
-    from samara.devices.live.limits import check_hours
     from samara.devices.live.settings import (
         ClientSettings,
         resolve_device,
         resolve_device_settings,
+        split_owner_settings,
     )
     from samara.devices.live.wire_choice import WireChoice, choose_wire
     from samara.shared.errors import ConfigError
@@ -116,17 +89,19 @@ def up(
     folder = client_folder(name, home)
     given = WireChoice(wire.value if wire else None, superlink, tuple(gateways or ()), key, certs)
     chosen = choose_wire(folder, given, may_lack_key=insecure or dry_run)
-    if chosen.wire == "stream" and share_energy:
+    owner, of_device = split_owner_settings(settings or [])
+    if chosen.wire == "stream" and owner.share_energy:
         raise ConfigError(
-            "--share-energy: a gateway does not pass on what a round costs; leave it out, or use "
-            "--wire flower"
+            "owner.share-energy: a gateway does not pass on what a round costs; leave it out, or "
+            "use --wire flower"
         )
     key, certs = chosen.key, chosen.certificates
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
-        model, data, task, processor, [f"model.stream={stream}", *(settings or [])]
+        model, data, task, processor, ["model.stream=auto", *of_device]
     )
     check_data_is_given(load_task(str(device_settings["task"])), str(device_settings["data.path"]))
+    check_power_mode(owner.power_mode)
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,
@@ -139,16 +114,7 @@ def up(
         key=key.expanduser().absolute() if key else None,
         certificates=certs.expanduser().absolute() if certs else None,
         insecure=insecure,
-        max_temperature=max_temperature,
-        mains_only=mains_only,
-        min_battery=min_battery,
-        idle_only=idle_only,
-        unmetered_only=unmetered_only,
-        hours=check_hours(hours),
-        nice=nice,
-        idle_io=idle_io,
-        share_energy=share_energy,
-        power_mode=check_power_mode(power_mode),
+        **owner.model_dump(),
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
@@ -185,8 +151,17 @@ def join(
 def status(
     name: Name = "",
     home: Home = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write a file instead, for whoever helps you.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the report; default NAME-report.json here.")
+    ] = None,
 ) -> None:
     """Show this client's runs, private rounds, energy, pauses and examples, also while it runs.
+
+    A report has versions, device, status and the last messages. It has no texts, labels, keys or
+    paths; look at it before you send it.
 
     Example: samara client status --name kitchen-orin
     """
@@ -194,9 +169,19 @@ def status(
 
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.client_status import StatusReader
+    from samara.devices.live.report import write_report
     from samara.devices.live.status_display import render_status
+    from samara.shared.errors import ConfigError
 
-    Console().print(render_status(StatusReader(client_folder(name, home)).read()))
+    folder = client_folder(name, home)
+    if report:
+        file = (out or Path(f"{name or folder.name}-report.json")).absolute()
+        count = len(write_report(folder, file)["messages"])
+        print(f"{file}: {count} messages; no texts, labels, keys or paths are in it")
+    elif out:
+        raise ConfigError("--out: is the file of --report; give both")
+    else:
+        Console().print(render_status(StatusReader(folder).read()))
 
 
 @app.command()
@@ -239,34 +224,9 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
-@app.command()
-def doctor(
-    name: Name = "",
-    home: Home = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; default NAME-doctor.json here.")
-    ] = None,
-) -> None:
-    """Write versions, device, status and last messages to one file, to be sent to who helps.
-
-    It has no texts, labels, keys or paths; look at it before you send it.
-
-    Example: samara client doctor --name kitchen-orin
-    """
-    from samara.devices.live.client_folder import client_folder
-    from samara.devices.live.doctor import write_report
-
-    folder = client_folder(name, home)
-    file = (out or Path(f"{name or folder.name}-doctor.json")).absolute()
-    report = write_report(folder, file)
-    print(f"{file}: {len(report['messages'])} messages; no texts, labels, keys or paths are in it")
-
-
 app.command()(question_commands.ask)
 app.command()(question_commands.serve)
-app.command()(learning_commands.learn)
-app.command()(learning_commands.unlearn)
+app.command()(learning_command.learn)
 app.command()(owner_commands.export)
 app.command()(owner_commands.move)
-app.command("import")(owner_commands.import_)
 app.command()(owner_commands.forget)

@@ -41,7 +41,8 @@ from samara.shared.polling import LEAST_PAUSE, pause_before_asking
 
 log = logging.getLogger("samara.device")
 
-_POLL_SECONDS = 0.3
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.3, 3.0
+"""Seconds between questions; the longest are those in which the SuperNode asks the server."""
 _TRIES = 20
 _UNREACHABLE_SECONDS = 2.0
 _RETRY_SECONDS = 20.0
@@ -93,7 +94,10 @@ class Executor:
                 stop.wait(_UNREACHABLE_SECONDS)
 
     def _pause_after(self, idle: float) -> float:
-        return pause_before_asking(idle, _POLL_SECONDS) if self._is_concurrent else _POLL_SECONDS
+        """Return the seconds to the next question after so many idle ones."""
+        if self._is_concurrent:
+            return pause_before_asking(idle, _POLL_SECONDS)
+        return max(_POLL_SECONDS, pause_before_asking(idle, _LONGEST_POLL_SECONDS))
 
     def _take(self, address: str, token: str, stop: Event) -> None:
         """Answer a task, in a thread of its own if several are answered at once."""

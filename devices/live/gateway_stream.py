@@ -18,7 +18,6 @@ from samara.devices.live.gateway_endpoint import GatewayEndpoint
 from samara.devices.live.gateway_protocol import FINISHED, PROTOCOL
 from samara.shared.errors import DeviceError, FrameError, RefusalCode, RejectedError
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.signing import SigningKey, answer_bytes, proof_bytes
@@ -36,26 +35,14 @@ _FINAL = {
 
 
 class TaskWorker(Protocol):
-    """The answering side of a stream, with a frame for each task: a phone's worker, or a board.
+    """The answering side of a stream: a phone's worker, or a board."""
 
-    ``settings`` are those of the run; a board is told them again only when they have changed.
-    """
+    def answer(self, task: Task) -> bytes:
+        """Return the reply to a task, a frame.
 
-    def hello(self, settings: bytes) -> bytes: ...  # noqa: D102
-
-    def mask(self, frame: bytes, settings: bytes) -> bytes: ...  # noqa: D102
-
-    def train(  # noqa: D102
-        self, instruction: bytes, catch_up: CatchUp, settings: bytes, shares: bytes
-    ) -> bytes: ...
-
-    def evaluate(  # noqa: D102
-        self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool
-    ) -> bytes: ...
-
-    def receive_blob(self, part: bytes, settings: bytes) -> bytes: ...  # noqa: D102
-
-    def hear_refusal(self, refusal: bytes) -> bytes: ...  # noqa: D102
+        Args:
+            task: task with the settings of its run; a board is told them only when they change.
+        """
 
 
 def attach(
@@ -197,23 +184,8 @@ def _proof(message: ToPhone, key: SigningKey, is_board: bool) -> FromPhone:
 
 def _result(task: Task, worker: TaskWorker, key: SigningKey) -> FromPhone:
     start = time.monotonic()
-    frame = _frame(task, worker)
+    frame = worker.answer(task)
     if task.kind != TaskKind.HELLO:  # hellos may be requested often
         log.info("answered: %s, %.2f s", TaskKind.Name(task.kind).lower(), time.monotonic() - start)
     signature = key.sign(answer_bytes(task.instruction, frame))
     return FromPhone(result=TaskResult(number=task.number, frame=frame, signature=signature))
-
-
-def _frame(task: Task, worker: TaskWorker) -> bytes:
-    catch_up = CatchUp(task.snapshot, task.tail)
-    if task.kind == TaskKind.HELLO:
-        return worker.hello(task.settings)
-    if task.kind == TaskKind.TRAIN:
-        return worker.train(task.instruction, catch_up, task.settings, task.shares)
-    if task.kind == TaskKind.MASK:
-        return worker.mask(task.instruction, task.settings)
-    if task.kind == TaskKind.REFUSED:
-        return worker.hear_refusal(task.instruction)
-    if task.kind == TaskKind.BLOB:
-        return worker.receive_blob(task.instruction, task.settings)
-    return worker.evaluate(task.instruction, catch_up, task.settings, task.personal)

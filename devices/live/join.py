@@ -8,12 +8,11 @@ CLIENT/joined.json    addresses of the server and of that gateway; written last
 """
 
 import http.client
-import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from samara.client.protocol.scenario_folder import ScenarioFolder
 from samara.devices.live.certificate_errors import explain_certificate_error
@@ -23,7 +22,7 @@ from samara.devices.live.local_trainer import ANOTHER_SERVES
 from samara.devices.live.processes import exclusive_lock
 from samara.devices.live.tls_contexts import invited_context, unverified_context
 from samara.shared.addresses import parse_address
-from samara.shared.errors import ConfigError, DeviceError, InvitationError
+from samara.shared.errors import DeviceError, InvitationError
 from samara.shared.files import make_private_folder, write_durably
 from samara.shared.invitation import (
     JOIN_PATH,
@@ -33,6 +32,7 @@ from samara.shared.invitation import (
     Welcome,
     join_proof,
 )
+from samara.shared.kept_file import KeptFile
 from samara.shared.proxies import remark_on_proxy
 from samara.shared.signed_scenario import SignedScenario
 from samara.shared.signing import SigningKey
@@ -51,12 +51,36 @@ _REASONS = {
     "with another name",
     404: "the server has no such invitation (any more); ask for another one",
     409: "the invitation was used with another key. If that was not you, tell the operator, who "
-    "revokes it: `samara server keys revoke`",
+    "revokes it: `samara server invite NAME --revoke`",
     410: "the invitation has ended; ask for another one",
     422: "another client of the run has this key, or one of the same index; delete {key}, and the "
     "same command makes another",
     429: "the server gets too many requests from this address; try again in a minute",
 }
+
+
+class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
+    """The addresses that a client has joined by, host:port, in its folder; None if it never joined.
+
+    Args:
+        folder: folder of the client.
+        place: the side whose address there must be.
+    """
+
+    name = JOINED_FILE
+    damaged = "{file}: damaged: {problem}; delete it and join again"
+    error = DeviceError
+    style: ClassVar = {}
+
+    def __init__(self, folder: Path, place: JoinedPlace) -> None:
+        super().__init__(folder)
+        self._place = place
+
+    def _parse(self, value: Any) -> Mapping[JoinedPlace, str]:
+        _ = value[self._place]
+        for place, address in value.items():
+            parse_address(address, place)
+        return dict(value)
 
 
 class JoinedServer(NamedTuple):
@@ -111,7 +135,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
             parse_address(board.gateway, "the gateway's address")
             write_durably(folder / GATEWAY_AUTHORITY_FILE, board.gateway_authority.encode())
             places["gateway"] = board.gateway
-        write_joined_addresses(folder, places)
+        JoinedFile(folder, "superlink").write(places)
     return lines
 
 
@@ -121,43 +145,11 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
-    if (joined := read_joined_addresses(folder, "superlink")) is None:
+    if (joined := JoinedFile(folder, "superlink").read()) is None:
         return None
     own = folder / OWN_KEY_FILE, folder / AUTHORITY_FILE
     gateway_authority = folder / GATEWAY_AUTHORITY_FILE
     return JoinedServer(joined["superlink"], *own, joined.get("gateway", ""), gateway_authority)
-
-
-def write_joined_addresses(folder: Path, places: Mapping[JoinedPlace, str]) -> None:
-    """Note in a client's folder that it has joined, and where, which is done last.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    write_durably(folder / JOINED_FILE, json.dumps(places).encode())
-
-
-def read_joined_addresses(folder: Path, place: JoinedPlace) -> dict[str, str] | None:
-    """Return the addresses that a client has joined by, host:port; None if it never joined.
-
-    Args:
-        folder: folder of the client.
-        place: the side whose address there must be.
-
-    Raises:
-        DeviceError: if the file about it is damaged.
-    """
-    file = folder / JOINED_FILE
-    try:
-        addresses: dict[str, str] = json.loads(file.read_bytes())
-        _ = addresses[place]
-        for address in addresses.values():
-            parse_address(address)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise DeviceError(f"{file}: damaged; delete it and join again") from error
-    return addresses
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from string import Formatter
 from typing import NamedTuple
 
 HIDDEN = "…"
@@ -20,6 +21,8 @@ _LEAST_LETTERS = 12
 _DEPTH = 3
 """Messages that may be inserted into one another."""
 _LOGGED = {"log", "debug", "info", "warning", "error", "exception"}
+_SENTENCES = {"damaged", "unwritable"}
+"""Names of the sentences about kept files (`samara.shared.kept_file`)."""
 _NUMBER, _ANYTHING = r"([-+]?\d[\d,]*(?:\.\d+)?%?)", "(.*)"
 _PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
 _NUMERIC_FORMAT = re.compile(r"[-+,0-9.]*[dfeg%,]")
@@ -93,6 +96,12 @@ def _messages() -> tuple[_Message, ...]:
 def _messages_in(tree: ast.AST) -> Iterator[list[_Piece]]:
     """Yield the messages that a module logs or raises."""
     for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(sentence)))
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(sentence)))
+            ) if name in _SENTENCES:
+                yield list(_pieces_of_braces(sentence))
         if not isinstance(node, ast.Call) or not node.args:
             continue
         called = node.func
@@ -115,6 +124,13 @@ def _pieces_of_percent(text: str) -> Iterator[_Piece]:
         kind, end = match[1], match.end()
         yield ("%", True) if kind == "%" else (_NUMBER if kind in "dfeg" else _ANYTHING, False)
     yield text[end:], True
+
+
+def _pieces_of_braces(text: str) -> Iterator[_Piece]:
+    for words, field, *_ in Formatter().parse(text):
+        yield words, True
+        if field:
+            yield _ANYTHING, False
 
 
 def _piece_of(value: ast.expr) -> _Piece:

@@ -56,22 +56,31 @@ def export(
 
 
 def move(
-    file: Annotated[Path, typer.Argument(help="New file for everything that this client is.")],
+    file: Annotated[Path, typer.Argument(help="File for everything that this client is.")],
     name: Name = "",
     home: Home = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="On the new device: make the client of the file here.")
+    ] = False,
     copy: Annotated[
         bool, typer.Option("--copy", help="A backup: this client goes on here.")
     ] = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Write this client into one encrypted file, for another device; it then ends here.
+    """Write this client into one encrypted file and end it; --here, on the new device, reads it.
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.moving import move_client
+    from samara.shared.errors import ConfigError
 
     folder = client_folder(name, home)
+    if here:
+        if copy:
+            raise ConfigError("--copy: is for the old device; leave it out with --here")
+        _make_client(file, folder, name, _read_passphrase(passphrase_file))
+        return
     moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
     print(f"{moved.files} files are in {file}, {moved.bytes:,} bytes, encrypted")
     for path in moved.left_out:
@@ -81,21 +90,11 @@ def move(
         print(f"This client will not start here again. Once it runs elsewhere, delete {folder}")
 
 
-def import_(
-    file: Annotated[Path, typer.Argument(help="File of `samara client move`.")],
-    name: Name = "",
-    home: Home = None,
-    passphrase_file: PassphraseFile = None,
-) -> None:
-    """Make the client of a file of `samara client move` on this device.
-
-    Example: samara client import kitchen.moved --name kitchen-new
-    """
-    from samara.devices.live.client_folder import client_folder
+def _make_client(file: Path, folder: Path, name: str, passphrase: str) -> None:
+    """Make the client of a file, and print the command that goes on with it."""
     from samara.devices.live.moving import import_client
 
-    folder = client_folder(name, home)
-    settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
+    settings = import_client(file, folder, name, passphrase)
     print(f"Client {settings.client_index} is in {folder}. It goes on with")
     options: list[object] = ["--superlink", settings.superlink] if settings.superlink else []
     for gateway in settings.gateways:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from samara.shared.events import append_event
-from samara.shared.files import write_durably
+from samara.shared.errors import DeviceError
+from samara.shared.kept_file import KeptLog
 
 log = logging.getLogger("samara.device")
 
@@ -35,7 +35,7 @@ class Pause(NamedTuple):
     reason: str
 
 
-class PauseLog:
+class PauseLog(KeptLog):
     """The log of one client, which its trainer writes.
 
     Args:
@@ -43,8 +43,12 @@ class PauseLog:
         clock: function that gives the seconds since 1970.
     """
 
+    name = PAUSES_FILE
+    error = DeviceError
+
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._file, self._clock = folder / PAUSES_FILE, clock
+        super().__init__(folder)
+        self._clock = clock
 
     def note(self, reason: str) -> None:
         """Note that a pause has begun, or ended; what cannot be written is logged.
@@ -52,13 +56,13 @@ class PauseLog:
         Args:
             reason: reason of the pause; empty if there is none any more.
         """
+        event = {"time": round(self._clock(), 1), "reason": reason}
         try:
-            append_event(self._file, {"time": round(self._clock(), 1), "reason": reason})
-            if self._file.stat().st_size > _MOST_BYTES:
-                lines = self._file.read_bytes().splitlines(keepends=True)
-                write_durably(self._file, b"".join(lines[len(lines) // 2 :]))
-        except OSError as error:
-            log.warning("%s: cannot be written: %s", self._file, error.strerror)
+            if self.append(json.dumps(event, sort_keys=True).encode()) > _MOST_BYTES:
+                lines = self.read_lines()
+                self.replace(lines[len(lines) // 2 :])
+        except DeviceError as error:
+            log.warning("%s", error)
 
 
 def read_pauses(folder: Path) -> list[Pause]:
@@ -68,8 +72,9 @@ def read_pauses(folder: Path) -> list[Pause]:
         folder: folder of the client.
     """
     try:
-        lines = (folder / PAUSES_FILE).read_bytes().splitlines()
-    except OSError:
+        lines = PauseLog(folder).read_lines()
+    except DeviceError as error:
+        log.warning("%s", error)
         return []
     pauses: list[Pause] = []
     for line in lines:

@@ -1,19 +1,34 @@
 """A client's note of its server: no answer, the end of the run, or that the client was refused."""
 
-import json
 import logging
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from samara.shared.files import write_durably
+from samara.shared.errors import DeviceError
+from samara.shared.kept_file import KeptFile
 
 log = logging.getLogger("samara.device")
 
 CONTACT_FILE = "server.json"
 """Name of the file in a client's folder; there is none while the server answers."""
+
+
+class _ContactFile(KeptFile[dict[str, Any]]):
+    """The address of the server and the time of the note, and a problem or a rejection."""
+
+    name = CONTACT_FILE
+    damaged = "{file}: {problem}; what was noted of the server is left out"
+    is_needed = False
+    empty = dict
+    error = DeviceError
+    style: ClassVar = {"sort_keys": True}
+
+    def _parse(self, value: Any) -> dict[str, Any]:
+        _ = value["address"], datetime.fromtimestamp(value["time"], UTC)
+        return dict(value)
 
 
 def note_silence(folder: Path, address: str, problem: str) -> None:
@@ -24,8 +39,8 @@ def note_silence(folder: Path, address: str, problem: str) -> None:
         address: host:port of the server.
         problem: why there is no answer.
     """
-    if _read(folder).get("address") != address:
-        _write(folder, {"address": address, "time": time.time(), "problem": problem})
+    if _ContactFile(folder).read().get("address") != address:
+        _note(folder, address, problem=problem)
 
 
 def note_end(folder: Path, address: str) -> None:
@@ -35,7 +50,7 @@ def note_end(folder: Path, address: str) -> None:
         folder: folder of the client.
         address: host:port of the server.
     """
-    _write(folder, {"address": address, "time": time.time()})
+    _note(folder, address)
 
 
 def note_rejection(folder: Path, address: str, reason: str) -> None:
@@ -46,7 +61,7 @@ def note_rejection(folder: Path, address: str, reason: str) -> None:
         address: host:port of the server.
         reason: why, and what to do.
     """
-    _write(folder, {"address": address, "time": time.time(), "rejected": reason})
+    _note(folder, address, rejected=reason)
 
 
 def note_answer(folder: Path) -> None:
@@ -59,36 +74,24 @@ def note_answer(folder: Path) -> None:
 
 def describe_contact(folder: Path) -> str:
     """Return a sentence on what was noted of the server; empty while it answers."""
-    noted = _read(folder)
-    try:
-        moment = f"{datetime.fromtimestamp(noted['time'], UTC):%Y-%m-%d %H:%M} UTC"
-        if "rejected" in noted:
-            return f"{noted['address']}, {moment}: {noted['rejected']}"
-        if "problem" not in noted:
-            return f"the run is finished, as the server {noted['address']} said on {moment}"
-        return (
-            f"the server {noted['address']} has not answered since {moment}: {noted['problem']}; "
-            "it may have finished its run: its operator knows"
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+    if not (noted := _ContactFile(folder).read()):
         return ""
+    moment = f"{datetime.fromtimestamp(noted['time'], UTC):%Y-%m-%d %H:%M} UTC"
+    if "rejected" in noted:
+        return f"{noted['address']}, {moment}: {noted['rejected']}"
+    if "problem" not in noted:
+        return f"the run is finished, as the server {noted['address']} said on {moment}"
+    return (
+        f"the server {noted['address']} has not answered since {moment}: {noted['problem']}; "
+        "it may have finished its run: its operator knows"
+    )
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """Return what was noted; empty without a file, and for a damaged one."""
+def _note(folder: Path, address: str, **more: str) -> None:
     try:
-        noted = json.loads((folder / CONTACT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return noted if isinstance(noted, dict) else {}
-
-
-def _write(folder: Path, noted: dict[str, Any]) -> None:
-    file = folder / CONTACT_FILE
-    try:
-        write_durably(file, json.dumps(noted, sort_keys=True).encode())
-    except OSError as error:  # no work depends on it
-        log.warning("%s: cannot be written: %s", file, error.strerror)
+        _ContactFile(folder).write({"address": address, "time": time.time(), **more})
+    except DeviceError as error:  # no work depends on it
+        log.warning("%s", error)
 
 
 class Reachability:

@@ -16,17 +16,37 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.files import write_durably
 from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.settings import Scalar, describe, parse_assignment
+from samara.shared.settings import Scalar, Text, describe, former_keys, parse_assignment
 from samara.shared.tasks.catalog import shipped_tasks
 
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
-
 Wire = Literal["flower", "stream"]
 
 
-class ClientSettings(DeviceLimits):
-    """The settings of one client of this machine, with the limits of its owner.
+class OwnerSettings(DeviceLimits):
+    """The limits of a device's owner, and how a client works beside other software.
+
+    Attributes:
+        nice: niceness of the trainer's process, 0 to 19.
+        idle_io: whether the trainer reads and writes files only when no other process does.
+        share_energy: whether the server is told what each report has cost this device.
+        power_mode: nvpmodel's name of the mode in which a Jetson works for the client; empty leaves
+            it as it is.
+    """
+
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    idle_io: bool = False
+    share_energy: bool = False
+    power_mode: Text = ""
+
+
+OWNER_KEYS = {f"owner.{name.replace('_', '-')}": name for name in OwnerSettings.model_fields}
+"""The names of the owner's settings by their keys."""
+
+
+class ClientSettings(OwnerSettings):
+    """The settings of one client of this machine, with those of its owner.
 
     Attributes:
         name: name that the operator gave the client.
@@ -43,11 +63,6 @@ class ClientSettings(DeviceLimits):
         certificates: PEM file of the certificate authority of the server, or of the gateways; None
             means the system's.
         insecure: whether the connection is plain text, without authentication of either side.
-        nice: niceness of the trainer's process, 0 to 19.
-        idle_io: whether the trainer reads and writes files only when no other process does.
-        share_energy: whether the server is told what each report has cost this device.
-        power_mode: nvpmodel's name of the mode in which a Jetson works for the client; empty leaves
-            it as it is.
     """
 
     # what another version has written, besides what this one knows
@@ -64,10 +79,6 @@ class ClientSettings(DeviceLimits):
     key: Path | None = None
     certificates: Path | None = None
     insecure: bool = False
-    nice: Annotated[int, Field(ge=0, le=19)] = 0
-    idle_io: bool = False
-    share_energy: bool = False
-    power_mode: str = ""
 
     @property
     def config(self) -> RunConfig:
@@ -111,6 +122,34 @@ class ClientSettings(DeviceLimits):
             raise DeviceError(f"{file}: cannot be read: {error}; run samara client up") from error
 
 
+def split_owner_settings(assignments: Iterable[str]) -> tuple[OwnerSettings, list[str]]:
+    """Return the owner's settings of ``--set``, and the assignments of other settings.
+
+    Args:
+        assignments: ``key=value``; the owner's keys begin with ``owner.``.
+
+    Raises:
+        ConfigError: if an assignment is none, or the owner has no such setting or value.
+    """
+    own, others = dict[str, Scalar](), list[str]()
+    for assignment in assignments:
+        key, value = parse_assignment(assignment)
+        if not key.startswith("owner."):
+            others.append(assignment)
+        elif key not in OWNER_KEYS:
+            raise ConfigError(
+                f"--set {key}: there is no such setting; there are {', '.join(OWNER_KEYS)}"
+            )
+        else:
+            own[OWNER_KEYS[key]] = value
+    try:
+        return OwnerSettings.model_validate(own), others
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = next(key for key, name in OWNER_KEYS.items() if name == first["loc"][0])
+        raise ConfigError(f"--set {key}={first['input']}: {first['msg']}") from error
+
+
 def resolve_device_settings(
     model: str, data: str, task: str, torch_device: str, assignments: Iterable[str]
 ) -> dict[str, Scalar]:
@@ -137,7 +176,8 @@ def resolve_device_settings(
         "task": _absolute(task, *shipped_tasks()),
     }
     described = describe(RunConfig)
-    for key, value in map(parse_assignment, assignments):
+    for given, value in map(parse_assignment, assignments):
+        key = former_keys(RunConfig).get(given, given)
         if key in described and described[key].owner == "server":
             raise ConfigError(f"--set {key}: the server decides this setting; set it there")
         device_settings[key] = value

@@ -13,7 +13,7 @@ from samara.devices.live.client_status import ClientStatus, RunProgress
 from samara.devices.live.pause_log import Pause
 from samara.shared.tasks.sources import SPLITS
 
-SHARES_ENERGY = "the server is told the seconds, pauses and joules of each report (--share-energy)"
+SHARES_ENERGY = "owner.share-energy: the server is told seconds, pauses and joules of each report"
 _SHOWN_PROBLEMS = 20
 _SHOWN_PAUSES = 5
 

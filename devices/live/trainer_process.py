@@ -75,7 +75,7 @@ def _be_nice(settings: ClientSettings) -> None:
     if settings.idle_io and hasattr(psutil, "IOPRIO_CLASS_IDLE"):
         process.ionice(psutil.IOPRIO_CLASS_IDLE)
     elif settings.idle_io:
-        log.warning("--idle-io: this system has no I/O classes")
+        log.warning("owner.idle-io: this system has no I/O classes")
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.client.forward.body import PerturbedBody
+from samara.client.forward.setup import make_scorer
 from samara.devices.phone.index_export import write_index
 from samara.devices.phone.lowering import Method, Methods, lower_to_executorch
 from samara.devices.phone.manifest import (
@@ -49,7 +49,7 @@ from samara.shared.files import write_durably
 from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
-from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer, scorer_for
+from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
 from samara.shared.replay import digest, zero_state
 from samara.shared.replay_numpy import NumpyBackend
 from samara.shared.tasks.catalog import load_task
@@ -138,8 +138,7 @@ def prepare_model(
             f"{config.adapter.layers} needs a model of the family {' or '.join(families)}, and a "
             "classification or a choice; choose others"
         )
-    with torch.no_grad():
-        scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
+    scorer = make_scorer(base, task, config.model.max_length)
     assert isinstance(scorer, CausalScorer | ChoiceScorer | EncoderScorer)
     tokens, answers = _answers(base, scorer, answer_tokens)
     injected = inject(base, config.adapter, scorer.labels)

@@ -14,7 +14,8 @@ from samara.shared.model.damping import Damping
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.head import tiled_logits
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.replay_torch import directions
 from samara.shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
 from samara.shared.normal_table import NORMAL_TABLE

@@ -15,7 +15,8 @@ from samara.shared.directions import directions
 from samara.shared.layout import LABEL_BIAS_GROUP, Layout
 from samara.shared.model.damping import Damping
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import LABEL_BIAS, Perturbations
+from samara.shared.model.lora_fa import LABEL_BIAS
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from samara.client.app import unpack_message
+from samara.client.app import task_of
 from samara.devices.phone.gateway import Gateway
 from samara.devices.phone.gateway_requests import SignedAnswer
 from samara.shared.config import RunConfig
@@ -22,7 +22,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.features import check_features
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
-from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.proto.trainer_pb2 import TaskKind
 from samara.shared.runs import identity_bytes
 from samara.shared.wire import (
     ATTACHED,
@@ -82,19 +82,6 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
             return False
         return True
 
-    def make_task(
-        kind: TaskKind, message: Message, config: RunConfig, personal: bool = False
-    ) -> Task:
-        frame, catch_up = unpack_message(message)
-        return Task(
-            kind=kind,
-            instruction=frame,
-            snapshot=catch_up.snapshot,
-            tail=catch_up.tail,
-            settings=identity_bytes(config) if kind in _OF_A_RUN else b"",
-            personal=personal,
-        )
-
     def ask(
         kind: TaskKind,
         message: Message,
@@ -105,7 +92,8 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         run_config = json.dumps(dict(context.run_config), sort_keys=True).encode()
         config = RunConfig.of(context.run_config, "run config")
         with_phones = takes_phones(config)
-        task = make_task(kind, message, config, personal)
+        settings = identity_bytes(config) if kind in _OF_A_RUN else b""
+        task = task_of(message, kind, personal, settings)
         record = message.content.config_records[RECORD]
         named = record.get(CLIENTS)
         chosen = _numbers(named) if isinstance(named, list) else gateway.clients_of(with_phones)
@@ -123,7 +111,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         """Request a hello from everybody who is attached and whose hello the server lacks."""
         run_config = json.dumps(dict(context.run_config), sort_keys=True).encode()
         config = RunConfig.of(context.run_config, "run config")
-        task = make_task(TaskKind.HELLO, message, config)
+        task = task_of(message, TaskKind.HELLO, settings=identity_bytes(config))
         attached = gateway.clients_of(takes_phones(config))
         record = message.content.config_records[RECORD]
         staying = gateway.introduced(_numbers(record.get(KNOWN)))
@@ -150,7 +138,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     @app.query(REFUSED_ACTION)
     def hear_refusal(message: Message, context: Context) -> Message:
         """Log why the server refuses the named phones, and tell them."""
-        frame, _ = unpack_message(message)
+        frame = task_of(message, TaskKind.REFUSED).instruction
         phones = message.content.config_records[RECORD].get(CLIENTS)
         reason = describe_servers_refusal(Refusal.decode(frame).code)
         log.warning("phone %s: %s", ", ".join(map(str, _numbers(phones))), reason)
@@ -159,7 +147,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Request catch-up, training and a report from the named phones."""
-        frame, _ = unpack_message(message)
+        frame = task_of(message, TaskKind.TRAIN).instruction
         deadline = TrainInstruction.decode(frame).deadline or inf
         # a message may expire after its round, for late reports
         seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))

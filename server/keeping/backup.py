@@ -38,8 +38,7 @@ from samara.server.watch.dashboard import TOKEN_FILE
 from samara.shared.archive import ArchivedFile, is_safe_path
 from samara.shared.blob_store import BlobStore, parse_reference
 from samara.shared.errors import ArchiveError, BlobError, SamaraError
-from samara.shared.event_parts import count_parts, is_part
-from samara.shared.events import read_events, read_whole_lines
+from samara.shared.events import count_parts, is_part, read_events, read_whole_lines
 from samara.shared.files import UNFINISHED, write_durably
 from samara.shared.installed_code import samara_version
 from samara.shared.ledger.copying import copy_ledger

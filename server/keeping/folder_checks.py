@@ -68,7 +68,7 @@ def check_certificates(run: Path) -> Iterator[CheckResult]:
         server_end = certificate_end(tls.certificate)
         has_key = is_key_of(tls.key, tls.certificate)
     except SamaraError as error:
-        remedy = "samara server keys renew makes another, if ca.key is there; or restore a backup"
+        remedy = "samara server keys rotate makes another, if ca.key is there; or restore a backup"
         yield CheckResult(Outcome.FAIL, "certificate", str(error), remedy)
         return
     now = datetime.now(UTC)
@@ -82,10 +82,10 @@ def check_certificates(run: Path) -> Iterator[CheckResult]:
         yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
     if not has_key:
         finding = f"{tls.key} is missing, or not the key of {tls.certificate.name}"
-        yield CheckResult(Outcome.FAIL, "certificate", finding, "samara server keys renew")
+        yield CheckResult(Outcome.FAIL, "certificate", finding, "samara server keys rotate")
     elif server_end < now:
         finding = f"{tls.certificate} ended on {server_end:%Y-%m-%d}"
-        remedy = "start `samara server up`, which signs another, or samara server keys renew"
+        remedy = "start `samara server up`, which signs another, or samara server keys rotate"
         yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
     elif server_end < now + RENEWAL_TIME:
         finding = f"{tls.certificate} ends on {server_end:%Y-%m-%d}"

@@ -25,7 +25,7 @@ from samara.shared.ledger.recovery import recover
 from samara.shared.round_delta import RoundDelta
 from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
-from samara.shared.step_record import STEP_SIZE_FILE
+from samara.shared.step_size import STEP_SIZE_FILE
 
 _UNFINISHED = ".restoring"
 _PROBLEM = (

@@ -229,7 +229,7 @@ def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> No
         RejectedRequestError: if it is not; whoever has not signed with a key learns nothing of it.
     """
     if key is None:
-        reason = "its key is not registered here; see `samara server keys list`"
+        reason = "its key is not registered here; see `samara server status --keys`"
         code = RejectionCode.UNREGISTERED
     elif (late := _signed_seconds_ago(headers, public_key)) is None:
         reason = f"a request in the name of {key.name} is not signed with its key"

@@ -154,26 +154,29 @@ def invite_client(
     return code
 
 
-def revoke_invitation(run: Path, name: str) -> None:
-    """End the invitation of a client, so that nobody can join by it any more.
+def exclude_client(run: Path, name: str) -> str:
+    """Revoke the key of a client, or end the invitation of one that has not joined yet.
 
     Args:
-        run: folder of the run.
+        run: folder of the run, which may be served meanwhile.
         name: name of the client.
 
+    Returns:
+        What was done, a sentence.
+
     Raises:
-        SamaraError: if there is none, or it was used.
+        SamaraError: if there is neither.
     """
-    if ClientKeys(run / KEYS_FOLDER).find_by_name(name):
-        raise SamaraError(
-            f"{name} has joined already; its key is revoked by `samara server keys revoke {name}`"
-        )
+    keys = ClientKeys(run / KEYS_FOLDER)
+    if keys.find_by_name(name):
+        return f"{name}: its key was revoked on {keys.revoke(name).revoked}"
     files = list((run / INVITATIONS_FOLDER).glob("*.json"))
     named = [file for file in files if (one := _read(file)) and one.name == name]
     if not named:
-        raise SamaraError(f"there is no invitation of {name} in {run}; check the name")
+        raise SamaraError(f"there is no key and no invitation of {name} in {run}; check the name")
     for file in named:
         file.unlink(missing_ok=True)
+    return f"{name} can no longer join by its invitation"
 
 
 class Invitations:

@@ -292,7 +292,7 @@ class ClientKeys:
         key = self.find_by_name(name)
         if key is None:
             raise SamaraError(
-                f"{self._folder}: there is no key {name}; `samara server keys list` shows all"
+                f"{self._folder}: there is no key {name}; `samara server status --keys` shows all"
             )
         return key
 

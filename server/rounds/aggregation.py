@@ -1,23 +1,24 @@
-"""Aggregation of a round's reports into one round delta. Pure; their order is irrelevant."""
+"""Aggregation of a round's reports into one round delta; their order is irrelevant.
 
+A client's contribution to a round is u = Σ y·z(seed) along the directions that it tried, y being
+its clipped projected gradients. A rule acts on the y's alone, by a factor per report or per
+projected gradient, so an update stays a list of seeds and coefficients and replay does not know of
+rules. Robust rules expect that `hostile_count` of the clients are hostile, whoever they are.
+"""
+
+import logging
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.server.rounds.robust_rules import (
-    centering_weights,
-    coordinate_median,
-    krum_selection,
-    norm_factors,
-    trimmed_mean,
-    usual_limit,
-)
 from samara.server.rounds.rule import MEAN, Contribution, Rule
+from samara.server.store import RunStore
+from samara.shared.config import RunConfig
 from samara.shared.directions import DIRECTION_BITS, pool_seeds
-from samara.shared.errors import ReportError
+from samara.shared.errors import ReplayError, ReportError
 from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
@@ -27,17 +28,160 @@ from samara.shared.replay import default_backend, quantize, zero_state
 from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from samara.shared.step_size import Observation
 
+log = logging.getLogger("samara.server")
+
 Answer = tuple[TrainInstruction, Report]
 """A report with the instruction that it answers."""
-Gradients = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
-_COORDINATE_RULES: dict[str, Callable[[Gradients], Gradients]] = {
-    "trimmed-mean": trimmed_mean,
-    "median": coordinate_median,
-}
+TOO_LARGE = "its report does not fit the exact state"
+HOSTILE_SHARE = 0.3
+"""The share of the clients that rules expect to be hostile."""
+_CENTERINGS = 5
 _UNIT = 30
 """Bits after the point of the coefficients that contributions are compared by: small enough that
 2²⁰ of them cannot leave the range of int64."""
+
+
+@dataclass(frozen=True)
+class AggregatedRound:
+    """The result of aggregating a round.
+
+    Attributes:
+        delta: round delta; it changes nothing if there is a problem.
+        problem: reason why the round changes nothing; empty if it does.
+        too_large: clients whose reports were left out, since those of the others fit the exact
+            state without them.
+        observation: what the round says of the step size; None without reports in time.
+        observed: clients whose reports it is made of, as far as that may be known.
+        loss: mean loss of the reports, late ones included; None without any.
+        reports: number of reports in the delta, as far as that may be known.
+        epsilon: ε that the run has spent; None without differential privacy.
+        clip: adaptive clip of the round; 0 without one.
+        buckets: number of buckets with a sum; 0 without buckets.
+    """
+
+    delta: RoundDelta
+    problem: str = ""
+    too_large: list[int] = field(default_factory=list)
+    observation: Observation | None = None
+    observed: Collection[int] = ()
+    loss: float | None = None
+    reports: int = 0
+    epsilon: float | None = None
+    clip: float = 0.0
+    buckets: int = 0
+
+    @property
+    def privacy(self) -> dict[str, float]:
+        """The fields of the round's event about differential privacy; empty without it."""
+        spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        own = {"clip": self.clip, "buckets": self.buckets}
+        return spent | {name: value for name, value in own.items() if value}
+
+
+class RoundAggregator:
+    """Aggregates and observes the reports of rounds by the rule of the run.
+
+    Args:
+        config: settings of the run.
+        store: ledger that the deltas must fit, and layout of the run.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore) -> None:
+        self._ledger = store.ledger
+        self._weight_cap = config.cohort.weight_cap
+        self._rule = Rule.of(config.aggregation.rule, store.layout)
+
+    def aggregate(
+        self,
+        instruction: TrainInstruction,
+        reports: Mapping[int, Report],
+        late: Mapping[int, Answer],
+        minimum: int,
+    ) -> AggregatedRound:
+        """Return the delta of as many reports as fit the exact state, and what they say.
+
+        Args:
+            instruction: instruction of the round.
+            reports: sound reports on it, by client.
+            late: by other client, a sound report of an earlier round.
+            minimum: number of reports below which the round changes nothing.
+        """
+        answers = [(instruction, report) for report in reports.values()]
+        folded = self._fold(instruction, sorted([*answers, *late.values()], key=_size), minimum)
+        left_out = set(folded.too_large)
+        in_time = {c: report for c, report in reports.items() if c not in left_out}
+        delayed = [late[c][1] for c in sorted(late) if c not in left_out]
+        return replace(
+            folded,
+            observation=self.observe(instruction, in_time, bool(folded.problem)),
+            observed=in_time.keys(),
+            loss=mean_loss([*in_time.values(), *delayed], self._weight_cap, self._rule),
+            reports=len(folded.delta.contributors),
+        )
+
+    def _fold(
+        self, instruction: TrainInstruction, answers: Sequence[Answer], minimum: int
+    ) -> AggregatedRound:
+        """Return the delta of as many of the answers, in their order, as fit the exact state."""
+        if len(answers) < minimum:
+            problem = f"{len(answers)} reports, fewer than cohort.minimum"
+            return AggregatedRound(self._delta(instruction, []), problem)
+        try:
+            return AggregatedRound(self._delta(instruction, answers))
+        except ReplayError as error:
+            problem = str(error)
+        fitting, beyond = 0, len(answers)
+        while beyond - fitting > 1:
+            middle = (fitting + beyond) // 2
+            try:
+                self._delta(instruction, answers[:middle])
+                fitting = middle
+            except ReplayError:
+                beyond = middle
+        if fitting < max(1, minimum):
+            log.warning("round %d changes nothing: %s", instruction.round, problem)
+            return AggregatedRound(self._delta(instruction, []), problem)
+        too_large = sorted(report.client for _, report in answers[fitting:])
+        delta = self._delta(instruction, answers[:fitting])
+        return AggregatedRound(delta, too_large=too_large)
+
+    def observe(
+        self, instruction: TrainInstruction, reports: Mapping[int, Report], is_unused: bool
+    ) -> Observation | None:
+        """Return what a round's reports say of the step size; None without any.
+
+        Args:
+            instruction: instruction of the round.
+            reports: reports on it by client, without late ones.
+            is_unused: whether the round changes nothing.
+        """
+        if not reports:
+            return None
+        observation = observe_round(
+            instruction, list(reports.values()), self._weight_cap, self._rule
+        )
+        return replace(observation, learning_rate=0.0) if is_unused else observation
+
+    def _delta(self, instruction: TrainInstruction, answers: Sequence[Answer]) -> RoundDelta:
+        """Return the delta of some reports.
+
+        Raises:
+            ReplayError: if it does not fit the exact state.
+        """
+        reports = [report for answered, report in answers if answered is instruction]
+        late = [answer for answer in answers if answer[0] is not instruction]
+        delta = aggregate(instruction, reports, self._weight_cap, late, self._rule)
+        self._ledger.check(delta)
+        return delta
+
+
+def _size(answer: Answer) -> tuple[float, int]:
+    """Return what reports are ordered by: mean Σ|g| of a step, then client."""
+    _, report = answer
+    total = np.abs(report.gradients, dtype=np.float64).sum()
+    return float(total) / report.steps, report.client
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
@@ -228,11 +372,11 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 
 def _scalars(
     instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
-) -> list[tuple[int, DerivedSeeds | PoolSeeds, Gradients]]:
+) -> list[tuple[int, DerivedSeeds | PoolSeeds, Numbers]]:
     """Return round, seeds and coefficients (float64 [n]) of each group; late ones come last."""
     gradients = [_clipped(instruction, report) for _, report in answers]
     number = instruction.round
-    if combine := _COORDINATE_RULES.get(rule.name):
+    if combine := {"trimmed-mean": trimmed_mean, "median": coordinate_median}.get(rule.name):
         shared = instruction.coefficients(combine(_padded(gradients)))
         return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
     weights, total = _weights(instruction, answers, gradients, weight_cap, rule)
@@ -244,7 +388,7 @@ def _scalars(
     if instruction.seed_policy is SeedPolicy.SHARED:
         shared = instruction.coefficients(_weighted_sums(weights, gradients) / total)
         return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
-    groups: list[tuple[int, DerivedSeeds | PoolSeeds, Gradients]] = []
+    groups: list[tuple[int, DerivedSeeds | PoolSeeds, Numbers]] = []
     for (answered, report), weight, own in zip(answers, weights, gradients, strict=True):
         block = weight / total * instruction.coefficients(own)
         stream = answered.seed_stream(report.client)
@@ -253,7 +397,7 @@ def _scalars(
     return groups
 
 
-def _clipped(instruction: TrainInstruction, report: Report) -> Gradients:
+def _clipped(instruction: TrainInstruction, report: Report) -> Numbers:
     """Return a report's projected gradients clipped to ±clip, same shape; of a pool their sums."""
     uses: NDArray[np.int64] | int = 1
     if instruction.seed_policy is SeedPolicy.POOL:
@@ -261,7 +405,7 @@ def _clipped(instruction: TrainInstruction, report: Report) -> Gradients:
     return instruction.clipped_sums(report.gradients, uses)
 
 
-def _padded(gradients: Sequence[Gradients]) -> Gradients:
+def _padded(gradients: Sequence[Numbers]) -> Numbers:
     """Return projected gradients of several clients, [n, K, q], zeros where steps are missing."""
     padded = np.zeros((len(gradients), max(map(len, gradients)), gradients[0].shape[1]))
     for row, own in zip(padded, gradients, strict=True):
@@ -272,7 +416,7 @@ def _padded(gradients: Sequence[Gradients]) -> Gradients:
 def _weights(
     instruction: TrainInstruction,
     answers: Sequence[Answer],
-    gradients: Sequence[Gradients],
+    gradients: Sequence[Numbers],
     weight_cap: int,
     rule: Rule,
 ) -> tuple[list[float], float]:
@@ -324,9 +468,9 @@ def _counted_examples(
 def _products(
     instruction: TrainInstruction,
     answers: Sequence[Answer],
-    gradients: Sequence[Gradients],
+    gradients: Sequence[Numbers],
     rule: Rule,
-) -> Gradients:
+) -> Numbers:
     """Return the inner products of the updates that the reports stand for, [n, n].
 
     Along shared directions those of the projected gradients do, since independent directions are
@@ -341,12 +485,12 @@ def _products(
         rows = np.empty((len(units), rule.layout.size), np.float32)
         for row, (answered, report), own in zip(rows, answers, units, strict=True):
             row[:] = _update(answered, report, own, rule.layout)
-    products: Gradients = (rows @ rows.T).astype(np.float64) * np.outer(norms, norms)
+    products: Numbers = (rows @ rows.T).astype(np.float64) * np.outer(norms, norms)
     return products
 
 
 def _update(
-    instruction: TrainInstruction, report: Report, gradients: Gradients, layout: Layout
+    instruction: TrainInstruction, report: Report, gradients: Numbers, layout: Layout
 ) -> NDArray[np.float64]:
     """Return Σ g·z(seed) of a report, float64 [d], for g's of norm 1."""
     if instruction.seed_policy is SeedPolicy.POOL:
@@ -361,7 +505,7 @@ def _update(
     return update
 
 
-def _weighted_sums(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
+def _weighted_sums(weights: Sequence[float], gradients: Sequence[Numbers]) -> Numbers:
     """Return Σ weight·g per step and query, each rounded once.
 
     `math.fsum` is exact before it rounds, so neither the order of the clients nor the division of
@@ -382,8 +526,8 @@ def _sums_by_index(
     instruction: TrainInstruction,
     weights: Sequence[float],
     reports: Sequence[Report],
-    gradients: Sequence[Gradients],
-) -> tuple[NDArray[np.uint32], Gradients]:
+    gradients: Sequence[Numbers],
+) -> tuple[NDArray[np.uint32], Numbers]:
     """Return the tried indices of the pool, ascending, and Σ weight·g of each, rounded once."""
     products: dict[int, list[float]] = {}
     for weight, report, own in zip(weights, reports, gradients, strict=True):
@@ -392,3 +536,118 @@ def _sums_by_index(
             products.setdefault(index, []).append(product)
     tried = sorted(products)
     return np.array(tried, np.uint32), np.array([math.fsum(products[i]) for i in tried])
+
+
+def hostile_count(clients: int) -> int:
+    """Return how many of some clients rules expect to be hostile: fewer than half, 0 of two."""
+    return max(0, min(max(1, round(HOSTILE_SHARE * clients)), (clients - 1) // 2))
+
+
+def usual_limit(values: Numbers) -> float:
+    """Return the limit that clients' values are cut to: the median of the n − f smallest.
+
+    f is `hostile_count`. Whoever wants to count more reports large values, and f of them move the
+    median of all n to a large one of the others. Without the f largest, which comparative gradient
+    elimination leaves out too (Gupta, Liu and Vaidya, Byzantine Fault-Tolerant Distributed Machine
+    Learning with Norm-Based Comparative Gradient Elimination, 2021), it is the others' own median.
+    The limit is no lower than the (f + 1)-th smallest value, so that f small ones cannot move it
+    below all others. It is at most the median, and of two values the lower.
+
+    Args:
+        values: float64 [n].
+    """
+    clients, hostile = len(values), hostile_count(len(values))
+    rank = max(hostile + 1, math.ceil((clients - hostile) / 2))
+    return float(np.sort(values)[rank - 1])
+
+
+def trimmed_mean(values: Numbers) -> Numbers:
+    """Return the mean over clients without the `hostile_count` lowest and highest values.
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates (2018),
+    definition 2.
+
+    Args:
+        values: float64 [n, ...]; every element of the rest is trimmed for itself.
+
+    Returns:
+        float64 [...].
+    """
+    cut = hostile_count(len(values))
+    mean: Numbers = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    return mean
+
+
+def coordinate_median(values: Numbers) -> Numbers:
+    """Return the median over clients of every element; Yin et al. (2018), definition 1.
+
+    Args:
+        values: float64 [n, ...].
+    """
+    median: Numbers = np.median(values, axis=0)
+    return median
+
+
+def norm_factors(norms: Numbers) -> Numbers:
+    """Return the factors, at most 1, that scale reports down to the `usual_limit` of their norms.
+
+    Clipping of norms against poisoned updates: Sun et al., Can You Really Backdoor Federated
+    Learning? (2019), section 5; the limit comes from the cohort here.
+
+    Args:
+        norms: norms of the contributions, float64 [n].
+    """
+    limit = usual_limit(norms)
+    factors: Numbers = limit / np.maximum(norms, max(limit, np.finfo(float).tiny))
+    return np.where(norms <= limit, 1.0, factors)
+
+
+def krum_selection(products: Numbers) -> NDArray[np.bool_]:
+    """Return which contributions multi-Krum averages: those close to most others.
+
+    The score of a contribution is the sum of its squared distances to its n − f − 2 nearest, f
+    being `hostile_count`; the n − f with the lowest scores are selected (Blanchard et al., Machine
+    Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017, section 4).
+
+    Args:
+        products: inner products of the contributions, float64 [n, n].
+
+    Returns:
+        bool [n].
+    """
+    clients = len(products)
+    hostile = hostile_count(clients)
+    nearest = max(1, clients - hostile - 2)
+    scores = np.sort(_squared_distances(products), axis=1)[:, 1 : 1 + nearest].sum(axis=1)
+    selected: NDArray[np.bool_] = scores <= np.sort(scores)[clients - hostile - 1]
+    return selected
+
+
+def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
+    """Return the weights that the contributions have in a mean by centered clipping.
+
+    From v = 0, v ← v + Σ w·(u − v)·min(1, τ/|u − v|) is repeated, with the `usual_limit` of the
+    distances from v as τ (Karimireddy et al., Learning from History for Byzantine Robust
+    Optimization, 2021, algorithm 2, without the momentum, which would put earlier rounds' seeds
+    into a round). v stays a weighted sum of the contributions.
+
+    Args:
+        products: inner products of the contributions, float64 [n, n].
+        weights: shares of the clients, float64 [n], with sum 1.
+
+    Returns:
+        Weights of the contributions, float64 [n].
+    """
+    center = np.zeros(len(weights))
+    for _ in range(_CENTERINGS):
+        squares = np.diag(products) - 2 * products @ center + center @ products @ center
+        moves = weights * norm_factors(np.sqrt(np.maximum(squares, 0.0)))
+        center = center * (1 - moves.sum()) + moves
+    return center
+
+
+def _squared_distances(products: Numbers) -> Numbers:
+    squares = np.diag(products)
+    distances: Numbers = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
+    np.fill_diagonal(distances, -1.0)  # sorts first, before equal reports at distance 0
+    return distances

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.server.rounds.aggregation import trimmed_mean
 from samara.server.rounds.releases import ReleasedSum
-from samara.server.rounds.robust_rules import trimmed_mean
 from samara.shared.privacy.vector import VectorSum, read_sum
 from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED
 

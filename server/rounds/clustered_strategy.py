@@ -19,20 +19,18 @@ from samara.server.rounds.clusters import (
     cluster_folder,
 )
 from samara.server.rounds.evaluation import merge_histories
-from samara.server.rounds.event_log import count_scalars
-from samara.server.rounds.health import ClientHealth
-from samara.server.rounds.late_reports import report_token
+from samara.server.rounds.event_log import count_scalars, write_event
+from samara.server.rounds.planner import ClientHealth
 from samara.server.rounds.strategy import ScalarStrategy
-from samara.server.store import METRICS_FILE, RunStore, ensure_layout, write_event
-from samara.server.transport.messages import decode_foreign, make_message, read_frame
+from samara.server.store import METRICS_FILE, RunStore, ensure_layout
+from samara.server.transport.messages import decode_foreign, make_message, read_frame, report_token
 from samara.server.transport.roster import Roster, RosterEntry
 from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import GLOBAL_TRACK, Split, token_of
 from samara.shared.frames.report import Report
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.replay import digest, zero_state
 from samara.shared.run_id import cluster_id
 from samara.shared.scalar_ratio import summarize_scalar_ratios
@@ -310,11 +308,12 @@ class ClusteredStrategy(Strategy):
 
     def _record_merged(self) -> None:
         """Append the clusters' last events, merged, to the metrics of the run."""
-        events = [[store.last_event] for store in self._stores if store.last_event]
+        logs = [strategy.event_log for strategy in self._strategies]
+        events = [[each.last] for each in logs if each.last]
         for event in merge_histories(events):
             write_event(self._folder / METRICS_FILE, event)
-        for store in self._stores:
-            store.last_event = {}
+        for each in logs:
+            each.last = {}
 
 
 def _replies_of(strategy: ScalarStrategy, replies: Sequence[Message]) -> list[Message]:

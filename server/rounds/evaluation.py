@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samara.server.rounds.robust_rules import hostile_count, trimmed_mean
+from samara.server.rounds.aggregation import hostile_count, trimmed_mean
 from samara.shared.columns import GLOBAL, PERSONALIZED
 from samara.shared.errors import ReportError
 from samara.shared.frames.evaluation import Evaluation

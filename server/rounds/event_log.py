@@ -1,15 +1,19 @@
 """The event log: what is recorded of rounds and evaluations, and how it reads in a log line."""
 
+import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
-from samara.server.store import RunStore
+from samara.server.store import METRICS_FILE, NEXT_EVENT_FILE, RunStore
+from samara.shared.events import append_in_parts
+from samara.shared.files import disk_errors_explained, write_durably
 from samara.shared.frames.report import Report
 from samara.shared.frames.round_cost import RoundCost
 from samara.shared.ledger.reading import read_ledger
@@ -82,15 +86,30 @@ class EvaluationEvent:
     catch_up_bytes: int
 
 
+class Meter(Protocol):
+    """Counts that events of rounds and the result of a run have besides: JSON values by key."""
+
+    def finish_round(self) -> dict[str, Any]:
+        """Finish a round and return what its event holds besides."""
+
+    def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Finish a run with these round events and return what its result holds besides."""
+
+
 class EventLog:
     """Writes the events of a run to its folder and to the log.
 
     Args:
         store: the run's folder, whose earlier events are read.
+
+    Attributes:
+        last: last event that this process has written; empty before the first.
     """
 
     def __init__(self, store: RunStore) -> None:
-        self._store = store
+        self.last: dict[str, Any] = {}
+        self._ledger, self._file = store.ledger, store.folder / METRICS_FILE
+        self._next = store.folder / NEXT_EVENT_FILE
         self._started = time.monotonic()
         self._reasons: dict[int, str] = {}
         events = store.events()
@@ -119,25 +138,38 @@ class EventLog:
             LedgerError: if an event cannot be written.
         """
         content = {"event": "round"} | asdict(event) | more
-        self._store.write_next_event(content)
-        self._record_round(content, self._store.ledger.append(delta))
-        self._store.delete_next_event()
+        with disk_errors_explained(self._next):
+            write_durably(self._next, json.dumps(content, sort_keys=True).encode())
+        self._record_round(content, self._ledger.append(delta))
+        self._delete_next()
 
     def _restore_round(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Write the event of the ledger's last round if a process was killed before it wrote it."""
-        content, ledger = self._store.read_next_event(), self._store.ledger
+        content, ledger = self._read_next(), self._ledger
         recorded = {event["round"] for event in events if event["event"] == "round"}
         number = ledger.position.round
         if content.get("round") == number and number not in recorded:
             *_, last = read_ledger(ledger.folder)
             self._record_round(content, last.size)
-        self._store.delete_next_event()
+        self._delete_next()
+
+    def _read_next(self) -> dict[str, Any]:
+        """Return the event of the round that was about to be appended; empty if none is sound."""
+        try:
+            event = json.loads(self._next.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return event if isinstance(event, dict) else {}
+
+    def _delete_next(self) -> None:
+        with disk_errors_explained(self._next):
+            self._next.unlink(missing_ok=True)
 
     def _record_round(self, content: dict[str, Any], ledger_bytes: int) -> None:
         """Write the event of the ledger's last round."""
         used = content["reports"] or content["back_to"] is not None
         self.unused_rounds = 0 if used else self.unused_rounds + 1
-        digest = self._store.ledger.digest.hex()
+        digest = self._ledger.digest.hex()
         self._record(content | {"digest": digest, "ledger_bytes": ledger_bytes})
 
     def record_evaluation(self, event: EvaluationEvent) -> None:
@@ -156,8 +188,19 @@ class EventLog:
     def _record(self, event: dict[str, Any]) -> None:
         event["seconds"] = time.monotonic() - self._started
         event["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        self._store.append_event(event)
+        write_event(self._file, event)
+        self.last = event
         log.info(describe_event(event), extra={"event": event})
+
+
+def write_event(file: Path, event: dict[str, Any]) -> None:
+    """Append an event to a metrics file.
+
+    Raises:
+        LedgerError: if the disk refuses; a partly written event is cut off at the next opening.
+    """
+    with disk_errors_explained(file):
+        append_in_parts(file, event)
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

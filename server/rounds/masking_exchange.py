@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from samara.server.rounds.replies import ReplyValidator, ValidatedReplies
 from samara.server.rounds.unmasking import MaskedRound
-from samara.server.rounds.validator import ReplyValidator, ValidatedReplies
 from samara.server.transport.messages import make_message
 from samara.shared.errors import ReportError
 from samara.shared.frames.instructions import TrainInstruction, token_of
@@ -20,7 +20,7 @@ from samara.shared.frames.masking import (
     SurvivorSignature,
 )
 from samara.shared.frames.vector_report import MaskedReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.secure_aggregation.masks import Masked
 from samara.shared.wire import MASKING_ACTION
 

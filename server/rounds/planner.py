@@ -1,24 +1,23 @@
 """The round planner: which clients are asked, the instruction, and the messages that carry it."""
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
+import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from samara.server.restored_run import RestoredRun
-from samara.server.rounds.health import ClientHealth
-from samara.server.rounds.late_reports import report_token
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
-from samara.server.rounds.sampling import sample_cohort
-from samara.server.rounds.stray_clients import StrayClients
 from samara.server.store import RunStore
-from samara.server.transport.messages import make_message
+from samara.server.transport.messages import make_message, report_token
 from samara.server.transport.roster import Roster, RosterEntry, await_clients
 from samara.shared.config import RunConfig
+from samara.shared.directions import cohort_keys
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
@@ -31,6 +30,18 @@ from samara.shared.intercept_round import intercept_instruction
 from samara.shared.step_size import StepSize
 
 Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
+
+log = logging.getLogger("samara.server")
+
+_MOST_RESTING_ROUNDS = 64
+_TWO_SERVERS = (
+    "another server goes on with this run, or this folder is an older copy of it; end one of them, "
+    "or restore the newest backup (docs/guides/moving.md)"
+)
+_MORE_REACHED = (
+    "after round {}, which `samara server restore` was told with --reached. If it is right, more "
+    "privacy was spent than is counted: restore again with a larger one"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,94 @@ class Request(Generic[Instruction]):
         return sum(report_token(reply) == token for reply in replies) >= self.wanted_reports
 
 
+@dataclass
+class _Record:
+    failures: int = 0
+    last_resting_round: int = 0
+
+
+class ClientHealth:
+    """Failures in a row, by client; every failure beyond the patience doubles the rest.
+
+    Args:
+        patience: failures in a row after which a client rests.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._records: dict[int, _Record] = {}
+
+    def record_failure(self, client: int, round_number: int) -> int:
+        """Count a failure; return for how many rounds the client rests, 0 for none."""
+        record = self._records.setdefault(client, _Record())
+        record.failures += 1
+        beyond = record.failures - self._patience
+        rounds = min(2**beyond, _MOST_RESTING_ROUNDS) if beyond >= 0 else 0
+        record.last_resting_round = round_number + rounds
+        return rounds
+
+    def record_success(self, client: int) -> None:
+        """Forget a client's failures."""
+        self._records.pop(client, None)
+
+    def is_resting(self, client: int, round_number: int) -> bool:
+        """Return whether a client is left out of a round."""
+        record = self._records.get(client)
+        return record is not None and round_number <= record.last_resting_round
+
+    def resting_clients(self, round_number: int) -> list[int]:
+        """Return the clients that are left out of a round, ascending."""
+        return sorted(client for client in self._records if self.is_resting(client, round_number))
+
+
+class StrayClients:
+    """Clients that have followed another ledger of the same run than this server's.
+
+    A server that goes on from a backup lacks the rounds that its clients took after it. They begin
+    again from what it sends. On a server that was not restored, or of a client that has followed
+    this ledger before, the same is the sign of a second server.
+
+    Args:
+        restored: the backup that the run goes on from; None if it was not restored.
+    """
+
+    def __init__(self, restored: RestoredRun | None) -> None:
+        self._restored = restored if restored and not restored.moved else None
+        self._followers: set[int] = set()
+        self._warned: set[int] = set()
+
+    def round_to_send_from(self, entry: RosterEntry, last_round: int) -> int:
+        """Return the round after which a client is sent the ledger; 0 for all that it keeps.
+
+        Args:
+            entry: the client.
+            last_round: last round in the ledger.
+        """
+        if entry.follows:
+            self._followers.add(entry.client)
+        if entry.round <= last_round and entry.follows is not False:
+            return entry.round
+        restored = self._restored
+        known = restored.reached if restored else None
+        if restored is None or entry.client in self._followers:
+            if entry.round > last_round:
+                self._warn(entry, last_round, _TWO_SERVERS)
+            return min(entry.round, last_round)
+        if known is not None and entry.round > known:
+            self._warn(entry, last_round, _MORE_REACHED.format(known))
+            return min(entry.round, last_round)
+        self._warn(entry, last_round, "this run was restored from a backup that lacks it")
+        return 0
+
+    def _warn(self, entry: RosterEntry, last_round: int, why: str) -> None:
+        if entry.client not in self._warned:
+            self._warned.add(entry.client)
+            log.warning(
+                "client %d says that it is at round %d, and this ledger ends at %d: %s",
+                *(entry.client, entry.round, last_round, why),
+            )
+
+
 class RoundPlanner:
     """Picks the cohort of a round and writes what it is asked.
 
@@ -71,6 +170,9 @@ class RoundPlanner:
         roster: clients of the run.
         health: failures of the clients; resting ones are not asked.
         cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
+
+    Attributes:
+        terms: terms of the run.
     """
 
     def __init__(
@@ -83,6 +185,7 @@ class RoundPlanner:
     ) -> None:
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = health, cohorts
+        self.terms, self._newcomers = config.terms, config.newcomers
         self._strays = StrayClients(RestoredRun.read(store.folder))
 
     @property
@@ -133,7 +236,7 @@ class RoundPlanner:
         bias = layout.label_bias
         assert bias is not None, "the method readout has a label bias"
         instruction = intercept_instruction(
-            self._config.terms,
+            self.terms,
             *(ledger.header.run_id, layout.hash, ledger.digest),
             labels=bias.stop - bias.start,
             joint_clip=joint_clip,
@@ -142,7 +245,7 @@ class RoundPlanner:
         if self._cohorts:
             clients = self._cohorts.clients_of(instruction.round)
         else:
-            clients = [client for client in connected if client not in self._config.newcomers]
+            clients = [client for client in connected if client not in self._newcomers]
         entries = [connected[client] for client in clients]
         return Request(
             instruction, *self._address(instruction.encode(), MessageType.TRAIN, entries)
@@ -183,7 +286,7 @@ class RoundPlanner:
                 raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
             return recorded, 0
         config, settings = self._config, self._config.cohort
-        training = [client for client in connected if client not in config.newcomers]
+        training = [client for client in connected if client not in self._newcomers]
         awake = [client for client in training if not self._health.is_resting(client, number)]
         if len(awake) < self.minimum:
             awake = training
@@ -198,7 +301,7 @@ class RoundPlanner:
         self, number: int, step_size: StepSize, joint_clip: float
     ) -> TrainInstruction:
         config = self._config
-        return config.terms.instruction(
+        return self.terms.instruction(
             self._store.ledger.header.run_id,
             number,
             self._store.layout.hash,
@@ -224,3 +327,28 @@ class RoundPlanner:
             group = str(last_round + 1)
             messages.append(make_message(entry.node, message_type, group, frame, catch_up, seconds))
         return messages, bytes_down
+
+
+def sample_cohort(
+    run_seed: int, round_number: int, clients: Iterable[int], fraction: float, minimum: int
+) -> list[int]:
+    """Return the cohort of a round.
+
+    A number is derived for every client from the run seed, the round and the client index, and
+    the clients with the smallest numbers are picked. So one connected client more or less changes
+    at most one client of the cohort.
+
+    Args:
+        run_seed: seed of the run.
+        round_number: number of the round.
+        clients: indices of the clients to choose from.
+        fraction: share of them to pick, rounded up.
+        minimum: fewest clients to pick, if there are so many.
+
+    Returns:
+        Client indices, ascending.
+    """
+    candidates = np.array(sorted(set(clients)), np.uint32)
+    size = min(len(candidates), max(minimum, math.ceil(round(fraction * len(candidates), 9))))
+    order = np.argsort(cohort_keys(run_seed, round_number, candidates), kind="stable")
+    return sorted(int(client) for client in candidates[order[:size]])

@@ -6,17 +6,25 @@ unless the clients have added it, the result is on the disk, and all else follow
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Message
 from numpy.typing import NDArray
 
+from samara.server.rounds.aggregation import AggregatedRound
 from samara.server.rounds.buckets import clip_sum, combine_sums
+from samara.server.rounds.event_log import hidden_client_fields
+from samara.server.rounds.planner import Request
 from samara.server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog
-from samara.server.rounds.round_aggregator import AggregatedRound
-from samara.server.rounds.validator import ValidatedReplies
+from samara.server.rounds.replies import (
+    AnsweredRound,
+    ReplyValidator,
+    RoundAnswers,
+    ValidatedReplies,
+)
 from samara.server.store import RunStore
 from samara.shared.config import RunConfig
 from samara.shared.errors import ReplayError
@@ -269,6 +277,40 @@ class PrivateAggregator:
             loss_noise=loss_noise / clients,
             curvature_noise=curvature_noise / clients / CURVATURE_SCALE,
             curvature_is_root=True,
+        )
+
+
+class PrivateRoundAnswers(RoundAnswers):
+    """The answers to the instructions of rounds with differential privacy; see `RoundAnswers`."""
+
+    def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
+        super().__init__(config, store, validator)
+        self._private = PrivateAggregator(config, store)
+
+    def joint_clip(self, number: int) -> float:
+        """Return the clip that a round's instruction has; see `PrivateAggregator`."""
+        return self._private.joint_clip(number)
+
+    def check_budget(self, instruction: TrainInstruction) -> None:
+        """Raise an error if a round would spend more than the run may; see `PrivateAggregator`."""
+        self._private.check_budget(instruction)
+
+    def fold(
+        self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
+    ) -> AnsweredRound:
+        """Return a round with the replies to its instruction; see `RoundAnswers.fold`."""
+        instruction, down = request.instruction, request.bytes_down
+        vectors = self._validator.validate_vectors(replies, instruction, self._private.mechanism)
+        released = self._private.aggregate(instruction, vectors, minimum, request.expected_reports)
+        return AnsweredRound(
+            released,
+            vectors.answers.keys(),
+            vectors.refused,
+            sum(vectors.bytes_up.values()),
+            sum(down.values()),
+            hidden_client_fields(
+                instruction.report_scalars, vectors.answers, vectors.bytes_up, down
+            ),
         )
 
 

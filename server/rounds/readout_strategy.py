@@ -28,7 +28,7 @@ class ReadoutStrategy(ScalarStrategy):
         Raises:
             LedgerError: if the round cannot be written.
         """
-        number, layout = self._config.terms.intercept_round, self._store.layout
+        number, layout = self._planner.terms.intercept_round, self._store.layout
         is_recorded = self._cohorts is None or self._cohorts.last_round >= number
         is_over = not is_recorded or any(map(is_comparison, self._store.events()))
         if not number or self.round != number - 1 or is_over:
@@ -65,4 +65,4 @@ class ReadoutStrategy(ScalarStrategy):
                     for client, fields in answered.clients.items()
                 },
             )
-        self._events.append_round(delta, event, **more)
+        self.event_log.append_round(delta, event, **more)

@@ -9,8 +9,7 @@ from samara.server.store import ledger_of
 from samara.server.transport.roster import Roster
 from samara.shared.errors import LedgerError
 from samara.shared.ledger.reading import read_ledger
-from samara.shared.round_delta import DerivedSeeds, RoundDelta
-from samara.shared.step_record import STEP_SIZE_FILE, read_observed_clients
+from samara.shared.step_size import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
 """The rounds whose instructions were answered, by round and contributor; a late report answers an
@@ -70,7 +69,7 @@ def read_cohorts(run: Path) -> CohortHistory:
             step-size file does not name the clients.
     """
     ledger = ledger_of(run)
-    cohorts = {record.delta.round: origin_rounds(record.delta) for record in read_ledger(ledger)}
+    cohorts = {record.delta.round: record.delta.origins for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
             f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
@@ -86,16 +85,3 @@ def read_cohorts(run: Path) -> CohortHistory:
             )
         cohorts[number] = dict.fromkeys(clients, number)
     return cohorts
-
-
-def origin_rounds(delta: RoundDelta) -> dict[int, int]:
-    """Return by contributor the round that it answered.
-
-    Only reports with independent seeds can be late; all others are of the delta's own round.
-    """
-    origins = {
-        group.source.seed_stream - 1: group.origin
-        for group in delta.groups
-        if isinstance(group.source, DerivedSeeds) and group.source.seed_stream
-    }
-    return {c.client: origins.get(c.client, delta.round) for c in delta.contributors}

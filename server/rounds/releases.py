@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError, TrainingError
 from samara.shared.events import append_event, read_events
+from samara.shared.files import disk_errors_explained
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 
 log = logging.getLogger("samara.server")
@@ -165,13 +166,8 @@ class ReleaseLog:
         }
         sums = [one.to_json() for one in release.sums]
         line |= sums[0] if len(sums) == 1 else {"buckets": sums}
-        try:
+        with disk_errors_explained(self._file):
             append_event(self._file, line)
-        except OSError as error:
-            raise LedgerError(
-                f"{self._file}: cannot be written: {error.strerror}; make room, then run the same "
-                "command"
-            ) from error
         self._releases[release.token] = release
         return release
 

@@ -16,15 +16,22 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from samara.server.rounds.aggregation import check_vector_report
+from samara.server.rounds.event_log import hidden_client_fields
 from samara.server.rounds.masking_exchange import MaskingExchange
 from samara.server.rounds.planner import Request
-from samara.server.rounds.private_aggregator import PrivateAggregator, RoundTotal, VectorTotal
+from samara.server.rounds.private_aggregator import (
+    PrivateAggregator,
+    PrivateRoundAnswers,
+    RoundTotal,
+    VectorTotal,
+)
+from samara.server.rounds.replies import AnsweredRound, ReplyValidator
 from samara.server.rounds.unmasking import MaskedRound, recover_sum
-from samara.server.rounds.validator import ReplyValidator
 from samara.server.store import RunStore
 from samara.shared.config import RunConfig
-from samara.shared.errors import LedgerError, MaskingError, ReportError
+from samara.shared.errors import MaskingError, ReportError
 from samara.shared.events import append_event, read_events
+from samara.shared.files import disk_errors_explained
 from samara.shared.frames.bucket_keys import BucketKeyList
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.masking import (
@@ -52,6 +59,36 @@ MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
+
+
+class MaskedRoundAnswers(PrivateRoundAnswers):
+    """The answers to the instructions of rounds with masks; see `RoundAnswers`."""
+
+    def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
+        super().__init__(config, store, validator)
+        self._masking = SecureAggregation(config, store, validator, self._private)
+
+    def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
+        """Return the request to those clients that have agreed; see `SecureAggregation.begin`."""
+        return self._masking.begin(request, grid)
+
+    def fold(
+        self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
+    ) -> AnsweredRound:
+        """Return a round with the replies to its instruction; see `RoundAnswers.fold`."""
+        instruction, masked = request.instruction, self._masking.finish(replies)
+        released = self._private.aggregate_total(
+            instruction, masked.total, minimum, request.expected_reports
+        )
+        up, down = masked.bytes_up, masked.bytes_down
+        return AnsweredRound(
+            released,
+            masked.active,
+            masked.refused,
+            sum(up.values()),
+            sum(down.values()),
+            hidden_client_fields(instruction.report_scalars, masked.reporting, up, down),
+        )
 
 
 class SecureAggregation:
@@ -155,13 +192,8 @@ class SecureAggregation:
         """
         if token.hex() in self._begun:
             raise MaskingError("the server was stopped while it had begun")
-        try:
+        with disk_errors_explained(self._file):
             append_event(self._file, {"round": number, "token": token.hex()})
-        except OSError as error:
-            raise LedgerError(
-                f"{self._file}: cannot be written: {error.strerror}; make room, then run the same "
-                "command"
-            ) from error
         self._begun.add(token.hex())
 
     def _agree(self, run: MaskingExchange) -> dict[int, SealedShares]:

@@ -13,22 +13,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from samara.server.rounds.answered_round import RoundAnswers
 from samara.server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from samara.server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
+    Meter,
     RoundEvent,
     describe_refusals,
     reasons_by_text,
 )
-from samara.server.rounds.health import ClientHealth
-from samara.server.rounds.late_reports import LateReportFilter
-from samara.server.rounds.planner import Request, RoundPlanner
+from samara.server.rounds.planner import ClientHealth, Request, RoundPlanner
+from samara.server.rounds.private_aggregator import PrivateRoundAnswers
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
-from samara.server.rounds.validator import ReplyValidator
+from samara.server.rounds.replies import LateReportFilter, ReplyValidator, RoundAnswers
+from samara.server.rounds.secure_aggregation import MaskedRoundAnswers
 from samara.server.store import RunStore
-from samara.server.transport.clock import Clock, SystemClock
 from samara.server.transport.roster import Roster
 from samara.shared.columns import requested_columns
 from samara.shared.config import RunConfig
@@ -36,8 +35,7 @@ from samara.shared.errors import LedgerError, TrainingError
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.round_delta import RoundDelta, revert_delta
-from samara.shared.step_record import STEP_SIZE_FILE, RecordedStepSize
-from samara.shared.step_size import StepSize
+from samara.shared.step_size import STEP_SIZE_FILE, RecordedStepSize, StepSize
 from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -54,7 +52,10 @@ class ScalarStrategy(Strategy):
         store: folder of the run; the rounds after its ledger's last are run.
         roster: clients of the run.
         cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
-        clock: the clock of the run; the real one by default.
+        meters: what else is counted in rounds, for their events.
+
+    Attributes:
+        event_log: log of the rounds and evaluations of the run.
     """
 
     def __init__(
@@ -63,20 +64,26 @@ class ScalarStrategy(Strategy):
         store: RunStore,
         roster: Roster,
         cohorts: RecordedCohorts | None = None,
-        clock: Clock | None = None,
+        meters: Sequence[Meter] = (),
     ) -> None:
         self._config, self._store, self._roster = config, store, roster
-        self._cohorts, self._clock = cohorts, clock or SystemClock()
+        self._cohorts, self._meters = cohorts, meters
         self._health = ClientHealth(config.cohort.patience)
         self._late_reports = LateReportFilter(config.cohort.late_rounds)
-        self._events = EventLog(store)
+        self.event_log = EventLog(store)
         self._planner = RoundPlanner(config, store, roster, self._health, cohorts)
-        self._validator = ReplyValidator(config, roster, self._late_reports, self._events)
-        self._answers = RoundAnswers(config, store, self._validator)
+        self._validator = ReplyValidator(config, roster, self._late_reports, self.event_log)
+        answers = RoundAnswers
+        if config.privacy.is_on:
+            is_masked = config.privacy.secure_aggregation
+            answers = MaskedRoundAnswers if is_masked else PrivateRoundAnswers
+        self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
         decreasing = config.learning_rate_schedule == "linear"
-        size = StepSize(config.federated_rounds, given, config.epsilon, decreasing)
-        done = min(store.ledger.position.round, config.federated_rounds)
+        self._last_round = last = config.federated_rounds
+        self._validation_every = config.evaluate.every if config.privacy.allows_evaluation else 0
+        size = StepSize(last, given, config.epsilon, decreasing)
+        done = min(store.ledger.position.round, last)
         self._step_sizes = RecordedStepSize(size, store.folder / STEP_SIZE_FILE, done)
         self._request: Request[TrainInstruction] | None = None
         self._sequence: Generator[list[Message], Iterable[Message], None] | None = None
@@ -90,8 +97,8 @@ class ScalarStrategy(Strategy):
     @property
     def rounds(self) -> int:
         """The number of rounds of the whole run."""
-        rounds = self._config.federated_rounds
-        return min(rounds, self._cohorts.last_round) if self._cohorts else rounds
+        last = self._last_round
+        return min(last, self._cohorts.last_round) if self._cohorts else last
 
     @property
     def nodes(self) -> Collection[int]:
@@ -162,10 +169,12 @@ class ScalarStrategy(Strategy):
             bytes_down=answered.bytes_down,
             clients=answered.clients,
         )
-        more = aggregated.privacy | self._clock.finish_round()
+        more: dict[str, Any] = {**aggregated.privacy}
+        for meter in self._meters:
+            more |= meter.finish_round()
         if by_stream := self._roster.by_stream(answered.reporting):
             more["by_stream"] = by_stream
-        self._events.append_round(delta, event, **more)
+        self.event_log.append_round(delta, event, **more)
         self._late_reports.mark_folded(delta)
         self._compact_ledger()
         self._stop_if_nothing_is_learned(event)
@@ -220,7 +229,7 @@ class ScalarStrategy(Strategy):
         """
         assert self._sequence is not None, "configure_train comes first"
         self._validation_messages = self._sequence.send(replies)
-        event = self._store.last_event
+        event = self.event_log.last
         return None, MetricRecord({"loss": event["loss"] or 0.0, "reports": event["reports"]})
 
     def configure_evaluate(
@@ -236,7 +245,7 @@ class ScalarStrategy(Strategy):
         assert self._sequence is not None, "configure_train comes first"
         with suppress(StopIteration):
             self._sequence.send(replies)
-        event = self._store.last_event
+        event = self.event_log.last
         if event.get("event") != "evaluation":
             return None
         return MetricRecord(
@@ -255,7 +264,9 @@ class ScalarStrategy(Strategy):
         if not self.round:
             return splits
         is_due = self._is_validation_round(self.round)
-        return [Split.VALIDATION] if is_due and not self._events.has_validation(self.round) else []
+        return (
+            [Split.VALIDATION] if is_due and not self.event_log.has_validation(self.round) else []
+        )
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
         """Do the evaluations that come before the next round and were not recorded."""
@@ -295,7 +306,7 @@ class ScalarStrategy(Strategy):
         Raises:
             LedgerError: if the reverting round cannot be written.
         """
-        ledger, last = self._store.ledger, self._config.federated_rounds
+        ledger, last = self._store.ledger, self._last_round
         wanted = self._config.evaluate.best
         if not wanted or self.round != last:
             return
@@ -311,7 +322,7 @@ class ScalarStrategy(Strategy):
             problem=f"round {reached} was best on validation: the model is what it was then",
             back_to=reached,
         )
-        self._events.append_round(delta, event)
+        self.event_log.append_round(delta, event)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -355,8 +366,8 @@ class ScalarStrategy(Strategy):
 
     def _stop_if_nothing_is_learned(self, event: RoundEvent) -> None:
         """Raise `TrainingError` after too many rounds in a row without a usable report."""
-        most = min(self._config.cohort.empty_rounds, self._config.federated_rounds)
-        if self._cohorts or self._events.unused_rounds < most:
+        most = min(self._config.cohort.empty_rounds, self._last_round)
+        if self._cohorts or self.event_log.unused_rounds < most:
             return
         reasons = describe_refusals(event.refused)
         raise TrainingError(
@@ -365,8 +376,8 @@ class ScalarStrategy(Strategy):
         )
 
     def _is_validation_round(self, number: int) -> bool:
-        every = self._config.evaluate.every if self._config.privacy.allows_evaluation else 0
-        return bool(every) and number % every == 0 and number != self._config.federated_rounds
+        every = self._validation_every
+        return bool(every) and number % every == 0 and number != self._last_round
 
     def _record_evaluation(
         self,
@@ -376,7 +387,7 @@ class ScalarStrategy(Strategy):
     ) -> None:
         """Validate the replies to an evaluation, and record the figures of the whole split."""
         instruction = request.instruction
-        columns = requested_columns(self._config.terms, instruction.split, personal)
+        columns = requested_columns(self._planner.terms, instruction.split, personal)
         replies = self._validator.validate_evaluations(messages, instruction, columns)
         if not replies.answers:
             log.warning(
@@ -385,7 +396,7 @@ class ScalarStrategy(Strategy):
                 describe_refusals(replies.refused),
             )
             return
-        self._events.record_evaluation(
+        self.event_log.record_evaluation(
             EvaluationEvent(
                 round=instruction.round,
                 split=instruction.split.name.lower(),

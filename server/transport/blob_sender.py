@@ -6,7 +6,7 @@ that nothing has to be kept here when the server restarts.
 """
 
 import logging
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,7 @@ from samara.shared.errors import FrameError, RefusalCode, SamaraError
 from samara.shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.settings import Settings
 from samara.shared.wire import BLOB_ACTION, Kind, kind_of
 
@@ -100,8 +100,8 @@ class BlobSender:
         self._sent: dict[tuple[bytes | int, bytes], int] = {}  # bytes by holder and blob
 
     @classmethod
-    def for_run(cls, config: Settings, store: BlobStore) -> Self:
-        """Return the sender of the blobs that a run's settings name by their hashes.
+    def for_run(cls, config: Settings, store: BlobStore) -> Self | None:
+        """Return the sender of the blobs that a run's settings name by hash; None without any.
 
         Raises:
             SamaraError: if the store lacks one of them.
@@ -110,10 +110,10 @@ class BlobSender:
         for key, value in blob_settings(config).items():
             if blob := parse_reference(value):
                 files[blob] = resolve_blob(value, store, key)
-        return cls(files)
+        return cls(files) if files else None
 
     @property
-    def nodes(self) -> Collection[int]:
+    def nodes(self) -> Set[int]:
         """The nodes that blobs are being sent to."""
         return self._transfers.keys()
 

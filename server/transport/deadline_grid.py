@@ -3,41 +3,59 @@
 Flower's `Grid.send_and_receive` polls every 3 s and, when the timeout is over, drops the ids of
 the messages without a reply: a late reply is never fetched. Here the clock decides how often is
 polled, an exchange ends as soon as the strategy has enough replies, and late replies to train
-messages are fetched with those of later exchanges.
+messages are fetched with those of later exchanges. The clock is the system's, or a fleet's virtual
+one.
 """
 
-import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from samara.server.live.keys import ClientKeys
-from samara.server.transport.clock import Clock, SystemClock
 from samara.server.transport.delegating_grid import DelegatingGrid
 from samara.server.transport.guarded_grid import GuardedGrid
 from samara.server.transport.phone_grid import PhoneGrid
+from samara.shared.polling import pause_before_asking
 
-log = logging.getLogger("samara.server")
+_POLL_SECONDS = 1.0
 
 
-def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
-    """Return Flower's grid as live runs need it: with guarded replies, and with phones as nodes.
+class Clock(Protocol):
+    """The clock that a server plans its rounds by, and which nodes can be reached at its time."""
 
-    Grids of other engines are returned as they are.
+    def now(self) -> float:
+        """Return the time, in seconds on a clock that only goes forward."""
 
-    Args:
-        grid: Flower's grid.
-        keys: client keys of the run; None if any client may join and be a gateway.
-    """
-    # here, since with it Flower imports its databases, which a simulation has no use for
-    from samara.shared.flower_compat import HttpGrid, transfer_parts_together
+    def wait(self, max_seconds: float, waited: float = inf) -> None:
+        """Wait until there may be a new reply, but no longer than max_seconds.
 
-    if not isinstance(grid, HttpGrid):
-        return grid
-    transfer_parts_together()
-    return PhoneGrid(GuardedGrid(grid), keys)
+        Args:
+            max_seconds: most seconds to wait.
+            waited: seconds for which replies are waited for already.
+        """
+
+    def is_reachable(self, node: int) -> bool:
+        """Return whether a message can be sent to a connected node now."""
+
+
+class SystemClock:
+    """The system's monotonic clock, by which every connected node can be reached."""
+
+    def now(self) -> float:
+        """Return the monotonic time, in seconds."""
+        return time.monotonic()
+
+    def wait(self, max_seconds: float, waited: float = inf) -> None:
+        """Sleep for one second, for less if little was waited, and for max_seconds at most."""
+        time.sleep(min(pause_before_asking(waited, _POLL_SECONDS), max_seconds))
+
+    def is_reachable(self, node: int) -> bool:
+        """Return true: every connected node can be reached."""
+        return True
 
 
 class DeadlineGrid(DelegatingGrid):
@@ -114,3 +132,21 @@ class DeadlineGrid(DelegatingGrid):
             earlier = [ids & late for ids in self._unanswered]
             self._unanswered = [*earlier, missing][-self._late_exchanges :]
         return replies
+
+
+def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
+    """Return Flower's grid as live runs need it: with guarded replies, and with phones as nodes.
+
+    Grids of other engines are returned as they are.
+
+    Args:
+        grid: Flower's grid.
+        keys: client keys of the run; None if any client may join and be a gateway.
+    """
+    # here, since with it Flower imports its databases, which a simulation has no use for
+    from samara.shared.flower_compat import HttpGrid, transfer_parts_together
+
+    if not isinstance(grid, HttpGrid):
+        return grid
+    transfer_parts_together()
+    return PhoneGrid(GuardedGrid(grid), keys)

@@ -10,7 +10,7 @@ from samara.shared.errors import FrameError, RefusalCode, SamaraError
 from samara.shared.flower_compat import ErrorCode
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -25,6 +25,14 @@ LOST = (
     ErrorCode.NODE_UNAVAILABLE,
 )
 """Codes of Flower's error replies to messages that were not delivered."""
+_REPORTS = (
+    Kind.REPORT,
+    Kind.REPORT_OF_SUMS,
+    Kind.VECTOR_REPORT,
+    Kind.NOISED_VECTOR_REPORT,
+    Kind.MASKED_REPORT,
+)
+_TOKEN = slice(8, 16)
 MAX_FOREIGN_TEXT = 500
 """Most characters of a client's text in a log or a file."""
 
@@ -92,6 +100,15 @@ def read_frame(reply: Message) -> bytes:
     if not isinstance(frame, bytes):
         raise FrameError("the reply holds no frame")
     return frame
+
+
+def report_token(reply: Message) -> bytes | None:
+    """Return the token of the instruction that a reply's report names; None if it has no report."""
+    try:
+        frame = read_frame(reply)
+        return frame[_TOKEN] if kind_of(frame) in _REPORTS else None
+    except SamaraError:
+        return None
 
 
 def read_cost(reply: Message) -> bytes:

@@ -35,7 +35,7 @@ from samara.server.transport.refusal_notices import PhoneNotices
 from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import SamaraError
 from samara.shared.flower_compat import set_message_id
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import (
     ATTACHED,
     FRAMES,

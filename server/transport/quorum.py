@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from samara.shared.config import RunConfig
 from samara.shared.errors import LayoutError, ModelError
 from samara.shared.layout import Layout
+from samara.shared.sections import MOST_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,10 @@ class Quorum:
             SamaraError: with the reason and the setting.
         """
         cohort, layout = self._config.cohort, identity.layout
-        if layout.element_count > cohort.most_elements:
+        if layout.element_count > MOST_ELEMENTS:
             raise LayoutError(
-                f"its layout has {layout.element_count} trained numbers and "
-                f"cohort.most-elements allows {cohort.most_elements}; raise the setting if the "
-                "adapter is meant to be that large"
+                f"its layout has {layout.element_count} trained numbers, over {MOST_ELEMENTS}; "
+                "adapt fewer layers (adapter.layers), or lower adapter.rank"
             )
         for setting, expected, value, kind in (
             ("layout-hash", cohort.layout_hash, layout.hash, LayoutError),

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from samara.server.transport.messages import make_message
 from samara.shared.errors import SamaraError
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import CLIENTS, RECORD, REFUSED_ACTION
 
 REFUSED_MESSAGE = f"{MessageType.QUERY}.{REFUSED_ACTION}"

@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from samara.server.live.keys import ClientKeys
 from samara.server.live.server_log import REFUSED_EVENT
 from samara.server.transport.blob_sender import BlobSender
-from samara.server.transport.clock import SystemClock
-from samara.server.transport.deadline_grid import DeadlineGrid
+from samara.server.transport.deadline_grid import DeadlineGrid, SystemClock
 from samara.server.transport.messages import (
     LOST,
     cut_foreign_text,
@@ -39,7 +38,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stat
 from samara.shared.frames.instructions import Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -90,7 +89,7 @@ class Roster:
 
     Args:
         keys: client keys of the run; None admits clients without a key.
-        blobs: sender of the files that clients lack; by default the run has none.
+        blobs: sender of the files that clients lack; None if the run has none.
         quorum: rule by which hellos decide what the run is; None lets the first one decide.
 
     Attributes:
@@ -114,14 +113,14 @@ class Roster:
         self.layout: Layout | None = None
         self.model_id = b""
         self.client_count = 0
-        self._keys, self._blobs, self._quorum = keys, blobs or BlobSender({}), quorum
+        self._keys, self._blobs, self._quorum = keys, blobs, quorum
         # Clients that introduced themselves before it was decided what the run is, by node.
         self._introduced: dict[int, tuple[RosterEntry, RunIdentity]] = {}
         self._hello_requests: dict[str, int] = {}  # node by message id
         self._lost_hellos: set[int] = set()  # nodes for which it was logged
         # Reason, and when the node may try again (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
-        self._notices = RefusalNotices()
+        self._notices: RefusalNotices | None = None  # since the first refusal
 
     @property
     def refusal_reasons(self) -> list[str]:
@@ -150,10 +149,12 @@ class Roster:
         for node, public_key in nodes.items():
             if error := self._key_refusal(public_key):
                 self._refuse(node, error)
-        self._send_blobs(grid, nodes)
+        if self._blobs:
+            self._send_blobs(self._blobs, grid, nodes)
         known = self.entries.keys() | self._introduced.keys() | self._refused.keys()
         known |= set(self._hello_requests.values())
-        new = [node for node in nodes if node not in known and node not in self._blobs.nodes]
+        known |= self._blobs.nodes if self._blobs else set()
+        new = [node for node in nodes if node not in known]
         if new:
             seconds = max(timeout, _HELLO_SECONDS)
             messages = [
@@ -171,12 +172,13 @@ class Roster:
         self._admit_introduced()
         for entry in self.entries.values():
             entry.by_stream = isinstance(grid, DeadlineGrid) and grid.is_by_stream(entry.node)
-        self._notices.send(grid, nodes)
+        if self._notices:
+            self._notices.send(grid, nodes)
 
     def send_blobs(self, grid: Grid) -> None:
         """Go on with the transfers of blobs that clients lack; this does not wait."""
-        if self._blobs.nodes:
-            self._send_blobs(grid, _connected_nodes(grid))
+        if self._blobs and self._blobs.nodes:
+            self._send_blobs(self._blobs, grid, _connected_nodes(grid))
 
     def begin_transfer(self, entry: RosterEntry, refusal: Refusal) -> None:
         """Send a client the blob that it lacks; it introduces itself again once it has it.
@@ -265,10 +267,12 @@ class Roster:
         """
         if self._keys and refusal.code == RefusalCode.MISSING_BLOB:
             self._keys.check(public_key, refusal.client)
+        if self._blobs is None:
+            raise SamaraError(f"client {refusal.client}: {refusal.description}")
         self._blobs.begin(node, public_key, refusal)
 
-    def _send_blobs(self, grid: Grid, nodes: Mapping[int, bytes]) -> None:
-        for node, reason in self._blobs.advance(grid, nodes).items():
+    def _send_blobs(self, blobs: BlobSender, grid: Grid, nodes: Mapping[int, bytes]) -> None:
+        for node, reason in blobs.advance(grid, nodes).items():
             self._refuse(node, BlobError(reason))
 
     def _introduction(
@@ -349,6 +353,7 @@ class Roster:
             known = None if isinstance(error, ClientKeyError) else client
             event = {"event": REFUSED_EVENT, "client": known}
             log.warning("refused: %s", reason, extra={"event": event})
+            self._notices = self._notices or RefusalNotices()
             self._notices.add(node, client or 0, error)
 
 
@@ -370,7 +375,7 @@ def await_clients(
     end = clock.now() + timeout
     while True:
         roster.request_hellos(grid, timeout)
-        reachable = roster.entries_of(clock.reachable(_connected_nodes(grid)))
+        reachable = roster.entries_of(filter(clock.is_reachable, _connected_nodes(grid)))
         if len(reachable) >= minimum or clock.now() >= end:
             return reachable
         clock.wait(end - clock.now())

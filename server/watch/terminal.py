@@ -1,4 +1,4 @@
-"""The picture of `samara server watch`: a run's status on the terminal, drawn again and again."""
+"""The picture of `samara server status --watch`: a run's status, drawn again and again."""
 
 import time
 from collections.abc import Sequence

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from samara.shared.blob_store import MAX_BLOB_BYTES
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import FrameError
-from samara.shared.wire import Kind, Reader, pack, unpack
+from samara.shared.wire import Kind, Reader, check_client_index, pack, unpack
 
 PART_BYTES = 4 * 2**20
 """Most bytes of a blob in one part; a transfer that is interrupted loses at most these."""

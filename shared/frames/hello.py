@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from samara.shared.client_index import check_client_index
-from samara.shared.wire import Kind, Reader, encode_text, pack, unpack
+from samara.shared.wire import Kind, Reader, check_client_index, encode_text, pack, unpack
 
 SPLIT_EXAMPLES = "split_examples"
 """The key of the facts that holds the number of examples of each split, by its name."""

@@ -16,13 +16,12 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import FrameError
 from samara.shared.privacy.vector import MAX_VECTORS
 from samara.shared.secure_aggregation.graph import DEGREE
 from samara.shared.secure_aggregation.keys import KEY_BYTES, SEAL_BYTES, digest_of_clients
 from samara.shared.secure_aggregation.shamir import SHARE_BYTES
-from samara.shared.wire import Kind, Reader, pack, unpack
+from samara.shared.wire import Kind, Reader, check_client_index, pack, unpack
 
 COMMITMENT_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES

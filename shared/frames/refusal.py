@@ -4,9 +4,8 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import RefusalCode, SamaraError
-from samara.shared.wire import Kind, Reader, pack, unpack
+from samara.shared.wire import Kind, Reader, check_client_index, pack, unpack
 
 _SENTENCES: dict[int, str] = {
     RefusalCode.UNKNOWN: "it cannot carry out the instruction",

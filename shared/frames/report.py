@@ -7,9 +7,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import FrameError
-from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, check_client_index, pack, unpack
 
 MAX_GRADIENT = 1e6
 """The limit of a projected gradient or mean loss; a report with a larger one is refused."""

@@ -7,9 +7,8 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import FrameError
-from samara.shared.wire import Kind, Reader, pack, unpack
+from samara.shared.wire import Kind, Reader, check_client_index, pack, unpack
 
 MAX_COST_SECONDS = 1e7
 MAX_COST_JOULES = 1e9

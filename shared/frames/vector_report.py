@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.client_index import check_client_index
 from samara.shared.errors import FrameError
 from samara.shared.frames.report import Report
 from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
@@ -19,7 +18,7 @@ from samara.shared.privacy.vector import (
     encode_vector,
     is_within_sensitivity,
 )
-from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+from samara.shared.wire import MAX_SCALARS, Kind, Reader, check_client_index, pack, unpack
 
 _FIELDS = struct.Struct("<8sII")
 

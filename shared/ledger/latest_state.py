@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import replay_records
 from samara.shared.ledger.reading import read_header, read_ledger, snapshot_paths
-from samara.shared.ledger.snapshots import read_snapshot
+from samara.shared.ledger.records import read_snapshot, replay_records
 from samara.shared.replay import zero_state
 
 

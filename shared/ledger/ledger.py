@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from samara.shared.errors import LedgerError, ReplayError
 from samara.shared.files import make_folder, sync_folder, write_durably
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp, replay_records
 from samara.shared.ledger.reading import (
     LOCK_FILE,
     Segment,
@@ -30,19 +29,19 @@ from samara.shared.ledger.reading import (
 )
 from samara.shared.ledger.records import (
     SEGMENT_HEADER_BYTES,
+    CatchUp,
     LedgerHeader,
     Link,
     Record,
-    encode_segment_header,
-    skip_records,
-)
-from samara.shared.ledger.recovery import recover
-from samara.shared.ledger.snapshots import (
     Snapshot,
     UnreadableError,
+    encode_segment_header,
     read_snapshot,
+    replay_records,
+    skip_records,
     snapshot_bytes,
 )
+from samara.shared.ledger.recovery import recover
 from samara.shared.replay import check_fits, digest, replay, zero_state
 from samara.shared.round_delta import RoundDelta
 

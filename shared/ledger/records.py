@@ -1,4 +1,4 @@
-"""The bytes of a ledger: segment headers, records, and the hash chain that runs through them.
+"""The bytes of a ledger, and their replay: segment headers, records and snapshots in a hash chain.
 
 All little-endian (docs/reference/ledger.md has the tables):
 
@@ -7,22 +7,32 @@ All little-endian (docs/reference/ledger.md has the tables):
                     · SHA-256 of the preceding 92 bytes
     record          "SMLR" · length of the delta u32 · round u32 · CRC-32 of the preceding 12 bytes
                     · round delta (a frame) · end digest 32 · record hash 32
-    record hash     SHA-256(previous record hash · round u32 · SHA-256(round delta) · end digest)
+    record hash     SHA-256(link), where link = previous record hash · round u32
+                    · SHA-256(round delta) · end digest
+    snapshot        "SAMARASN" · the rest of the identity · link of the round 100 · d u32
+                    · SHA-256 of the preceding 160 bytes · state, d × int64
 
 The chain starts with the hash of the identity. That a record hash is made of hashes lets a snapshot
-show that its digest belongs to the chain without carrying the round's scalars.
+show that its digest, the hash of the state, belongs to the chain without carrying the round's
+scalars: neither its state nor its round can be exchanged for others without breaking the chain.
 """
 
 import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import BinaryIO, Self
 
-from samara.shared.errors import FrameError, LedgerError
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.shared.errors import FrameError, LedgerError, ReplayError
+from samara.shared.layout import Layout
+from samara.shared.replay import Backend, digest, rebuild
 from samara.shared.round_delta import RoundDelta
 from samara.shared.wire import MAX_FRAME_BYTES
 
@@ -36,6 +46,15 @@ SEGMENT_HEADER_BYTES = IDENTITY_BYTES + _START.size + HASH_BYTES
 _RECORD = struct.Struct("<4sIII")
 _RECORD_MAGIC = b"SMLR"
 _TRAILER_BYTES = 2 * HASH_BYTES
+_LINK = struct.Struct("<32sI32s32s")
+_COUNT = struct.Struct("<I")
+SNAPSHOT_MAGIC = b"SAMARASN"
+_SNAPSHOT_FIELDS_BYTES = IDENTITY_BYTES + _LINK.size + _COUNT.size
+_SNAPSHOT_HEADER_BYTES = _SNAPSHOT_FIELDS_BYTES + HASH_BYTES
+CHECK_EVERY = 256
+"""The most rounds between two digest checks; hashing d numbers takes time."""
+_BATCH_BYTES = 4 * 2**20
+"""The most bytes of round deltas between two digest checks, which bounds the memory they take."""
 
 
 class TornRecordError(LedgerError):
@@ -127,11 +146,9 @@ class Link:
     delta_hash: bytes
     end_digest: bytes
 
-    FIELDS = struct.Struct("<32sI32s32s")
-
     def encode(self) -> bytes:
         """Return the 100 bytes whose SHA-256 is the record hash."""
-        return self.FIELDS.pack(self.previous, self.round, self.delta_hash, self.end_digest)
+        return _LINK.pack(self.previous, self.round, self.delta_hash, self.end_digest)
 
     @cached_property
     def position(self) -> Position:
@@ -291,3 +308,213 @@ def is_unwritten_record(rest: bytes) -> bool:
     is_last = len(rest) == _RECORD.size + length + _TRAILER_BYTES
     sound = magic == _RECORD_MAGIC and checksum == zlib.crc32(rest[:12])
     return sound and is_last and not any(rest[-HASH_BYTES:])
+
+
+class UnreadableError(LedgerError):
+    """A file cannot be read, so that it is unknown whether it is sound."""
+
+
+def snapshot_bytes(size: int) -> int:
+    """Return the length of a snapshot of d elements, in bytes."""
+    return _SNAPSHOT_HEADER_BYTES + 8 * size
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state of a track after a round.
+
+    Attributes:
+        header: track, run and layout of the ledger.
+        link: link of the round's record.
+        state: state after the round, int64 [d], whose digest is in the link.
+    """
+
+    header: LedgerHeader
+    link: Link
+    state: NDArray[np.int64]
+
+    @property
+    def position(self) -> Position:
+        """The position after the round."""
+        return self.link.position
+
+    def parts(self) -> tuple[bytes, memoryview]:
+        """Return the snapshot's bytes in two pieces, of which the state is not copied."""
+        fields = self.header.encode(SNAPSHOT_MAGIC) + self.link.encode()
+        fields += _COUNT.pack(len(self.state))
+        state = np.ascontiguousarray(self.state, "<i8")
+        return fields + hashlib.sha256(fields).digest(), state.data.cast("B")
+
+    @classmethod
+    def decode(cls, data: bytes, header: LedgerHeader, layout: Layout) -> Self:
+        """Read a snapshot that must be of this ledger.
+
+        Args:
+            data: bytes from a file or from the network.
+            header: track, run and layout that it must have.
+            layout: layout of the adapter.
+
+        Returns:
+            The snapshot; its state reads `data` in place.
+
+        Raises:
+            LedgerError: if it is damaged, of another ledger, or its state has another digest
+                than its round ended with.
+        """
+        if len(data) != snapshot_bytes(layout.size):
+            raise LedgerError(
+                f"a snapshot of {layout.size} elements has {snapshot_bytes(layout.size)} bytes, "
+                f"not {len(data)}"
+            )
+        fields, checksum = (
+            data[:_SNAPSHOT_FIELDS_BYTES],
+            data[_SNAPSHOT_FIELDS_BYTES:_SNAPSHOT_HEADER_BYTES],
+        )
+        if hashlib.sha256(fields).digest() != checksum:
+            raise LedgerError("the snapshot's header is damaged")
+        if LedgerHeader.decode(fields, SNAPSHOT_MAGIC) != header:
+            raise LedgerError("the snapshot is of another run, track or layout")
+        link = Link(*_LINK.unpack_from(fields, IDENTITY_BYTES))
+        (count,) = _COUNT.unpack_from(fields, IDENTITY_BYTES + _LINK.size)
+        if link.round < 1 or count != layout.size:
+            raise LedgerError(f"the snapshot is of round {link.round} and {count} elements")
+        state = np.frombuffer(data, "<i8", offset=_SNAPSHOT_HEADER_BYTES).astype(
+            np.int64, copy=False
+        )
+        if digest(layout.hash, state) != link.end_digest:
+            raise LedgerError(f"the snapshot's state is not that which ended round {link.round}")
+        return cls(header, link, state)
+
+
+def read_snapshot(path: Path, header: LedgerHeader, layout: Layout) -> Snapshot:
+    """Read a snapshot file, whose name is its round.
+
+    Raises:
+        UnreadableError: naming the file, if it cannot be read.
+        LedgerError: naming the file, if it is no sound snapshot of this ledger.
+    """
+    try:
+        with path.open("rb") as file:
+            snapshot = Snapshot.decode(file.read(snapshot_bytes(layout.size) + 1), header, layout)
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
+    except LedgerError as error:
+        raise LedgerError(f"{path}: {error}") from error
+    if int(path.stem) != snapshot.link.round:
+        raise LedgerError(f"{path}: it is the snapshot of round {snapshot.link.round}")
+    return snapshot
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """The data from which a client reaches the server's state.
+
+    Attributes:
+        snapshot: bytes of a snapshot of a later round; empty if none is needed.
+        tail: records after the snapshot's round, or without one after the client's.
+    """
+
+    snapshot: bytes = b""
+    tail: bytes = b""
+
+    def __len__(self) -> int:
+        """Return the number of bytes that are sent."""
+        return len(self.snapshot) + len(self.tail)
+
+
+class _DigestMismatchError(LedgerError):
+    """The digest after a replayed round differs from its record's."""
+
+
+def replay_batch(
+    state: NDArray[np.int64],
+    records: Sequence[Record],
+    layout: Layout,
+    backend: Backend | None = None,
+) -> NDArray[np.int64]:
+    """Replay some records together and check the digest of the last one.
+
+    Args:
+        state: state before the first record, int64 [d].
+        records: consecutive records, at least one.
+        layout: layout of the adapter.
+        backend: replay backend; the default one if None.
+
+    Returns:
+        int64 [d], the state after the last record.
+
+    Raises:
+        LedgerError: if the digest differs, or dense values are outside the state or what the track
+            may hold, naming the last round.
+    """
+    entries = [entry for record in records for entry in record.delta.scalar_groups()]
+    try:
+        for record in records:
+            record.delta.check_dense_values(layout)
+        state = rebuild(state, entries, layout.distribution, backend)
+    except ReplayError as error:
+        raise LedgerError(f"round {records[-1].delta.round} or before: {error}") from error
+    if digest(layout.hash, state) != records[-1].end_digest:
+        raise _DigestMismatchError(
+            f"round {records[-1].delta.round}: replaying it gives another digest than recorded"
+        )
+    return state
+
+
+def replay_records(
+    start: Callable[[], NDArray[np.int64]],
+    records: Callable[[], Iterable[Record]],
+    layout: Layout,
+    backend: Backend | None = None,
+) -> tuple[NDArray[np.int64], Record | None]:
+    """Replay records, and check the digest of every `CHECK_EVERY`-th and the last.
+
+    After a wrong digest all is replayed again with a check of every record, so that the message
+    names the first wrong round; `start` and `records` are functions because they are called twice.
+
+    Args:
+        start: function that returns the state before the first record, int64 [d].
+        records: function that returns the records in order.
+        layout: layout of the adapter.
+        backend: replay backend; the default one if None.
+
+    Returns:
+        The state after the last record, int64 [d], and that record, or None if there were none.
+
+    Raises:
+        LedgerError: naming the first round whose digest differs from its record's.
+    """
+    try:
+        return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)
+    except _DigestMismatchError:
+        _replay_batches(start(), _batches(records(), 1), layout, backend)
+        raise LedgerError(
+            "replaying gave a wrong digest, and the right one when repeated: the memory or "
+            "processor of this machine makes mistakes; use another one"
+        ) from None
+
+
+def _replay_batches(
+    state: NDArray[np.int64],
+    batches: Iterable[Sequence[Record]],
+    layout: Layout,
+    backend: Backend | None,
+) -> tuple[NDArray[np.int64], Record | None]:
+    last = None
+    for batch in batches:
+        state, last = replay_batch(state, batch, layout, backend), batch[-1]
+    return state, last
+
+
+def _batches(records: Iterable[Record], most: int) -> Iterator[Sequence[Record]]:
+    """Yield records in batches of at most `most`, fewer where they are long."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += record.size
+        if len(batch) == most or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

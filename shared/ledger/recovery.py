@@ -20,10 +20,11 @@ from samara.shared.ledger.records import (
     LedgerHeader,
     Position,
     TornRecordError,
+    UnreadableError,
     is_unwritten_record,
     read_records,
+    read_snapshot,
 )
-from samara.shared.ledger.snapshots import UnreadableError, read_snapshot
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import replay_batch
 from samara.shared.ledger.reading import (
     LOCK_FILE,
     read_header,
@@ -18,8 +17,7 @@ from samara.shared.ledger.reading import (
     segment_paths,
     snapshot_paths,
 )
-from samara.shared.ledger.records import Position, Record
-from samara.shared.ledger.snapshots import read_snapshot
+from samara.shared.ledger.records import Position, Record, read_snapshot, replay_batch
 from samara.shared.replay import zero_state
 
 

@@ -27,7 +27,8 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
     """Return what the outputs of a model are a function of, beside what it reads.
 
     Their last bits depend on the versions of libraries, on the device, and, on a CPU, on its
-    instructions. The number of threads may change later: see `threads_in_use`.
+    instructions. The number of torch's threads, by which matrix products on a CPU are divided,
+    may change later: where it counts, it is an input of its own.
     """
     quantized_by = ["bitsandbytes"] if base.quantization != "none" else []
     return {
@@ -50,11 +51,6 @@ def scorer_inputs(scorer: Scorer) -> dict[str, object]:
         if isinstance(value, (str, int, tuple, list, torch.Tensor))
     }
     return {"kind": type(scorer).__name__} | own
-
-
-def threads_in_use() -> int:
-    """Return the number of torch's threads, by which matrix products on a CPU are divided."""
-    return torch.get_num_threads()
 
 
 def _device(device: torch.device) -> str:

@@ -24,7 +24,7 @@ from samara.shared.directions import text_tokens
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.files import cache_folder, make_folder, write_once
 from samara.shared.layout import RANDOM_TOKENS, DampingRecipe
-from samara.shared.model.cache_key import cache_key, model_inputs, threads_in_use
+from samara.shared.model.cache_key import cache_key, model_inputs
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.kinds import ChoiceTask, Task
@@ -259,6 +259,6 @@ def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> bytes:
     return cache_key(
         f"{_FORMAT}, version {VERSION}",
         model=model_inputs(base),
-        threads=threads_in_use(),
+        threads=torch.get_num_threads(),
         prompts=list(map(astuple, prompts)),
     )

@@ -44,8 +44,8 @@ class MemoryAccount:
                 raise DeviceError(
                     f"the emulated accelerator's memory of {self._limit / 2**20:,.1f} MiB is too "
                     f"small: {self.bytes / 2**20:,.1f} MiB are in use and {size / 2**20:,.1f} MiB "
-                    "more are needed; use a smaller batch, offload (--method lsp or zero-offload), "
-                    "or raise the limit"
+                    "more are needed; use a smaller batch, offload (--optimizer lsp or "
+                    "zero-offload), or raise the limit"
                 )
             self._counted.add(key)
             self.bytes += size

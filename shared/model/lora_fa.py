@@ -5,24 +5,20 @@ LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023),
 the last small product, one batched matmul with B ± ε·z, is computed per perturbation.
 
 This dual-forwarding layer has two forms, which differ in the source of the perturbed B's:
-`Perturbations` keeps one master copy and computes them during the forward (P-RGE, section 3.2),
-`samara.shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
+`samara.shared.model.perturbations` keeps one master copy and computes them during the forward
+(P-RGE, section 3.2), `samara.shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 from torch import nn
 
 from samara.shared.basis import Basis, read_basis
-from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.layout import (
     ADAPTER_GROUP,
@@ -35,107 +31,12 @@ from samara.shared.model.damping import damping_recipe
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.sections import AdapterSettings
 from samara.shared.start import Start, read_start
 
 LABEL_BIAS = "label bias"
 READOUT = "readout"
-
-
-class PerturbedAdapters(Protocol):
-    """The perturbed adapters of a forward pass, one per perturbation and client."""
-
-    @property
-    def layout(self) -> Layout:
-        """The names and shapes of the tensors."""
-
-    @property
-    def queries(self) -> int:
-        """The number of directions, q; 0 for the unperturbed adapter."""
-
-    @property
-    def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
-
-    @property
-    def clients(self) -> int:
-        """The number of clients that share the pass, C; usually 1."""
-
-    def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
-        """Return the perturbations of some signs and some queries."""
-
-    def tensor(self, name: str) -> TorchTensor:
-        """Return one tensor of all perturbations, [P·C, rows, columns], clients innermost."""
-
-
-@dataclass(frozen=True, eq=False)
-class Perturbations:
-    """Perturbed adapters B + s·ε·z of one client, or of several clients that share a pass.
-
-    Only the unperturbed adapters B and the directions z are kept; perturbed tensors are computed
-    when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
-    with equally many rows for each. Rows of several clients are computed as rows of several queries
-    are: small products with different B's after the shared W·x and A·x.
-
-    Attributes:
-        layout: names and shapes of the tensors.
-        center: unperturbed adapter, float32 [d]; [C, d] for C clients.
-        directions: z in units of 2⁻¹¹, int16 [q, d], or float32 if they are lifted from a basis;
-            [C, q, d] for C clients; None evaluates the center alone.
-        epsilon: size of the perturbation, ε.
-        signs: s, +1 and −1, or one of them.
-    """
-
-    layout: Layout
-    center: TorchTensor
-    directions: TorchTensor | None = None
-    epsilon: float = 0.0
-    signs: tuple[int, ...] = BOTH_SIDES
-
-    @classmethod
-    def from_arrays(
-        cls,
-        layout: Layout,
-        center: NDArray[np.float32],
-        directions: NDArray[np.int16] | None = None,
-        epsilon: float = 0.0,
-        device: torch.device | None = None,
-        signs: tuple[int, ...] = BOTH_SIDES,
-    ) -> Self:
-        """Make perturbations from numpy arrays, on a torch device."""
-        z = None if directions is None else torch.from_numpy(directions).to(device)
-        return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
-
-    @property
-    def queries(self) -> int:
-        """The number of directions, q; 0 for the unperturbed adapter."""
-        return 0 if self.directions is None else self.directions.shape[-2]
-
-    @property
-    def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
-        return len(self.signs) * self.queries or 1
-
-    @property
-    def clients(self) -> int:
-        """The number of clients, C."""
-        return len(self.center) if self.center.ndim == 2 else 1
-
-    def select(self, signs: slice, queries: slice) -> Self:
-        """Return the perturbations of some signs and some queries; there must be directions."""
-        assert self.directions is not None
-        some = self.directions[..., queries, :]
-        return replace(self, directions=some, signs=self.signs[signs])
-
-    def tensor(self, name: str) -> TorchTensor:
-        """Compute one tensor of all perturbations, float32 [P·C, rows, columns]."""
-        elements, rows = self.layout.tensor_slice(name)
-        flat = self.center[..., elements]
-        if self.directions is not None:
-            step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)
-            step = step * (self.epsilon * 2.0**-DIRECTION_BITS)
-            flat = torch.cat([flat + sign * step for sign in self.signs])
-        return flat.reshape(self.count * self.clients, rows, -1)
 
 
 class LoRAFALinear(nn.Module):

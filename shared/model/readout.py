@@ -17,7 +17,8 @@ from torch import Tensor
 
 from samara.shared.contrasts import contrasts
 from samara.shared.model.damping import Damping
-from samara.shared.model.lora_fa import READOUT, PerturbedAdapters
+from samara.shared.model.lora_fa import READOUT
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import EncoderScorer, Prompt, Scorer
 
 

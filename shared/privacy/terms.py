@@ -13,18 +13,6 @@ from samara.shared.secure_aggregation.buckets import fewest_in_a_sum
 from samara.shared.secure_aggregation.graph import LEAST_CLIENTS
 from samara.shared.setting_values import read_flag, read_number, read_text, read_whole
 
-_DEFAULTS = {
-    "privacy.clip": 1.0,
-    "privacy.noise-multiplier": 0.0,
-    "privacy.epsilon": 0.0,
-    "privacy.delta": 1e-5,
-    "privacy.honest-share": 0.0,
-    "privacy.adaptive-clip": False,
-    "privacy.secure-aggregation": False,
-    "privacy.bucket": 0,
-}
-"""Settings that a signed scenario lacks where they have these values."""
-
 
 @dataclass(frozen=True)
 class PrivacyTerms:
@@ -63,25 +51,23 @@ class PrivacyTerms:
         Raises:
             ScenarioError: if a setting is of another type or out of range.
         """
-        if settings.get("privacy.mode", "none") == "none" or not rounds:
+        mode = read_text(settings, "privacy.mode")
+        if mode == "none" or not rounds:
             return None
-        own = _DEFAULTS | dict(settings)
-        mode, delta = read_text(own, "privacy.mode"), read_number(own, "privacy.delta")
+        delta = read_number(settings, "privacy.delta")
         multiplier, epsilon = (
-            read_number(own, key) for key in ("privacy.noise-multiplier", "privacy.epsilon")
+            read_number(settings, key) for key in ("privacy.noise-multiplier", "privacy.epsilon")
         )
-        if mode not in TRUST:
-            raise ScenarioError(f"privacy.mode: {mode!r} is unknown to this version")
-        share = read_number(own, "privacy.honest-share", most=1.0)
+        share = read_number(settings, "privacy.honest-share")
         if mode == "distributed" and not share:
             raise ScenarioError("privacy.honest-share: without honest clients a sum has no noise")
         if not (multiplier or epsilon) or not 0 < delta < 1:
             raise ScenarioError("privacy: without a noise multiplier or an ε there is no noise")
-        is_adaptive = read_flag(own, "privacy.adaptive-clip")
-        bucket = read_whole(own, "privacy.bucket", 0)
-        is_masked = read_flag(own, "privacy.secure-aggregation")
+        is_adaptive = read_flag(settings, "privacy.adaptive-clip")
+        bucket = read_whole(settings, "privacy.bucket")
+        is_masked = read_flag(settings, "privacy.secure-aggregation")
         counts = is_masked or mode == "distributed"
-        minimum = read_whole(own, "cohort.minimum", 1) if counts else 1
+        minimum = read_whole(settings, "cohort.minimum") if counts else 1
         if bucket and (bucket < LEAST_CLIENTS or (counts and bucket > minimum)):
             raise ScenarioError(
                 f"privacy.bucket: {bucket} is below {LEAST_CLIENTS}, or above cohort.minimum"
@@ -95,7 +81,7 @@ class PrivacyTerms:
             fewest_in_a_sum(bucket, minimum if mode == "distributed" else 1),
             numbers_of(scalars, is_adaptive),
         )
-        clip = read_number(own, "privacy.clip")
+        clip = read_number(settings, "privacy.clip")
         return cls(mechanism, clip, is_adaptive, rounds, delta, is_masked, bucket, minimum)
 
     @property

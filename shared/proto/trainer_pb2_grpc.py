@@ -34,30 +34,10 @@ class TrainerStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.CatchUp = channel.unary_unary(
-                '/samara.Trainer/CatchUp',
-                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
-                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-                _registered_method=True)
-        self.Train = channel.unary_unary(
-                '/samara.Trainer/Train',
-                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
-                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-                _registered_method=True)
-        self.Evaluate = channel.unary_unary(
-                '/samara.Trainer/Evaluate',
-                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
-                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-                _registered_method=True)
-        self.ReceiveBlob = channel.unary_unary(
-                '/samara.Trainer/ReceiveBlob',
-                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
-                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-                _registered_method=True)
-        self.Mask = channel.unary_unary(
-                '/samara.Trainer/Mask',
-                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
-                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+        self.Answer = channel.unary_unary(
+                '/samara.Trainer/Answer',
+                request_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Task.SerializeToString,
+                response_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Reply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/samara.Trainer/Status',
@@ -69,44 +49,15 @@ class TrainerStub(object):
 class TrainerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def CatchUp(self, request, context):
-        """Replay to the state that an instruction begins with. The answer is empty, or a refusal.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Train(self, request, context):
-        """Train, and report. A repeated instruction gets the stored report.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Evaluate(self, request, context):
-        """Evaluate the global model, or compare every way to serve this client.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReceiveBlob(self, request, context):
-        """Keep a part of a file that the run needs. The answer is a blob receipt, or a refusal.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Mask(self, request, context):
-        """Take part in the secure aggregation of a round. The answer is a masking frame, empty to sealed
-        shares, or a refusal.
+    def Answer(self, request, context):
+        """Carry out a task of a server's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The trainer's status and, if settings are given, its client's hello.
+        """The trainer's status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,30 +66,10 @@ class TrainerServicer(object):
 
 def add_TrainerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CatchUp': grpc.unary_unary_rpc_method_handler(
-                    servicer.CatchUp,
-                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.FromString,
-                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
-            ),
-            'Train': grpc.unary_unary_rpc_method_handler(
-                    servicer.Train,
-                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.FromString,
-                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
-            ),
-            'Evaluate': grpc.unary_unary_rpc_method_handler(
-                    servicer.Evaluate,
-                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.FromString,
-                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
-            ),
-            'ReceiveBlob': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReceiveBlob,
-                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.FromString,
-                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
-            ),
-            'Mask': grpc.unary_unary_rpc_method_handler(
-                    servicer.Mask,
-                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.FromString,
-                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+            'Answer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Task.FromString,
+                    response_serializer=samara_dot_shared_dot_proto_dot_trainer__pb2.Reply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -157,7 +88,7 @@ class Trainer(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def CatchUp(request,
+    def Answer(request,
             target,
             options=(),
             channel_credentials=None,
@@ -170,117 +101,9 @@ class Trainer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/samara.Trainer/CatchUp',
-            samara_dot_shared_dot_proto_dot_trainer__pb2.CatchUpRequest.SerializeToString,
-            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Train(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/samara.Trainer/Train',
-            samara_dot_shared_dot_proto_dot_trainer__pb2.TrainRequest.SerializeToString,
-            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Evaluate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/samara.Trainer/Evaluate',
-            samara_dot_shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
-            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReceiveBlob(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/samara.Trainer/ReceiveBlob',
-            samara_dot_shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
-            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Mask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/samara.Trainer/Mask',
-            samara_dot_shared_dot_proto_dot_trainer__pb2.MaskRequest.SerializeToString,
-            samara_dot_shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            '/samara.Trainer/Answer',
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Task.SerializeToString,
+            samara_dot_shared_dot_proto_dot_trainer__pb2.Reply.FromString,
             options,
             channel_credentials,
             insecure,

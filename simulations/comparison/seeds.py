@@ -1,9 +1,37 @@
-"""The seeds of compared runs, as far as they draw the splits of the data."""
+"""The seeds of compared runs: the splits of the data that they draw, and intervals over them."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
+from samara.shared.result import RunResult
+from samara.simulations.comparison.columns import client_columns
+from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
+from samara.simulations.comparison.statistics import CONFIDENCE
+
 DATA_SEED = "data.seed"
+
+
+@dataclass(frozen=True)
+class SeedInterval:
+    """The quality of one column over seeds; each seed counts by its mean over the clients.
+
+    Attributes:
+        by_seed: mean over the clients of their accuracy, or of minus their bits per byte, by seed.
+        mean: mean over the seeds.
+        low, high: 95 % interval of the mean by Student's t; NaN with one seed.
+        measure: what the quality is.
+    """
+
+    by_seed: dict[int, float]
+    mean: float
+    low: float
+    high: float
+    measure: Measure = ACCURACY
 
 
 def seeds_draw_splits(configs: Sequence[Mapping[str, Any]]) -> bool:
@@ -24,3 +52,37 @@ def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
     if all(config.get("data.seed") == config.get("seed") for config in configs):
         return "every seed draws its own split of the data: data.seed follows seed"
     return f"splits of the data of data.seed {', '.join(sorted(map(str, drawn)))}"
+
+
+def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
+    """Return the quality of every column on the clients' test examples, over seeds.
+
+    Raises:
+        SamaraError: if no client evaluated on test examples.
+    """
+    by_seed = {int(result.config["seed"]): client_columns(result) for result in results}
+    names = [
+        name
+        for name in next(iter(by_seed.values()))
+        if all(name in columns for columns in by_seed.values())
+    ]
+    return {
+        name: _interval(
+            {
+                seed: float(np.mean([figures_of(own).quality for own in columns[name].values()]))
+                for seed, columns in by_seed.items()
+            },
+            measure_of(next(iter(by_seed.values()))[name].values()),
+        )
+        for name in names
+    }
+
+
+def _interval(by_seed: dict[int, float], measure: Measure) -> SeedInterval:
+    values = np.array(list(by_seed.values()))
+    mean, count = float(values.mean()), len(values)
+    half = math.nan
+    if count > 1:
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1))
+        half /= math.sqrt(count)
+    return SeedInterval(by_seed, mean, mean - half, mean + half, measure)

@@ -12,11 +12,13 @@ from itertools import groupby
 
 from flwr.app import Message
 
-from samara.client.app import unpack_message
+from samara.client.app import task_of
 from samara.client.personal.methods import composition
-from samara.client.protocol.client_handler import catch_up_session, make_refusal
-from samara.client.protocol.protocol_client import ProtocolClient
-from samara.client.protocol.session import Session
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.protocol.client import Client, Participation, make_refusal
+from samara.client.protocol.device_settings import owners_limits
+from samara.client.protocol.session import Session, decode_instruction, session_at
+from samara.client.protocol.simulated_client import simulated_guard
 from samara.client.training.client_data import ClientData, ClientDataSource
 from samara.client.training.local_steps import clients_per_pass, take_local_steps_together
 from samara.client.training.model_runtime import ModelRuntime
@@ -27,7 +29,9 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.runs import client_folder, run_id_of
 from samara.shared.tasks.kinds import GenerationTask
 from samara.simulations.fleet.device import Device
 
@@ -67,34 +71,38 @@ class Clients:
         """Keep the session that all clients share (see `SessionStore`)."""
         self._session = session
 
-    def hello(self, number: int) -> bytes:
-        """Return the hello of a client."""
-        return self._client(number).hello()
+    def answer(self, number: int, task: Task) -> bytes:
+        """Return the reply of a client to a task that it carries out alone."""
+        return self._client(number).answer(task)
 
-    def catch_up(self, number: int, message: Message) -> tuple[bytes, int, bytes]:
+    def take(
+        self, number: int, message: Message, kind: TaskKind, personal: bool = False
+    ) -> tuple[Task, bytes]:
         """Unpack a message to a client; the first one of an instruction brings the session along.
 
         Returns:
-            The frame in the message, the number of bytes of missed rounds, and a refusal or
-            nothing.
+            The task, and a refusal or nothing.
         """
+        task, last_round = Task(), self._session.position.round if self._session else 0
         try:
-            frame, catch_up = unpack_message(message)
+            task = task_of(message, kind, personal)
+            if task.instruction != self._latest_frame:
+                self._latest_frame = b""
+                instruction = decode_instruction(task.instruction)
+                missed = CatchUp(task.snapshot, task.tail)
+                self._session = session_at(self._session, self._runtime(0), instruction, missed)
+                self._latest_frame = task.instruction
         except SamaraError as error:
-            return b"", 0, make_refusal(b"", number, 0, error)
-        refusal = b""
-        if frame != self._latest_frame:
-            refusal = self._client(number).catch_up(frame, catch_up)
-            self._latest_frame = b"" if refusal else frame
-        return frame, len(catch_up), refusal
+            return task, make_refusal(task.instruction, number, last_round, error)
+        return task, b""
 
-    def session_at(self, instruction: TrainInstruction) -> Session:
+    def session_for(self, instruction: TrainInstruction) -> Session:
         """Return the session at an instruction's start.
 
         Raises:
             CatchUpError: if the session is at another round or digest.
         """
-        return catch_up_session(self, self._runtime(0), instruction, CatchUp())
+        return session_at(self._session, self._runtime(0), instruction, CatchUp())
 
     def group_by_pass(
         self, instruction: TrainInstruction, numbers: Sequence[int]
@@ -143,16 +151,16 @@ class Clients:
             for number, frame in zip(numbers, frames, strict=True)
         }
 
-    def evaluations(self, frame: bytes, numbers: Sequence[int], personal: bool) -> list[bytes]:
+    def evaluations(self, task: Task, numbers: Sequence[int]) -> list[bytes]:
         """Return the evaluations, or refusals, of clients.
 
         Args:
-            frame: evaluate instruction.
+            task: evaluate task.
             numbers: client indices.
-            personal: whether the personal models and their baselines are evaluated too.
         """
-        if personal:
-            return list(self._pool.map(lambda n: self._client(n).evaluate(frame, True), numbers))
+        frame = task.instruction
+        if task.personal:
+            return list(self._pool.map(lambda number: self.answer(number, task), numbers))
         runs = [list(same) for _, same in groupby(numbers, self._quantization)]
         groups = [
             same[start : start + _EVALUATED_TOGETHER]
@@ -186,9 +194,20 @@ class Clients:
             start = end
         return frames
 
-    def _client(self, number: int) -> ProtocolClient:
-        config = self._config
-        return ProtocolClient(self._runtime(number), self._data_of(number), config, config, self)
+    def _client(self, number: int) -> Client:
+        config, runtime = self._config, self._runtime(number)
+        data = self._data_of(number)
+        run_id = run_id_of(config, runtime.layout, runtime.model_id)
+        part = Participation(
+            config.terms,
+            run_id,
+            client_folder(config, run_id, number),
+            config.ledger.snapshot_every,
+            is_measured=config.privacy.allows_evaluation,
+        )
+        learner = RuntimeLearner(runtime, data)
+        guard = simulated_guard(owners_limits(config.data), learner, part)
+        return Client(learner, self, guard, part)
 
     def _data_of(self, number: int) -> ClientData:
         return self._data.share_of(number, len(self._devices))

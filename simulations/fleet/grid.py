@@ -7,14 +7,15 @@ from itertools import count, islice
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from samara.client.protocol.client_handler import make_refusal
+from samara.client.protocol.client import make_refusal
 from samara.client.protocol.session import Session
 from samara.shared.errors import SamaraError
 from samara.shared.flower_compat import set_message_id
 from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
 from samara.shared.frames.report import Report
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.wire import PERSONAL_ACTION, RECORD
-from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid
+from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid, ignore_message
 from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.job import Job
 from samara.simulations.fleet.virtual_clock import VirtualClock
@@ -61,7 +62,7 @@ class FleetGrid(LocalGrid):
         clients: Clients,
         clients_count: int,
         threads: int,
-        on_message: Callable[[str, int], None] = lambda message_type, client: None,
+        on_message: Callable[[str, int], None] = ignore_message,
     ) -> None:
         super().__init__()
         self._clock, self._clients, self._threads = clock, clients, threads
@@ -88,7 +89,8 @@ class FleetGrid(LocalGrid):
             self._begin(sent)
         elif kind == MessageType.QUERY:
             for identifier, message in sent.items():
-                self._answer(identifier, message, self._clients.hello(_client(message)))
+                hello = Task(kind=TaskKind.HELLO)
+                self._answer(identifier, message, self._clients.answer(_client(message), hello))
         else:
             self._evaluate(sent, kind == _PERSONAL)
         return list(sent)
@@ -108,15 +110,15 @@ class FleetGrid(LocalGrid):
         size, measuring, instruction = 0, 0, None
         for identifier, message in sent.items():
             number = _client(message)
-            frame, more, refusal = self._clients.catch_up(number, message)
+            task, refusal = self._clients.take(number, message, TaskKind.TRAIN)
             if refusal:
                 self._answer(identifier, message, refusal)
                 continue
             if instruction is None:
-                instruction = TrainInstruction.decode(frame)
+                instruction = TrainInstruction.decode(task.instruction)
                 size = _report_size(instruction)
                 measuring = sum(map(instruction.measures_curvature, range(instruction.steps)))
-            down, steps = len(frame) + more, instruction.steps
+            down, steps = len(task.instruction) + _missed_bytes(task), instruction.steps
             jobs[identifier] = self._clock.ask(
                 number, instruction.round, down, size, steps, measuring
             )
@@ -125,7 +127,7 @@ class FleetGrid(LocalGrid):
         coming = [i for i, job in jobs.items() if job.outcome == "reported"]
         coming.sort(key=lambda i: (jobs[i].ended, jobs[i].device))
         try:
-            session = self._clients.session_at(instruction)
+            session = self._clients.session_for(instruction)
         except SamaraError as error:
             frame = instruction.encode()
             for identifier in jobs:
@@ -151,16 +153,16 @@ class FleetGrid(LocalGrid):
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
         """Evaluate: it takes no virtual time, but the bytes received count on the link later."""
         asked: dict[str, int] = {}
-        frame = b""
+        task = Task()
         for identifier, message in sent.items():
             number = _client(message)
-            frame, more, refusal = self._clients.catch_up(number, message)
-            self._clock.owe(number, more)
+            task, refusal = self._clients.take(number, message, TaskKind.EVALUATE, personal)
+            self._clock.owe(number, _missed_bytes(task))
             if refusal:
                 self._answer(identifier, message, refusal)
             else:
                 asked[identifier] = number
-        answers = self._clients.evaluations(frame, list(asked.values()), personal)
+        answers = self._clients.evaluations(task, list(asked.values()))
         for identifier, answer in zip(asked, answers, strict=True):
             self._answer(identifier, sent[identifier], answer)
 
@@ -172,6 +174,10 @@ class FleetGrid(LocalGrid):
 
 def _client(message: Message) -> int:
     return message.metadata.dst_node_id - FIRST_CLIENT_NODE
+
+
+def _missed_bytes(task: Task) -> int:
+    return len(task.snapshot) + len(task.tail)
 
 
 def _report_size(instruction: TrainInstruction) -> int:

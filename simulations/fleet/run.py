@@ -1,41 +1,49 @@
 """Federations on a fleet of emulated devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from samara.client.training.model_runtime import ModelRuntime, load_run
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
 from samara.server.app import serve
+from samara.server.rounds.event_log import Meter
 from samara.server.store import METRICS_FILE
 from samara.shared.config import RunConfig
 from samara.shared.events import read_events
 from samara.shared.machine import cores
-from samara.shared.runs import run_folder, run_id_of
 from samara.simulations.finished import hold_inputs
 from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.device import fleet_of
 from samara.simulations.fleet.grid import FleetGrid
 from samara.simulations.fleet.virtual_clock import VirtualClock
-from samara.simulations.pass_clock import PassClock, PassesInProcess
+from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
 
 
-def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
+def simulate_fleet(
+    config: RunConfig,
+    run: LoadedRun,
+    shares: Sequence[ClientData],
+    folder: Path,
+    on_message: Callable[[str, int], None],
+) -> Path:
     """Train with the devices of ``fleet.devices``; returns the run's folder.
 
     Args:
         config: settings of the run, with `fleet.devices`.
+        run: model and data of the run.
+        shares: data of the clients.
+        folder: folder of the run.
         on_message: called with message type and client after each answered message.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
     threads = 1 if config.model.torch_device != "cpu" else max(1, cores() // (config.threads or 1))
-    of_client = config.model_copy(update={"threads": config.threads or 1})
-    first, data = load_run(of_client)
-    folder = run_folder(config, run_id_of(config, first.layout, first.model_id))
+    first, data = run
+    of_client = first.config
     devices = fleet_of(of_client, first, data)
-    shares = [data.share_of(client, len(devices)) for client in range(len(devices))]
     log_plan(config, first, shares, folder)
     hold_inputs(folder, config)
     runtimes: dict[str, ModelRuntime] = {
@@ -48,8 +56,8 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
-        counting = PassClock(clock, PassesInProcess(shares).take_rows)
-        return serve(config, grid, clock=counting, known=known_of(shares))
+        meters: list[Meter] = [clock, PassMeter(PassesInProcess(shares).take_rows)]
+        return serve(config, grid, clock=clock, meters=meters, known=known_of(shares))
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:

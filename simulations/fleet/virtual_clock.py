@@ -1,6 +1,6 @@
 """The virtual clock of a fleet, and which of its devices can be reached."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -24,7 +24,7 @@ class _Battery:
 
 
 class VirtualClock:
-    """A `samara.server.transport.clock.Clock` of virtual seconds; second 0 is a midnight.
+    """A `Clock` and `Meter` of virtual seconds; second 0 is a midnight.
 
     Everything is a function of the seed and of the server's requests. Time passes only while the
     server waits: its own work, hellos and evaluations take no virtual time.
@@ -80,9 +80,9 @@ class VirtualClock:
             )
         self._now = min(following, self._now + most)
 
-    def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """Return the nodes that are connected, powered and not busy."""
-        return [node for node in nodes if self._is_free(node - FIRST_CLIENT_NODE)]
+    def is_reachable(self, node: int) -> bool:
+        """Return whether a node is connected, powered and not busy."""
+        return self._is_free(node - FIRST_CLIENT_NODE)
 
     def owe(self, number: int, size: int) -> None:
         """Add bytes that a device receives along with its next instruction."""

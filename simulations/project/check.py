@@ -122,7 +122,7 @@ def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
     from samara.client.tuning.settings import TuneSettings
     from samara.client.tuning.tuning_setup import TuningSetup
 
-    given = {"method": "zero-shot", "task": str(task), "model.path": choices.model}
+    given = {"optimizer": "zero-shot", "task": str(task), "model.path": choices.model}
     counts = {f"data.{split}": TUNED_ROWS for split in ("train", "validation", "test")}
     whole = TuneSettings.of({"task": str(task)}, "tune").complete(cores())
     settings = TuneSettings.of(given | counts | {"data.path": choices.data}, "tune")

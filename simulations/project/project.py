@@ -127,8 +127,8 @@ def _shipped_text(task: str) -> str:
 def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -> Roles:
     if name not in shipped_tasks():
         raise TaskError(
-            f"--task {name}: is no shipped task; samara tasks lists them, and a task file of your "
-            "own needs no samara new"
+            f"--task {name}: is no shipped task; samara simulate --list shows all, and a task file "
+            "of your own needs no samara new"
         )
     task = load_task(name)
     if missing := describe_missing_fields(task, columns):

@@ -24,8 +24,8 @@ from samara.simulations.comparison.columns import (
     has_texts,
 )
 from samara.simulations.comparison.measure import BITS_PER_BYTE, figures_of, measure_of
+from samara.simulations.comparison.seeds import SeedInterval
 from samara.simulations.comparison.verdict import verdict_of
-from samara.simulations.repetitions import SeedInterval
 from samara.simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 from samara.simulations.report.writing import read_writing, writing_table
 

@@ -111,7 +111,9 @@ def run_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("cpu", ["cortex-a76", "cortex-a57"])
 def test_a_ledger_of_this_machine_is_verified_on_arm64(run_of_this_machine: Path, cpu: str) -> None:
     digest = json.loads((run_of_this_machine / "result.json").read_text())["final_digest"]
-    said = run_on_arm64("-m", "samara", "server", "verify", str(run_of_this_machine), cpu=cpu)
+    said = run_on_arm64(
+        "-m", "samara", "server", "check", "--replay", str(run_of_this_machine), cpu=cpu
+    )
     assert f"every digest reproduced; ends in {digest}" in " ".join(said.split())
     assert "personal ledgers of 2 clients: every digest reproduced" in said
 
@@ -125,7 +127,15 @@ def test_steps_of_tune_agree_with_those_of_this_machine(
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path) | {"steps": 2, "queries": 4}
     pairs = [f"{key}={value}" for key, value in settings.items() if key != "out"]
-    command = ["-m", "samara", "tune", "--method", "prge", "--set", *" --set ".join(pairs).split()]
+    command = [
+        "-m",
+        "samara",
+        "tune",
+        "--optimizer",
+        "prge",
+        "--set",
+        *" --set ".join(pairs).split(),
+    ]
     places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     subprocess.run(
         [sys.executable, *command, "--out", str(tmp_path / "here")],

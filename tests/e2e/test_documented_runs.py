@@ -30,8 +30,8 @@ SMALL = {
         *("--set", "threads=1", "--set", "evaluate.limit=4", "--set", "evaluate.passages=1"),
     ),
     "tune": (
-        *("--steps", "2", "--validate-every", "2", "--train", "24", "--validation", "8"),
-        *("--test", "8", "--set", "threads=1"),
+        *("--steps", "2", "--set", "validate-every=2", "--set", "data.train=24"),
+        *("--set", "data.validation=8", "--set", "data.test=8", "--set", "threads=1"),
     ),
 }
 """What is added to a command so that it takes seconds; the last value of an option counts."""
@@ -58,10 +58,10 @@ RUN = (
 """Pages whose commands are run in their order, in one folder each."""
 ELSEWHERE = {
     ("server", "up"): "a live server: tests/e2e/test_live_server.py",
-    ("server", "status"): "of a live server: tests/e2e/test_live_server.py",
+    ("server", "status", "--run"): "of a live server: tests/e2e/test_live_server.py",
     ("server", "backup"): "of a live server: tests/e2e/test_moved_run.py",
     ("server", "restore"): "on another host: tests/e2e/test_moved_run.py",
-    ("server", "watch"): "of a live server: tests/e2e/test_watched_run.py",
+    ("server", "status", "--watch"): "of a live server: tests/e2e/test_watched_run.py",
     ("server", "invite"): "for a live server: tests/e2e/test_joined_client.py",
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
     ("rehearse",): "takes root: tests/e2e/test_rehearsal.py",
@@ -71,8 +71,8 @@ ELSEWHERE = {
     ("simulate", "SCENARIO"): "a scenario of the reader's own",
     ("simulate", "mixed-200"): "minutes of 200 devices: tests/simulations/fleet/test_run.py",
     ("compare", "runs/mixed"): "what that run leaves",
-    ("server", "inspect", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",
-    ("server", "verify", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",
+    ("server", "status", "--rounds", "runs/field"): "what a live run leaves: test_live_server.py",
+    ("server", "check", "--replay", "runs/field"): "what a live run leaves: test_live_server.py",
     ("compare", "runs/field"): "what a live run leaves",
 }
 """Beginnings of commands that are not run here, and why."""

@@ -31,9 +31,9 @@ def test_a_client_that_joined_by_one_line_takes_part(
     folder = tmp_path_factory.mktemp("o")  # short: sockets lie in it
     address = free_address()
     key, signed = folder / "operator.key", folder / "field.signed"
-    samara(folder, "server", "keys", "operator", str(key))
+    samara(folder, "server", "sign", "--make-key", str(key))
     settings = [word for k, v in SETTINGS.items() for word in ("--set", f"{k}={json.dumps(v)}")]
-    samara(folder, "server", "keys", "sign", "--key", str(key), "--out", str(signed), *settings)
+    samara(folder, "server", "sign", "--key", str(key), "--out", str(signed), *settings)
     with LiveRun(folder, SETTINGS, [], address) as live:
         live.start_server()
         live.wait(lambda: "listening on" in live.said(), "the server")

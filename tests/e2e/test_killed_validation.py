@@ -22,13 +22,13 @@ import json, os, signal, sys
 from flwr.app import MessageType
 from federations import grid_of
 from samara.server.app import serve
-from samara.server.store import RunStore
+from samara.server.rounds.event_log import EventLog
 from samara.shared.config import RunConfig
 
 flat, moment, best = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = RunConfig.of(flat, "test")
 grid = grid_of(config)
-deliver, append, evaluated = grid._deliver, RunStore.append_event, []
+deliver, append, evaluated = grid._deliver, EventLog._record, []
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -42,12 +42,12 @@ def deliver_or_die(message):
             die()
     return deliver(message)
 
-def append_or_die(store, event):
+def append_or_die(log, event):
     if moment == "before its event" and (event["event"], event["round"]) == ("round", best):
         die()
-    append(store, event)
+    append(log, event)
 
-grid._deliver, RunStore.append_event = deliver_or_die, append_or_die
+grid._deliver, EventLog._record = deliver_or_die, append_or_die
 serve(config, grid)
 """
 

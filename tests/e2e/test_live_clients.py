@@ -93,7 +93,7 @@ def test_two_clients_take_part_and_leave_nothing_behind(
         assert trainer_of(place / "kitchen").pid != killed
         assert set(rounds[0]["clients"]) == {str(read_client_index(key)) for key in keys}
         for name in NAMES:
-            with RemoteTrainer(str(place / name / "trainer.sock"), {}) as trainer:
+            with RemoteTrainer(str(place / name / "trainer.sock")) as trainer:
                 assert trainer.status().model_loads == 1
             [session] = (place / name).glob("runs/*/session")
             assert decode_session(session.read_bytes()).digest.hex() == rounds[-1]["digest"]

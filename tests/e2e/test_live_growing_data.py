@@ -91,7 +91,7 @@ def test_examples_that_are_added_are_trained_on_within_a_round(
         assert counts()[-1] == second + learned
         assert "running" in (status := owner(home, "status", "--name", "a"))
         assert "learned" in status
-        owner(home, "unlearn", "--all")
+        owner(home, "learn", "--delete", "--all")
         for _ in attempts("the deleted examples to be used no more", 300):
             if counts()[-1] == second:
                 break

@@ -81,4 +81,6 @@ def test_masked_reports_of_phones_are_summed_also_without_one_that_is_killed(
             charges = ChargeLog(live.home(name)).read()
             assert [charge.round for charge in charges] == [1, 2, 3]
             assert all(charge.mode == "distributed" for charge in charges)
-        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
+        assert "every digest reproduced" in samara(
+            folder, "server", "check", "--replay", str(live.run)
+        )

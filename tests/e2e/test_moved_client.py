@@ -1,4 +1,4 @@
-"""`samara client move`, `import` and `forget` with real processes, in the middle of a run."""
+"""`samara client move` and `forget` with real processes, in the middle of a run."""
 
 import os
 import subprocess
@@ -76,7 +76,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
         assert start_client(link, key, old, *options).wait(120) == 1
         assert "has moved on" in (place / "old.log").read_text()
         key.unlink()  # the old device is gone
-        imported = samara("import", file, "--home", new, "--name", "new", *secret)
+        imported = samara("move", "--here", file, "--home", new, "--name", "new", *secret)
         assert imported.returncode == 0, imported.stderr
         assert private_digest(new) == private_digest(old)
         clients.append(start_client(link, new / "client.key", new, *options))
@@ -102,7 +102,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
     third = place / "third"
     before = private_digest(new)
     assert samara("move", place / "again", "--home", new, *secret).returncode == 0
-    assert samara("import", place / "again", "--home", third, *secret).returncode == 0
+    assert samara("move", "--here", place / "again", "--home", third, *secret).returncode == 0
     assert private_digest(third) == before
     assert samara("forget", "--home", third, "--private", "--yes").returncode == 0
     settings_of_third = ClientSettings.read(third)

@@ -80,7 +80,9 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
             assert done.before is not None
             assert done.after is not None
             assert done.after.loss != done.before.loss
-        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
+        assert "every digest reproduced" in samara(
+            folder, "server", "check", "--replay", str(live.run)
+        )
         everybody = live.clients.values()
         live.wait(lambda: all(one.poll() is not None for one in everybody), "all to hear the end")
         assert [process.returncode for process in everybody] == [0] * (2 + len(PHONES))

@@ -71,11 +71,11 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         keys = live.run / KEYS_FOLDER
 
     key, file = folder / "operator.key", folder / "field.signed"
-    made = samara(folder, "server", "keys", "operator", str(key))
+    made = samara(folder, "server", "sign", "--make-key", str(key))
     operator = made.split("key of operator ")[1][:16]
     shown = samara(
         folder,
-        *("server", "keys", "sign", "--key", str(key), "--out", str(file)),
+        *("server", "sign", "--key", str(key), "--out", str(file)),
         *assignments(SETTINGS),
     )
     assert "1 steps of 2 directions, of its own, on 4 examples" in shown

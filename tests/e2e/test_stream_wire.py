@@ -39,7 +39,7 @@ def make_phone(live: LiveRun, data: Path) -> None:
     samara(folder, "phone", "rows", *model, *rows)
     public = folder / f"{PHONE}.pem"
     public.write_text(samara(folder, "phone", "key", f"{PHONE}.key"))
-    samara(folder, "server", "keys", "add", PHONE, str(public), "--run", str(live.run))
+    samara(folder, "server", "keys", "create", PHONE, str(public), "--run", str(live.run))
 
 
 def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is_killed(
@@ -86,7 +86,9 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
         assert len(set(positions.values())) == 1
         # a gateway that starts again loses nobody's report
         assert all(len(event["clients"]) == 3 for event in live.rounds.values())
-        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
+        assert "every digest reproduced" in samara(
+            folder, "server", "check", "--replay", str(live.run)
+        )
         wires = {one.name: one.wire for one in read_status(live.run).clients.values()}
         by_stream = {STREAM: "stream", PHONE: "stream", SUPERNODE: "SuperNode"}
         assert {name: wires[name] for name in by_stream} == by_stream

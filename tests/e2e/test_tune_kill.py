@@ -14,9 +14,9 @@ from samara.shared.events import read_events
 
 
 def command(settings: dict[str, object], out: Path) -> list[str]:
-    pairs = [f"{key}={value}" for key, value in settings.items() if key not in ("out", "method")]
+    pairs = [f"{key}={value}" for key, value in settings.items() if key not in ("out", "optimizer")]
     assignments = [part for pair in pairs for part in ("--set", pair)]
-    method = ["--method", str(settings["method"]), "--out", str(out)]
+    method = ["--optimizer", str(settings["optimizer"]), "--out", str(out)]
     return [sys.executable, "-m", "samara", "tune", *method, *assignments]
 
 
@@ -61,7 +61,7 @@ def test_killed_runs_come_to_the_same_result(
     method: str, space: str, model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path)
-    settings |= {"method": method, "space": space, "steps": 120, "validate-every": 4}
+    settings |= {"optimizer": method, "space": space, "steps": 120, "validate-every": 4}
     if method == "lsp":
         settings |= {"lsp.subspace-size": 8, "lsp.nonzeros": 2, "lsp.check-frequency": 7}
     settings["learning-rate"] = 0.001

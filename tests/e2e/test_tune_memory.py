@@ -17,11 +17,12 @@ pytestmark = pytest.mark.slow
 
 def tune(method: str, memory: int, out: Path) -> "subprocess.CompletedProcess[str]":
     """Take two steps on the embedded model, in which all of its numbers are trained."""
-    sizes = ("--steps", "2", "--batch", "4", "--train", "16", "--validation", "8", "--test", "8")
+    drawn = ("data.train=16", "data.validation=8", "data.test=8")
+    sizes = ["--steps", "2", *(word for pair in ("batch=4", *drawn) for word in ("--set", pair))]
     settings = ("micro-batch=2", "threads=1", f"offload.memory={memory}")
     return subprocess.run(
         [
-            *(sys.executable, "-m", "samara", "tune", "--method", method, "--space", "full"),
+            *(sys.executable, "-m", "samara", "tune", "--optimizer", method, "--space", "full"),
             *(*sizes, "--out", str(out)),
             *(part for setting in settings for part in ("--set", setting)),
         ],
@@ -42,7 +43,7 @@ def test_a_model_trains_whose_weights_and_states_exceed_the_memory(tmp_path: Pat
     assert "Traceback" not in resident.stderr
     message = " ".join(resident.stderr.split())
     assert f"the emulated accelerator's memory of {memory / 2**20:,.1f} MiB is too small" in message
-    assert "offload (--method lsp or zero-offload), or raise the limit" in message
+    assert "offload (--optimizer lsp or zero-offload), or raise the limit" in message
     assert not (tmp_path / "resident" / "result.json").exists()
 
     offloaded = tune("zero-offload", memory, tmp_path / "offloaded")

@@ -1,4 +1,4 @@
-"""A live run with `server up --dashboard --json` and `server watch`: what is seen of its rounds."""
+"""A live run with `server up --dashboard --json` and `server status --watch`, as it is seen."""
 
 import json
 import threading
@@ -61,7 +61,7 @@ def test_a_live_run_is_seen_while_it_runs(tmp_path_factory: pytest.TempPathFacto
         samples = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples}
         assert samples["samara_round"] >= 2
         assert samples["samara_planned_rounds"] == SETTINGS["rounds"]
-        watched = CliRunner().invoke(server_commands, ["watch", str(live.run)])
+        watched = CliRunner().invoke(server_commands, ["status", "--watch", str(live.run)])
         assert watched.exit_code == 0
         for text in ("running", "SuperNodes: 2", *NAMES):
             assert text in watched.output

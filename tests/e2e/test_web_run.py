@@ -17,7 +17,7 @@ from samara.devices.live.keys import create_key, read_client_index
 from samara.devices.phone.program_index import ProgramIndex
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.phone_worker import PhoneWorker
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
@@ -107,9 +107,10 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
         program = load_program(fetch_program(origin, folder / "fetched"))
         assert program.check() < 5e-3
         join(origin, link, key_file := folder / "browser.key")
-        trainer = PhoneTrainer(program, read_examples(folder / "rows.jsonl", program.manifest))
+        examples = read_examples(folder / "rows.jsonl", program.manifest)
+        learner = PhoneLearner(program, examples, read_client_index(key_file))
         key = SigningKey(key_file)
-        phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, signer=key))
+        phone = PhoneWorker(Phone(learner, home, signer=key))
         ended: list[Any] = []
         browser = threading.Thread(target=attach, args=(origin, phone, key, ended), daemon=True)
         browser.start()
@@ -127,4 +128,6 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
         assert set(positions) == {BOARD, BROWSER}
         assert len(set(positions.values())) == 1
         assert all(len(event["clients"]) == 2 for event in live.rounds.values())
-        assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
+        assert "every digest reproduced" in samara(
+            folder, "server", "check", "--replay", str(live.run)
+        )

@@ -163,7 +163,7 @@ def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
     if way != "path":
         commands.append([python.with_name("samara")])
     for command in commands:
-        assert "messages" in finished(*command, "tasks", folder=folder, path=path)
+        assert "messages" in finished(*command, "simulate", "--list", folder=folder, path=path)
 
 
 @pytest.mark.slow
@@ -180,4 +180,4 @@ def test_the_installed_command_runs_anywhere(samara: Path, tmp_path: Path, shado
     (tmp_path / "small.toml").write_text("rounds = 1\ndata.clients = 2\npersonal.rounds = 0\n")
     printed = finished(samara, "simulate", "small.toml", "--out", "run", folder=tmp_path)
     assert "after round 1" in printed
-    finished(samara, "server", "verify", "run", folder=tmp_path)
+    finished(samara, "server", "check", "--replay", "run", folder=tmp_path)

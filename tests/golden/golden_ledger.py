@@ -8,8 +8,7 @@ from samara.shared.directions import round_root
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from samara.shared.ledger.personal_file import FitFile
-from samara.shared.ledger.records import LedgerHeader, Record, encode_segment_header
-from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger.records import LedgerHeader, Record, Snapshot, encode_segment_header
 from samara.shared.replay import (
     MAX_DENSE_VALUE,
     DenseValues,

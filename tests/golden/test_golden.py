@@ -22,10 +22,9 @@ from samara.client.protocol.session import Session
 from samara.shared.basis import read_basis
 from samara.shared.directions import directions
 from samara.shared.layout import Layout
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.personal_file import read_personal_file
 from samara.shared.ledger.reading import read_header, read_ledger
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import to_float32
 from samara.shared.signed_scenario import read_scenario

@@ -53,11 +53,11 @@ def test_a_command_that_is_none_is_found(words: tuple[str, ...], why: str) -> No
 def test_a_block_is_read_as_a_shell_reads_it() -> None:
     block = (
         "for seed in 0 1; do samara demo --seed $seed; done   # twice\n"
-        "A=1 /usr/bin/time -v samara compare a \\\n    b > table.txt && samara tasks\n"
+        "A=1 /usr/bin/time -v samara compare a \\\n    b > table.txt && samara simulate --list\n"
         "pip install samara\n"
     )
     found = [words for line in command_lines(block) if (words := samara_words(line)) is not None]
-    assert found == [["demo", "--seed", "$seed"], ["compare", "a", "b"], ["tasks"]]
+    assert found == [["demo", "--seed", "$seed"], ["compare", "a", "b"], ["simulate", "--list"]]
 
 
 def test_the_page_of_commands_has_all_of_them_with_their_options() -> None:

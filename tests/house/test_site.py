@@ -140,7 +140,7 @@ def test_every_error_has_words_that_are_read_or_passes_others_on() -> None:
         ("devices/jetson/wheelhouse.py", "--from …: no checkout of …"),
         ("shared/rejection.py", "this machine's clock is wrong; set it by a time server"),
         ("devices/live/http_requests.py", "…: these models do not offer it; leave it out"),
-        ("client/protocol/client_handler.py", "client … refuses: …"),
+        ("client/protocol/client.py", "client … refuses: …"),
     ],
 )
 def test_a_message_of_this_place_is_on_the_page(file: str, text: str) -> None:

@@ -46,7 +46,7 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
 
 
 @pytest.mark.parametrize("layers", ["top:2", "readout"])
-def test_simulate_inspect_verify(
+def test_simulate_show_the_rounds_and_prove_them(
     layers: str, run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "runs" / "first"
@@ -57,11 +57,11 @@ def test_simulate_inspect_verify(
     assert "all digests agree" in printed
     assert str(out / "result.json").replace("\n", "") in printed.replace("\n", "")
     final = read_result(out)["final_digest"]
-    status, printed, _ = run("server", "inspect", out)
+    status, printed, _ = run("server", "status", "--rounds", out)
     assert status == 0
     assert final[:12] in printed
     assert "0000000001.seg" in printed
-    status, printed, _ = run("server", "verify", out)
+    status, printed, _ = run("server", "check", "--replay", out)
     assert status == 0
     assert final in printed.replace("\n", "")
 
@@ -119,7 +119,7 @@ def test_compare_refuses_the_same_counts_of_other_examples(
     assert not (tmp_path / "clients.csv").exists()
 
 
-def test_a_flipped_bit_makes_verify_name_the_round(
+def test_a_flipped_bit_makes_the_proof_name_the_round(
     run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -128,11 +128,9 @@ def test_a_flipped_bit_makes_verify_name_the_round(
     data = bytearray(ledger.read_bytes())
     data[-200] ^= 4
     ledger.write_bytes(data)
-    status, printed, errors = run("server", "verify", out)
-    assert (status, printed) == (1, "")
-    assert errors.startswith("samara: ")
-    assert "round 3" in errors
-    assert "Traceback" not in errors
+    status, printed, errors = run("server", "check", "--replay", out)
+    assert (status, errors) == (1, "")
+    assert re.search(r"^fail +replay +.*round 3", printed, re.MULTILINE)
 
 
 def test_five_mistakes_are_reported_at_once(run: Run, scenario: Path, tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ def test_five_mistakes_are_reported_at_once(run: Run, scenario: Path, tmp_path: 
     assert not out.exists()
 
 
-@pytest.mark.parametrize("words", [("simulat",), ("server", "verfy"), ("client", "statuss")])
+@pytest.mark.parametrize("words", [("simulat",), ("server", "statsu"), ("client", "statuss")])
 def test_a_misspelt_command_is_answered_by_one_suggestion(run: Run, words: tuple[str, ...]) -> None:
     status, printed, errors = run(*words)
     assert (status, printed) == (2, "")
@@ -199,8 +197,8 @@ def test_bad_rows_are_named_by_file_and_line(
     "arguments",
     [
         ("simulate", "no-such-scenario.toml"),
-        ("server", "inspect", "no-such-run"),
-        ("server", "verify", "no-such-run"),
+        ("server", "status", "--rounds", "no-such-run"),
+        ("server", "check", "--replay", "no-such-run"),
     ],
 )
 def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> None:
@@ -212,7 +210,12 @@ def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> Non
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("simulate", "--help"), ("tune", "--help"), ("server", "verify", "--help")],
+    [
+        ("--help",),
+        ("simulate", "--help"),
+        ("tune", "--help"),
+        ("server", "check", "--replay", "--help"),
+    ],
 )
 def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
     status, printed, _ = run(*arguments)
@@ -222,14 +225,25 @@ def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
         assert "Example: samara" in printed
 
 
+def test_the_help_begins_with_what_a_newcomer_needs(run: Run) -> None:
+    first, *panels = run("--help")[1].split("╭─ ")[2:]
+    named = re.findall(r"^│ ([a-z]+) ", first, re.MULTILINE)
+    assert named == ["demo", "new", "simulate", "compare", "tune", "server", "client"]
+    assert [panel.split(" ─")[0] for panel in panels] == [
+        "Devices, phones, and rehearsals with them",
+        "Models of runs, and privacy",
+    ]
+
+
 def test_tune_prints_what_it_reached_and_where_the_result_is(
     run: Run, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
     places = ("--model", settings["model.path"], "--data", settings["data.path"], "--task", "sst2")
-    counts = ("--train", 24, "--validation", 12, "--test", 12, "--steps", 4, "--validate-every", 2)
+    drawn = ("--set", "data.train=24", "--set", "data.validation=12", "--set", "data.test=12")
+    counts = ("--steps", 4, "--set", "validate-every=2")
     further = ("--set", "threads=1", "--set", "model.max-length=40", "--out", out)
-    status, printed, errors = run("tune", *places, *counts, *further)
+    status, printed, errors = run("tune", *places, *drawn, *counts, *further)
     assert (status, errors) == (0, "")
     for line in ("zero-shot, validation: loss", "step 0, validation", "step 4, validation"):
         assert line in printed
@@ -238,15 +252,15 @@ def test_tune_prints_what_it_reached_and_where_the_result_is(
     *_, applying, exporting = printed.splitlines()
     assert applying == f'next: samara adapter apply {out} "a text"'
     assert exporting == f"next: samara adapter export {out} --out model"
-    baseline = ("--method", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
-    assert "next:" not in run("tune", *places, *counts[:6], *baseline)[1]
+    baseline = ("--optimizer", "zero-shot", "--set", "threads=1", "--out", tmp_path / "baseline")
+    assert "next:" not in run("tune", *places, *drawn, *baseline)[1]
 
 
 def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
     run: Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
-    wrong = ("--method", "icl", "--space", "full", "--queries", 2)
+    wrong = ("--optimizer", "icl", "--space", "full", "--set", "queries=2")
     status, printed, errors = run("tune", *wrong, "--set", "stepz=3", "--out", out)
     assert (status, printed) == (1, "")
     assert "stepz: there is no such setting; did you mean steps?" in errors

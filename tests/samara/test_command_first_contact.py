@@ -173,12 +173,17 @@ def test_a_device_that_torch_lacks_is_refused_before_anything_is_loaded(
         simulate(RunConfig.of(settings | {"model.torch-device": "cuda:77"}, "test"))
 
 
-def test_data_of_one_label_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["", '[{"device": "laptop", "share": 1}]'])
+def test_data_of_one_label_is_refused(
+    devices: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     file = tmp_path / "one.jsonl"
     rows = [{"text": f"a good film {number}", "label": 1} for number in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"one.jsonl: every training row has the label of 'great'"):
-        simulate(RunConfig.of(settings | {"data.path": str(file)}, "test"))
+        simulate(
+            RunConfig.of(settings | {"data.path": str(file), "fleet.devices": devices}, "test")
+        )
 
 
 def test_what_there_is_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,7 +197,7 @@ def test_what_there_is_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "boolq classification" in words(printed)
     assert "begun not finished: repeat its command" in words(printed)
     assert "other " not in printed.partition("Runs in")[2]
-    assert "boolq classification" in words(run("tasks")[1])
+    assert "boolq classification" in words(run("simulate", "--list")[1])
 
 
 def test_a_scenario_that_is_none_is_explained(run: Run, tmp_path: Path) -> None:
@@ -253,18 +258,22 @@ def test_version_short_help_and_completion(run: Run) -> None:
 
 def test_a_run_is_named_as_an_argument_or_as_an_option(run: Run, settings: dict[str, Any]) -> None:
     folder = simulate(RunConfig.of(settings | {"rounds": 1}, "test"))
-    for command in ("status", "inspect", "verify"):
+    for command in (("status",), ("status", "--rounds"), ("check", "--replay")):
         by_option, by_argument = (
-            run("server", command, *given) for given in (("--run", folder), (folder,))
+            run("server", *command, *given) for given in (("--run", folder), (folder,))
         )
         assert by_option == by_argument
         assert by_option[0] == 0
-    assert "name the folder of a run" in run("server", "inspect")[2]
+    assert "name the folder of a run" in run("server", "status", "--rounds")[2]
 
 
 @pytest.mark.parametrize("command", ["simulate", "tune"])
 def test_ctrl_c_says_what_continues_the_run(
-    command: str, run: Run, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    run: Run,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     def stopped(*_: Any, **__: Any) -> Path:
         raise KeyboardInterrupt
@@ -276,3 +285,8 @@ def test_ctrl_c_says_what_continues_the_run(
     status, _, errors = run(*arguments, *places)
     assert (status, errors) == (130, "samara: stopped; the same command continues the run\n")
     assert not os.path.exists("runs/sst2")
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text('methods = ["global"]\n' if command == "simulate" else "seed = [1, 2]\n")
+    status, _, errors = run(*arguments, *places, "--sweep", sweep, "--out", tmp_path / "out")
+    what = "sweep" if command == "simulate" else "run"
+    assert (status, errors) == (130, f"samara: stopped; the same command continues the {what}\n")

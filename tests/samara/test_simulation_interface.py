@@ -16,7 +16,7 @@ from forked import LOADED
 import samara
 from samara.overrides import config_of, settings_of
 from samara.shared.config import RunConfig
-from samara.simulations.repetitions import parse_seeds
+from samara.simulations.experiments import parse_seeds
 from samara.simulations.simulate import simulate as simulate_config
 
 

@@ -94,16 +94,15 @@ def test_the_operators_layout_and_model_outweigh_every_hello(tmp_path: Path) -> 
             RunConfig.of({key: "ab12"}, "test")
 
 
-def test_the_size_of_a_layout_is_bounded_by_a_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_layout_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a refused layout's size is allocated, even if all clients agree on it."""
     monkeypatch.setattr("samara.shared.ledger.ledger.zero_state", pytest.fail)
     config = config_of(tmp_path / "run")
     grid = HostileGrid(config, dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"]))
-    with pytest.raises(SamaraError, match=r"536870912 trained numbers and cohort.most-elements"):
+    with pytest.raises(SamaraError, match=r"536870912 trained numbers, over 33554432"):
         serve(config, grid)
     assert not (tmp_path / "run").exists()
-    config = config_of(tmp_path / "small", cohort__most_elements=LAYOUT.size - 1)
-    with pytest.raises(SamaraError, match=r"cohort.most-elements allows 1999"):
+    config = config_of(tmp_path / "small")
+    monkeypatch.setattr("samara.server.transport.quorum.MOST_ELEMENTS", LAYOUT.size - 1)
+    with pytest.raises(SamaraError, match=r"2000 trained numbers, over 1999"):
         serve(config, HostileGrid(config, {}))

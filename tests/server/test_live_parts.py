@@ -25,7 +25,7 @@ from samara.server.live.certificates import check_certificates
 from samara.server.live.keys import ClientKeys
 from samara.server.live.run_display import RunDisplay
 from samara.server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
-from samara.server.rounds.health import ClientHealth
+from samara.server.rounds.planner import ClientHealth
 from samara.server.store import METRICS_FILE
 from samara.server.transport.messages import MAX_FOREIGN_TEXT, cut_foreign_text, decode_foreign
 from samara.shared.certificates import make_certificates

@@ -23,7 +23,7 @@ from samara.shared.basis import (
 )
 from samara.shared.errors import ModelError, ReplayError, SamaraError
 from samara.shared.layout import BASIS_PART, LABEL_BIAS_GROUP, BasisReference, Layout, Tensor
-from samara.shared.model.weight_map import WeightMap
+from samara.shared.model.perturbations import WeightMap
 from samara.shared.replay import STATE_BITS
 from samara.shared.start import Start
 

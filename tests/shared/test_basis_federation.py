@@ -26,7 +26,8 @@ from samara.shared.frames.report import Report
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest, rebuild, replay, zero_state
 from samara.shared.result import RunResult
 from samara.shared.runs import client_folder

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 import re
 import subprocess
@@ -18,8 +20,16 @@ from samara.shared.choices import OPEN
 from samara.shared.config import METHODS, RunConfig, load_scenario
 from samara.shared.errors import ConfigError
 from samara.shared.fleet_settings import DeviceGroup
-from samara.shared.settings import describe, parse_assignment
+from samara.shared.settings import (
+    Section,
+    _warn_of_former_key,
+    describe,
+    fixed_in,
+    parse_assignment,
+    unknown_keys,
+)
 
+RETIRED = {key for key, setting in describe(RunConfig).items() if setting.retired}
 SCENARIOS = sorted((ROOT / "simulations" / "scenarios").glob("*.toml"))
 
 
@@ -45,7 +55,7 @@ def mistakes(settings: Mapping[str, Any]) -> list[str]:
 def test_the_run_config_of_the_flower_app_has_every_setting_with_its_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     table = flattened(project["tool"]["flwr"]["app"]["config"])
-    expected = RunConfig().flat() | OPEN
+    expected = {k: v for k, v in (RunConfig().flat() | OPEN).items() if k not in RETIRED}
     assert table == expected
     assert {key: type(value) for key, value in table.items()} == {
         key: type(value) for key, value in expected.items()
@@ -213,9 +223,11 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_on_settings_names_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    named = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
-    assert sorted(named) == sorted(RunConfig().flat())
+    settings, fixed = (
+        list(re.findall(r"^\| `([^`]+)`", part, re.M)) for part in page.split("## Fixed values")
+    )
+    assert set(settings) == RunConfig().flat().keys() - RETIRED
+    assert set(fixed) == RETIRED | fixed_in(RunConfig).keys() | fixed_in(TuneSettings).keys()
 
 
 def test_every_setting_says_what_it_means() -> None:
@@ -225,14 +237,32 @@ def test_every_setting_says_what_it_means() -> None:
             assert not setting.help.endswith("."), key
 
 
+def test_what_tune_shares_with_a_run_is_the_same_or_says_why_not() -> None:
+    run, tune = describe(RunConfig), describe(TuneSettings)
+    for key in run.keys() & tune.keys():
+        of_run, of_tune = (_declared(kind, key) for kind in (RunConfig, TuneSettings))
+        assert (of_run != of_tune) == bool(tune[key].apart), key
+    assert not [key for key, one in tune.items() if one.apart and key not in run]
+
+
+def _declared(section: type[Section], key: str) -> tuple[object, ...]:
+    """Type, default, range and help of a setting."""
+    *sections, last = key.replace("-", "_").split(".")
+    for name in sections:
+        section = section.model_fields[name].annotation  # type: ignore[assignment]
+    field = section.model_fields[last]
+    return str(field.annotation), field.default, str(field.metadata), field.description
+
+
 def test_what_a_setting_refers_to_exists() -> None:
     for section in (RunConfig, TuneSettings, DeviceGroup):
         methods = {name for s in describe(section).values() for name in s.read_by}
+        key_of_methods = "optimizer" if section is TuneSettings else "method"
         for key, setting in describe(section).items():
             page = setting.page.split("#")[0]
             assert not page or (ROOT / "docs" / page).is_file(), key
         if methods:
-            built_in = get_args(section.model_fields["method"].annotation) or METHODS
+            built_in = get_args(section.model_fields[key_of_methods].annotation) or METHODS
             assert methods <= set(built_in)
 
 
@@ -293,10 +323,60 @@ def test_a_run_whose_private_rounds_come_at_the_end_keeps_its_id() -> None:
     assert always.identity()["personal.when"] == "always"
 
 
-def test_a_key_of_an_earlier_version_is_named_by_its_present_one() -> None:
-    assert mistakes({"model.device": "cpu"}) == [
-        "model.device: there is no such setting; it is called model.torch-device now"
+def test_a_former_key_is_read_and_its_present_one_named(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_former_key.cache_clear()
+    for _ in range(2):
+        assert RunConfig.of({"model.device": "cuda"}, "test").model.torch_device == "cuda"
+    (line,) = caplog.messages
+    assert line.startswith("model.device: this setting is called model.torch-device now")
+    assert mistakes({"model.device": "cpu", "model.torch-device": "cpu"}) == [
+        "model.device: there is no such setting; it is called model.torch-device now, which is "
+        "given, too"
     ]
+
+
+def test_settings_of_a_server_of_an_earlier_version_are_known() -> None:
+    earlier = RunConfig().flat() | {"adapter.seed": 0, "cohort.grouping-rounds": 16}
+    assert unknown_keys(RunConfig, earlier | {"newer": 1}) == ["newer"]
+    settings = resolve_device_settings("embedded", "messages", "messages", "cpu", [])
+    assert settings["model.torch-device"] == "cpu"
+    given = ["model.device=cuda"]
+    settings = resolve_device_settings("embedded", "messages", "messages", "cpu", given)
+    assert settings["model.torch-device"] == "cuda"
+    with pytest.raises(ConfigError, match="the server decides this setting"):
+        resolve_device_settings(
+            "embedded", "messages", "messages", "cpu", ["cohort.grouping-rounds=3"]
+        )
+
+
+def test_a_value_that_is_fixed_now_stays_in_the_run_id_and_others_are_refused() -> None:
+    stored = RunConfig().flat() | {"adapter.seed": 0, "adapter.distribution": "gaussian"}
+    stored |= {"cohort.most-elements": 2**25}
+    assert RunConfig.of(stored, "test") == RunConfig()
+    assert "cohort.most-elements" not in RunConfig().flat()
+    assert RunConfig().identity()["adapter.seed"] == 0
+    assert mistakes({"cohort.most-elements": 7}) == [
+        "cohort.most-elements: there is no such setting any more, it is always 33554432; leave it "
+        "out",
+    ]
+
+
+def test_a_run_that_was_recorded_with_a_retired_value_goes_on_with_it() -> None:
+    stored = {"adapter.seed": 5, "adapter.distribution": "rademacher"}
+    config = RunConfig.of(stored, "test")
+    assert (config.adapter.seed, config.adapter.distribution) == (5, "rademacher")
+    assert config.identity().items() >= stored.items()
+
+
+def test_the_identity_of_a_run_is_that_of_the_version_with_all_keys() -> None:
+    """The digests were taken before any key was removed or renamed."""
+    run = RunConfig.of({"seed": 7, "rounds": 5}, "test")
+    tuned = TuneSettings.of({"optimizer": "mezo", "seed": 7}, "test").complete(2)
+    digests = []
+    for settings in (run, tuned):
+        whole = json.dumps(settings.identity(), sort_keys=True)
+        digests.append(hashlib.sha256(whole.encode()).hexdigest()[:16])
+    assert digests == ["57e33fe4118c1c23", "1cfdc802fc09d390"]
 
 
 def test_own_data_needs_an_own_model_and_task() -> None:

@@ -134,11 +134,11 @@ def test_every_exclusion_names_values_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"space": "full", "method": "mezo"}, "adapter readout with space full: only the space"),
-        ({"space": "prefix", "method": "mezo"}, "set space to lora-fa"),
-        ({"method": "mezo"}, "adapter readout with space full"),
-        ({"method": "zero-shot"}, "with tuning method zero-shot: it trains no adapter"),
-        ({"method": "linear-probe"}, "with tuning method linear-probe"),
+        ({"space": "full", "optimizer": "mezo"}, "adapter readout with space full: only the space"),
+        ({"space": "prefix", "optimizer": "mezo"}, "set space to lora-fa"),
+        ({"optimizer": "mezo"}, "adapter readout with space full"),
+        ({"optimizer": "zero-shot"}, "with optimizer zero-shot: it trains no adapter"),
+        ({"optimizer": "linear-probe"}, "with optimizer linear-probe"),
     ],
 )
 def test_tune_refuses_a_readout_by_name_where_there_is_none(
@@ -150,7 +150,7 @@ def test_tune_refuses_a_readout_by_name_where_there_is_none(
 
 def test_every_exclusion_of_tune_names_values_that_there_are() -> None:
     dimensions = {
-        "tuning method": set(SPACES),
+        "optimizer": set(SPACES),
         "space": {space for spaces in SPACES.values() for space in spaces},
         "adapter": set(DIMENSIONS["adapter"]),
         "task": set(DIMENSIONS["task"]),

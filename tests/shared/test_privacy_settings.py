@@ -55,7 +55,7 @@ def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> N
         ("privacy.honest-share", 100.0, "is no number from 0 to 1"),
         ("privacy.honest-share", 0.0, "without honest clients a sum has no noise"),
         ("privacy.honest-share", math.nan, "is no number"),
-        ("privacy.bucket", 10**9, "above cohort.minimum"),
+        ("privacy.bucket", 10**5, "above cohort.minimum"),
         ("privacy.bucket", 2, "is below 3"),
         ("privacy.clip", math.inf, "is no number"),
         ("privacy.epsilon", math.nan, "is no number"),

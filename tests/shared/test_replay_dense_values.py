@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from samara.client.protocol.session import Session
 from samara.shared.errors import CatchUpError, FrameError, LedgerError, ReplayError
 from samara.shared.frames.instructions import PERSONAL_TRACK
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.ledger.personal_file import FitFile, read_personal_file
 from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import LedgerHeader, Record
+from samara.shared.ledger.records import CatchUp, LedgerHeader, Record
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import (
     MAX_DENSE_VALUE,

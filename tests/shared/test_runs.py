@@ -36,7 +36,6 @@ OTHER: dict[str, Any] = {
     "ledger.snapshot-every": 7,
     # What the server checks of hellos before a run begins.
     "cohort.quorum": 3,
-    "cohort.most-elements": 1000,
     "cohort.layout-hash": "00" * 32,
     "cohort.model-id": "00" * 32,
     # The layout's hash has the content of these files.

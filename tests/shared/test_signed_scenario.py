@@ -15,8 +15,8 @@ from samara.devices.live.preflight import Outcome, check_scenario
 from samara.server.live.scenario_signing import create_operator_key, sign_scenario
 from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError, ScenarioError
-from samara.shared.run_terms import PRIVATE_DEFAULTS
 from samara.shared.runs import run_id_of
+from samara.shared.setting_values import TERMS
 from samara.shared.signed_scenario import (
     MAX_SCENARIO_BYTES,
     SignedScenario,
@@ -246,7 +246,7 @@ def test_refused_requests_are_counted(key: SigningKey, tmp_path: Path) -> None:
     folder.record_refusal("x" * 5000)
     refused = folder.read_refused()
     assert refused is not None
-    assert (refused.times, len(refused.reason)) == (2, 1000)
+    assert (refused.count, len(refused.reason)) == (2, 1000)
     assert "2 requests refused" in describe_scenarios(tmp_path)[-1]
 
 
@@ -267,4 +267,6 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
 
 def test_what_a_scenario_may_lack_has_the_settings_defaults() -> None:
     defaults = RunConfig.of({}, "test").flat()
-    assert {key: defaults[key] for key in PRIVATE_DEFAULTS} == PRIVATE_DEFAULTS
+    optional = {key: term.default for key, term in TERMS.items() if term.default is not None}
+    assert {key: defaults[key] for key in optional} == optional
+    assert TERMS.keys() <= defaults.keys()

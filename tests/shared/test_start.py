@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP, Layout, Tensor
-from samara.shared.model.weight_map import WeightMap
+from samara.shared.model.perturbations import WeightMap
 from samara.shared.replay import zero_state
 from samara.shared.start import START_LIMIT, Start
 

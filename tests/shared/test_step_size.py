@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samara.shared.errors import SamaraError
-from samara.shared.step_record import RecordedStepSize, read_observed_clients
 from samara.shared.step_size import (
     FIRST_SHARE,
     MOST_AT_ONCE,
@@ -18,7 +17,9 @@ from samara.shared.step_size import (
     SETBACK,
     WARM_UP,
     Observation,
+    RecordedStepSize,
     StepSize,
+    read_observed_clients,
 )
 
 QUERIES, STEPS = 4, 400

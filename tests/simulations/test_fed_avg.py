@@ -8,12 +8,13 @@ from typer.testing import CliRunner
 
 from samara.client.forward.trunk_cache import MemoryCache
 from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import load_run
 from samara.command import app
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.frames.instructions import Split
 from samara.shared.result import RunResult
-from samara.simulations import fed_avg
+from samara.simulations import finished
 from samara.simulations.fed_avg import FedAvg, check_fed_avg, fed_avg_beside, zeroth_order
 from samara.simulations.simulate import simulate
 
@@ -32,7 +33,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 def test_bytes_and_passes_are_those_of_weights_and_backward_passes(
     space: str, result: RunResult
 ) -> None:
-    federation = FedAvg(RunConfig.of(result.config, "test"), space, 0.1, MemoryCache(0))
+    run = load_run(RunConfig.of(result.config, "test"))
+    federation = FedAvg(run, space, 0.1, MemoryCache(0))
     found, zeroth = federation.run(), zeroth_order(result)
     assert found.bytes_up == found.bytes_down == 4 * federation._space.size
     assert found.passes == 2 * 2 * 3 * 4
@@ -44,8 +46,8 @@ def test_bytes_and_passes_are_those_of_weights_and_backward_passes(
 def test_the_mean_is_weighted_by_numbers_of_examples(
     result: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, means = RunConfig.of(result.config, "test"), []
-    federation = FedAvg(config, "LoRA-FA", 0.1, MemoryCache(0))
+    run, means = load_run(RunConfig.of(result.config, "test")), []
+    federation = FedAvg(run, "LoRA-FA", 0.1, MemoryCache(0))
 
     def trained(_: FedAvg, start: torch.Tensor, client: ClientData, number: int) -> torch.Tensor:
         return torch.full_like(start, float(client.client))
@@ -76,7 +78,7 @@ def test_figures_beside_a_run_are_kept_in_its_folder(
         fed_avg_beside(folder, [0.1, 0.2], lambda *_: None)
     with pytest.raises(AttributeError):  # another η of the same name
         fed_avg_beside(folder, [0.1 + 1e-9], lambda *_: None)
-    monkeypatch.setattr(fed_avg, "hash_whole_examples", lambda examples: "other data")
+    monkeypatch.setattr(finished, "hash_whole_examples", lambda examples: "other data")
     with pytest.raises(AttributeError):
         fed_avg_beside(folder, [0.1], lambda *_: None)
 

@@ -92,7 +92,7 @@ def test_the_plan_of_a_scenario_is_that_of_its_run(tmp_path: Path) -> None:
     assert terms
     assert one(run).mechanism == terms.mechanism
     assert one(run).epsilon == pytest.approx(3.0)
-    shown = CliRunner().invoke(app, ["privacy", "plan", str(file), "--set", "rounds=60"])
+    shown = CliRunner().invoke(app, ["privacy", str(file), "--set", "rounds=60"])
     said = " ".join(shown.output.split())
     assert "60 rounds, 10 clients in each, 32 scalars of each" in said
     assert "The noise of 7 clients is enough" in said
@@ -126,7 +126,7 @@ def test_what_is_no_plan_is_refused(
 
 
 def test_the_command_shows_the_plan() -> None:
-    result = CliRunner().invoke(app, ["privacy", "plan", "--epsilon", "2", "--clients", "1000"])
+    result = CliRunner().invoke(app, ["privacy", "--epsilon", "2", "--clients", "1000"])
     assert result.exit_code == 0
     assert "13.59" in result.output
     assert "0.0151" in result.output

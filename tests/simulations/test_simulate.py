@@ -23,7 +23,7 @@ from samara.shared.frames.report import Report
 from samara.shared.label_scores import cross_entropy
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.ledger.verification import verify_ledger
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from samara.shared.result import read_result
 from samara.shared.round_delta import PoolSeeds, RoundDelta

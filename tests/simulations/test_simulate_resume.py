@@ -14,9 +14,10 @@ from flwr.app import Message
 from helpers import files_of
 
 from samara.server.app import serve
-from samara.server.rounds import round_aggregator
+from samara.server.rounds import aggregation
 from samara.server.rounds.aggregation import observe_round
-from samara.server.store import NEXT_EVENT_FILE, RunStore, read_layout, replay_run
+from samara.server.rounds.event_log import EventLog
+from samara.server.store import NEXT_EVENT_FILE, read_layout, replay_run
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, LedgerError, RefusalCode
 from samara.shared.frames.instructions import TrainInstruction
@@ -82,7 +83,7 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
     assert read_result(simulate(config)) == before
 
 
-@pytest.mark.parametrize("killed", [(RunStore, "append_event"), (Ledger, "append")])
+@pytest.mark.parametrize("killed", [(EventLog, "_record"), (Ledger, "append")])
 def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
     killed: tuple[type, str], settings: Settings, tmp_path: Path
 ) -> None:
@@ -104,7 +105,7 @@ def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
             simulate(config)
     folder = Path(config.out)
     assert (folder / NEXT_EVENT_FILE).exists()
-    assert len(list(read_ledger(folder / "ledger"))) == 1 + (kind is RunStore)
+    assert len(list(read_ledger(folder / "ledger"))) == 1 + (kind is EventLog)
     result = read_result(simulate(config))
     assert not (folder / NEXT_EVENT_FILE).exists()
     assert result["final_digest"] == whole["final_digest"]
@@ -114,7 +115,7 @@ def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
         {key: value for key, value in each["rounds"][1].items() if key not in of_process}
         for each in (result, whole)
     )
-    if kind is RunStore:
+    if kind is EventLog:
         assert second == expected
     assert second["clients"].keys() == expected["clients"].keys()
 
@@ -161,7 +162,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
         loss = 9.0 if instruction.round == 6 else 0.7
         return replace(observe_round(instruction, *rest), loss=loss)
 
-    monkeypatch.setattr(round_aggregator, "observe_round", rising)
+    monkeypatch.setattr(aggregation, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}

@@ -81,7 +81,7 @@ def loaded_logits(folder: Path, base: Path) -> Any:
 def test_other_software_gives_the_logits_of_a_tuned_model(
     method: str, space: str, settings: Settings, tmp_path: Path
 ) -> None:
-    folder = tune(tuning_of(settings, method=method, space=space, learning_rate=0.05))
+    folder = tune(tuning_of(settings, optimizer=method, space=space, learning_rate=0.05))
     out = tmp_path / "exported"
     assert export_tuned(folder, out) == {}
     ours, base = our_logits(folder), Path(settings["model.path"])
@@ -89,7 +89,7 @@ def test_other_software_gives_the_logits_of_a_tuned_model(
     plain = load_base_model(str(base)).network(input_ids=IDS).logits
     changed = json.loads((folder / "result.json").read_text())["best_step"] > 0
     assert changed == bool((ours - plain).abs().max() > 1e-3) or space == "prefix"
-    assert f"samara tune, method {method}" in (out / "README.md").read_text()
+    assert f"samara tune, optimizer {method}" in (out / "README.md").read_text()
     with pytest.raises(SamaraError, match="is not an empty folder"):
         export_tuned(folder, out)
 
@@ -98,7 +98,7 @@ def test_a_prefix_that_a_network_makes_is_exported_as_a_prefix(
     settings: Settings, tmp_path: Path
 ) -> None:
     network = {"prefix_width": 8, "prefix_start": "random"}
-    folder = tune(tuning_of(settings, method="fo-adam", space="prefix", **network))
+    folder = tune(tuning_of(settings, optimizer="fo-adam", space="prefix", **network))
     export_tuned(folder, tmp_path / "exported")
     ours = our_logits(folder)
     loaded = loaded_logits(tmp_path / "exported", Path(settings["model.path"]))
@@ -109,7 +109,7 @@ def test_a_prefix_of_a_masked_lm_answers_and_is_not_exported(
     settings: Settings, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     masked = {"model.path": str(model_folder("masked")), "learning-rate": 0.05}
-    folder = tune(tuning_of(settings | masked, method="fo-adam", space="prefix"))
+    folder = tune(tuning_of(settings | masked, optimizer="fo-adam", space="prefix"))
     _, answers = tuned_look(folder, "a fine film")
     assert not np.allclose(answers["base"], answers["tuned"])
     with pytest.raises(ModelError, match="PEFT gives a prefix to causal LMs alone"):
@@ -120,7 +120,7 @@ def test_a_prefix_of_a_masked_lm_answers_and_is_not_exported(
 def test_answers_are_those_of_the_base_and_of_the_exported_model(
     settings: Settings, tmp_path: Path
 ) -> None:
-    folder = tune(tuning_of(settings, method="fo-adam", space="full", learning_rate=0.05))
+    folder = tune(tuning_of(settings, optimizer="fo-adam", space="full", learning_rate=0.05))
     labels, answers = tuned_look(folder, "a fine film")
     export_tuned(folder, tmp_path / "exported")
     task = FinishedTuning.at(folder).load().task
@@ -137,7 +137,7 @@ def test_answers_are_those_of_the_base_and_of_the_exported_model(
 
 def test_a_readout_answers_and_is_exported(settings: Settings, tmp_path: Path) -> None:
     readout = {"adapter.layers": "readout", "adapter.damping": "none", "learning-rate": 1.0}
-    folder = tune(tuning_of(settings | readout, method="fo-adam"))
+    folder = tune(tuning_of(settings | readout, optimizer="fo-adam"))
     _, answers = tuned_look(folder, "a fine film")
     assert not np.allclose(answers["base"], answers["tuned"])
     export_tuned(folder, tmp_path / "exported")
@@ -160,7 +160,7 @@ def test_commands_take_the_folder_of_tune(settings: Settings, tmp_path: Path) ->
 
 
 def test_what_is_not_what_the_run_left_is_refused(settings: Settings, tmp_path: Path) -> None:
-    folder = tune(tuning_of(settings, method="zero-shot"))
+    folder = tune(tuning_of(settings, optimizer="zero-shot"))
     with pytest.raises(ConfigError, match="trains nothing"):
         FinishedTuning.at(folder)
     folder = tune(tuning_of(settings, out=str(tmp_path / "other")))

@@ -15,13 +15,15 @@ from samara.simulations.tuning_grid import (
     grid_table,
     make_trials,
     read_grid,
-    run_side_by_side,
     run_trials,
 )
 
 SWEEP = 'learning-rate = [0.1, 0.2]\n[scaling]\nmodify = ["nothing", "variance"]\n'
-GIVEN = {"method": "mezo", "steps": 7}
-SMALL = ("tune", "--method", "zero-shot", "--validation", "6", "--test", "8", "--train", "4")
+GIVEN = {"optimizer": "mezo", "steps": 7}
+SMALL = (
+    *("tune", "--optimizer", "zero-shot", "--set", "data.validation=6"),
+    *("--set", "data.test=8", "--set", "data.train=4"),
+)
 SMALL = (*SMALL, "--set", "threads=1", "--out")
 
 
@@ -89,7 +91,7 @@ def test_a_sweep_that_cannot_be_read_is_named(text: str, message: str, tmp_path:
 def test_mistakes_are_found_before_the_first_run() -> None:
     with pytest.raises(ConfigError, match=r"steps=0.*1 mistake in the settings"):
         make_trials(GIVEN, [{"steps": 1}, {"steps": 0}], [0], "")
-    with pytest.raises(ConfigError, match="each seed once"):
+    with pytest.raises(ConfigError, match="give each once"):
         make_trials(GIVEN, [{}], [1, 1], "")
 
 
@@ -102,7 +104,7 @@ def test_devices_take_the_runs_in_turn() -> None:
     trials = make_trials({}, grid, [0, 3, 4], "", ["cuda:0", "cuda:1"])
     runs = [settings for trial in trials for settings in trial.runs.values()]
     assert [run.model.torch_device for run in runs] == ["cuda:0", "cuda:1"] * 3
-    found = run_side_by_side(trials, 2, named)
+    found = run_trials(trials, named, 2)
     assert found == run_trials(trials, named)
     shared = make_trials({}, grid, [0], "", ["cpu", "cpu"])
     assert {t.runs[0].threads for t in shared} == {max(1, cores() // 2)}

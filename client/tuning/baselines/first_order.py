@@ -38,6 +38,7 @@ from samara.client.tuning.baselines.offload_setup import (
     make_schedule,
 )
 from samara.client.tuning.baselines.resident_optimizer import ResidentOptimizer
+from samara.client.tuning.methods import LSP_GAMMA
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.projector_log import ProjectorLog
 from samara.client.tuning.run_space import make_space
@@ -46,7 +47,8 @@ from samara.client.tuning.training_loss import mixed_precision, summed_loss
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.errors import TrainingError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
@@ -125,10 +127,10 @@ class FirstOrder:
     def _make_optimizer(self) -> GradientOptimizer:
         settings = self._setup.settings
         self._checks: ProjectorLog | None = None
-        if settings.method not in ("zero-offload", "lsp"):
-            kind = torch.optim.SGD if settings.method == "fo-sgd" else torch.optim.Adam
+        if settings.optimizer not in ("zero-offload", "lsp"):
+            kind = torch.optim.SGD if settings.optimizer == "fo-sgd" else torch.optim.Adam
             return ResidentOptimizer(self._trained, settings.rate, kind)
-        subspace = _subspace_settings(self._setup) if settings.method == "lsp" else None
+        subspace = _subspace_settings(self._setup) if settings.optimizer == "lsp" else None
         layers = [
             LayerUpdate(name, weight)
             if subspace is None
@@ -328,7 +330,7 @@ def _subspace_settings(setup: TuningSetup) -> SubspaceSettings:
         lsp.subspace_size or max(1, setup.base.features // 8),
         lsp.nonzeros,
         lsp.threshold,
-        lsp.gamma,
+        LSP_GAMMA,
         lsp.learning_steps,
         setup.settings.seed,
     )

@@ -35,7 +35,7 @@ class InContext:
         if setup.base.family != "causal":
             raise ModelError(
                 f"{setup.base.folder}: in-context learning needs a causal LM and this is a "
-                f"{setup.base.family} model; choose another method or model"
+                f"{setup.base.family} model; choose another optimizer or model"
             )
         self._setup = setup
         train = setup.splits["train"].examples

@@ -13,12 +13,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from samara.client.forward.body import PerturbedBody
-from samara.client.tuning.tuning_setup import (
-    EVALUATION_MICRO_BATCH,
-    EvaluationResult,
-    TaskSplit,
-    TuningSetup,
-)
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
+from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask
 
@@ -47,7 +43,7 @@ class LinearProbe:
         if not isinstance(setup.task, ClassificationTask):
             raise TaskError(
                 f"task {setup.task.name!r} is a {setup.task.kind}; linear probing needs labels "
-                "that are the same for all rows: choose a classification, or another method"
+                "that are the same for all rows: choose a classification, or another optimizer"
             )
         self._setup, self._body = setup, PerturbedBody(setup.base, 0)
         train, validation = setup.splits["train"], setup.splits["validation"]

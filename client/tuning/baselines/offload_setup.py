@@ -32,7 +32,6 @@ def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
         offload.memory or None,
         EmulatedTransfer(rate, rate),
         offload.slowdown,
-        offload.host_slowdown,
     )
     accelerator.hold(base.network.parameters())
     accelerator.hold(base.network.buffers())
@@ -46,7 +45,7 @@ def make_schedule(
     order = _order(settings, base)
     if order is None:
         return ImmediateSchedule()
-    most = _ZERO_GRADIENTS if settings.method == "zero-offload" else None
+    most = _ZERO_GRADIENTS if settings.optimizer == "zero-offload" else None
     return OverlappedSchedule(scheduled_layers(base, updates), device, order, most)
 
 
@@ -68,4 +67,4 @@ def _order(settings: TuneSettings, base: BaseModel) -> Order | None:
         return choice
     if base.network.device.type == "cpu" and not settings.offload.emulates:
         return None
-    return "zero" if settings.method == "zero-offload" else "layer-wise"
+    return "zero" if settings.optimizer == "zero-offload" else "layer-wise"

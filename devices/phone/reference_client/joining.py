@@ -16,11 +16,10 @@ from typing import NamedTuple
 from samara.devices.live.client_folder import PHONE_LOCK, check_is_no_boards
 from samara.devices.live.join import (
     GATEWAY_AUTHORITY_FILE,
+    JoinedFile,
     fetch_welcome,
     locked_folder,
-    read_joined_addresses,
     register,
-    write_joined_addresses,
 )
 from samara.devices.live.keys import OWN_KEY_FILE, create_key
 from samara.devices.live.tls_contexts import invited_context
@@ -87,7 +86,7 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
         _download(source, program, phone.program, MAX_PROGRAM_BYTES)
         _download(source, manifest_file(program), phone.manifest, MAX_MANIFEST_BYTES)
         write_durably(home / AUTHORITY_FILE, phone.gateway_authority.encode())
-        write_joined_addresses(home, {"gateway": phone.gateway})
+        JoinedFile(home, "gateway").write({"gateway": phone.gateway})
     return lines
 
 
@@ -97,7 +96,7 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
     Raises:
         DeviceError: if the file about it is damaged.
     """
-    if (joined := read_joined_addresses(home, "gateway")) is None:
+    if (joined := JoinedFile(home, "gateway").read()) is None:
         return None
     return JoinedGateway(
         joined["gateway"], home / AUTHORITY_FILE, home / OWN_KEY_FILE, home / PROGRAM_FILE

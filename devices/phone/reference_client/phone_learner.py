@@ -1,85 +1,182 @@
-"""The private rounds of a phone: what they need is a trainer's, and a solver in numpy."""
+"""The learner of a phone: it computes by calls of the phone's program, and with numpy."""
 
-from typing import Any
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.estimators.prge import run_estimator
 from samara.client.personal.learner import ScoredExamples, State
 from samara.client.personal.newton import fit_softmax
 from samara.client.personal.softmax_fit import Examples, Solver
-from samara.client.training.interrupted_steps import InterruptedSteps
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
-from samara.shared.frames.instructions import Split, TrainInstruction
+from samara.client.training.local_step_plan import InterruptedSteps, LocalStepPlan, smallest_batch
+from samara.devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls, Pending
+from samara.devices.phone.reference_client.examples import TokenizedExamples
+from samara.devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
+from samara.devices.phone.reference_client.readout_program import ReadoutProgram
+from samara.devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
+from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction, token_of
 from samara.shared.frames.report import Report
-from samara.shared.layout import Layout
-from samara.shared.replay import Backend
+from samara.shared.replay import check_fits, summed
 
 
 class PhoneLearner:
-    """A phone's program and examples as private rounds use them; see `Learner`.
+    """A phone's program together with its examples; see `Learner`.
 
     Args:
-        trainer: program and examples.
-        client: client index.
+        program: program of the model and adapter.
+        examples: examples by split.
+        client: client index; 0 outside of a run.
+        kept_bytes: most bytes of a readout's representations in memory.
 
     Attributes:
         client: client index.
+        layout: layout of the adapter.
+        model_id: model id of the base model, 32 bytes.
+        labels: label words of the program.
+        backend: backend that replays by the program.
     """
 
-    def __init__(self, trainer: PhoneTrainer, client: int) -> None:
-        self._trainer, self.client = trainer, client
-        self._interrupted = InterruptedSteps[Any]()
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the adapter."""
-        return self._trainer.layout
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The label words of the program, which stand for its labels."""
-        return self._trainer.labels
-
-    @property
-    def backend(self) -> Backend:
-        """The replay backend."""
-        return self._trainer.backend
+    def __init__(
+        self,
+        program: PhoneProgram | ReadoutProgram,
+        examples: dict[Split, TokenizedExamples],
+        client: int = 0,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._program, self._examples, self.client = program, examples, client
+        self._calls: AdapterCalls | ReadoutCalls
+        if isinstance(program, ReadoutProgram):
+            self._calls = ReadoutCalls(program, examples, kept_bytes)
+        else:
+            self._calls = AdapterCalls(program, examples)
+        self.labels = tuple(program.manifest.words)
+        self.layout = program.layout
+        self.model_id = bytes.fromhex(program.manifest.model_id)
+        self._start = program.manifest.start_values()
+        self.backend = ProgramBackend(program)
+        self._interrupted: InterruptedSteps[_Steps] = InterruptedSteps()
 
     @property
     def solve(self) -> Solver:
         """The solver of private fits: Newton's method."""
         return fit_softmax
 
+    def introduce(self, last_round: int, hides_examples: bool) -> Hello:
+        """Return the hello of this phone; see `Learner.introduce`."""
+        manifest = self._program.manifest
+        counts = {split.name.lower(): count for split, count in self.example_counts().items()}
+        facts: dict[str, object] = {} if hides_examples else {SPLIT_EXAMPLES: counts}
+        facts |= {
+            "clients": 0,
+            "quantization": manifest.quantization,
+            "device": f"phone program, {manifest.delegate}",
+            "platform": platform.platform(),
+            "executorch": version("executorch"),
+            "replay": self.backend.name,
+        }
+        return Hello(
+            self.client,
+            0 if hides_examples else len(self._examples[Split.TRAIN]),
+            last_round,
+            self.model_id,
+            manifest.layout,
+            json.dumps(facts, sort_keys=True),
+        )
+
+    def example_counts(self) -> Mapping[Split, int]:
+        """Return the number of examples of each split."""
+        return {split: len(own) for split, own in self._examples.items()}
+
+    def smallest_batch(self, instruction: TrainInstruction) -> int:
+        """Return the number of examples in the smallest batch of an instruction's steps."""
+        return smallest_batch(instruction, self._examples[Split.TRAIN].labels, len(self.labels))
+
+    def generations_of(self, split: Split) -> tuple[str, ...]:
+        """Return the hash of a split's examples in hex, which all came together; if any are there.
+
+        The hash does not depend on their order.
+        """
+        return (hash_,) if (hash_ := self.data_hash(split)) else ()
+
+    def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
+        """Evaluate all examples: those of a phone do not change."""
+
+    def take_passes(self) -> int:
+        """Return 0: a phone does not count its passes."""
+        return 0
+
     def take_steps(
-        self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
+        self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None = None
     ) -> Report:
-        """Take K local steps of a private round.
+        """Take K local steps from a state; see `Learner.take_steps`.
+
+        A step's update is applied at the beginning of the next step. With adapters inside the model
+        a step with as many queries and examples as the program has so is one call. The program and
+        the steps are given the adapter's weights, which are the state plus the run's start.
+
+        Args:
+            instruction: instruction of the round.
+            state: int64 [d].
+            mask: None, since a phone's program moves all numbers or none.
 
         Raises:
             TrainingError: if a loss is not finite.
-            ReplayError: if a step leaves the exact range of the state.
+            ReplayError: if a local step does not fit the exact state.
         """
-        assert mask is None, "a phone's program moves all numbers or none"
-        return self._trainer.train(instruction, state, self.client, self._interrupted)
+        assert mask is None
+        examples, token = self._examples[Split.TRAIN], token_of(instruction.encode())
+        plan = LocalStepPlan(instruction, self.client, examples.labels, len(self.labels))
+        steps = _Steps(plan, state + self._start)
+        if instruction.track == PERSONAL_TRACK:
+            steps = self._interrupted.resume(token, examples, steps)
+        for _ in range(steps.plan.steps_taken, instruction.steps):
+            work = self._calls.begin_step(steps.weights, steps.pending)
+            estimate = run_estimator(steps.plan.next_estimator(), work.losses_of)
+            added = steps.plan.finish_step(estimate)
+            steps.weights, steps.pending = work.state, summed(added)
+            check_fits(work.state - self._start, [one_pass for _, one_pass in added])
+        return steps.plan.report(token)
 
     def data_hash(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex; empty without any."""
-        return self._trainer.data_hash(split)
+        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        return self._examples[split].hash() if len(self._examples[split]) else ""
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state; None is the base model."""
-        return self._trainer.score(state, split)
+        """Return a split's examples with their scores under a state; None is the base model."""
+        weights = np.zeros_like(self._start) if state is None else state + self._start
+        scores, labels = self._calls.scores(weights, split), self._examples[split].labels
+        return ScoredExamples(scores.reshape(len(labels), len(self.labels)), labels)
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
         """Return all examples of a split, since those of a phone do not change."""
-        return self._trainer.score(state, split)
+        return self.score(state, split)
 
     def score_in_context(self, split: Split) -> None:
         """Return nothing: a phone's program has labels, and no prompts to put examples before."""
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""
-        scores, labels, _ = self._trainer.score(state, Split.TRAIN)
-        features = self._trainer.features() if with_features else np.zeros((len(labels), 0))
+        scores, labels, _ = self.score(state, Split.TRAIN)
+        features = self._calls.features() if with_features else np.zeros((len(labels), 0))
         return Examples(scores.astype(np.float64), labels, features.astype(np.float64))
+
+
+@dataclass(eq=False)
+class _Steps:
+    """The steps of a round so far.
+
+    Attributes:
+        plan: batches and directions of the steps, and their results.
+        weights: weights of the adapter, int64 [d], before the pending update.
+        pending: update of the latest step.
+    """
+
+    plan: LocalStepPlan
+    weights: State
+    pending: Pending = NOTHING

@@ -1,7 +1,9 @@
 """A phone's part in secure aggregation, between the tasks of its gateway."""
 
+from typing import Self
+
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from samara.shared.errors import MaskingError
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
 from samara.shared.privacy.terms import PrivacyTerms
 
 
@@ -22,29 +24,23 @@ class PhoneMasks:
         self._settings, self._memory = b"", MaskingMemory()
         self._asked = self._answered = b""
 
-    def client_under(self, settings: bytes, privacy: PrivacyTerms | None) -> MaskingClient | None:
-        """Return the part in the runs with some settings; None if reports have no masks there.
+    def under(self, settings: bytes, privacy: PrivacyTerms | None) -> Self | None:
+        """Return the masks of the runs with some settings; None if it makes none there.
 
         Args:
             settings: settings that are part of the run id, sorted JSON.
             privacy: the differential privacy that they ask for.
-
-        Raises:
-            MaskingError: if reports have masks there, and this phone makes none.
         """
-        if privacy is None or not privacy.is_masked:
+        if privacy is None or not privacy.is_masked or self._signer is None:
             return None
-        if self._signer is None:
-            raise MaskingError(
-                "the run asks for masked reports, and a phone masks no reports without its key"
-            )
         if settings != self._settings:
             self._settings, self._memory = settings, MaskingMemory()
             self._asked = self._answered = b""
         minimum, bucket = privacy.minimum, privacy.bucket
-        return MaskingClient(self._client, self._signer, self._memory, minimum, bucket)
+        self._masking = MaskingClient(self._client, self._signer, self._memory, minimum, bucket)
+        return self
 
-    def answer(self, frame: bytes, settings: bytes, privacy: PrivacyTerms | None) -> bytes:
+    def answer(self, frame: bytes) -> bytes:
         """Return the answer to a masking frame; nothing to sealed shares, which are kept.
 
         A gateway gives a phone that reattaches its task again: it gets the same answer.
@@ -53,11 +49,12 @@ class PhoneMasks:
             MaskingError: if it asks for what this phone does not do.
             FrameError: if it is no sound frame.
         """
-        masking = self.client_under(settings, privacy)
-        if masking is None:
-            raise MaskingError("this phone masks no reports in this run")
         if frame != self._asked:
             self._asked, self._answered = b"", b""
-            answer = masking.answer(frame)
+            answer = self._masking.answer(frame)
             self._asked, self._answered = frame, answer
         return self._answered
+
+    def mask(self, report: AnyVectorReport) -> MaskedReport:
+        """Return a report under the masks of the round."""
+        return self._masking.mask(report)

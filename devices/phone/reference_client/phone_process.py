@@ -19,7 +19,7 @@ from samara.devices.live.processes import exclusive_lock
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.joining import IN_USE
 from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.phone_worker import PhoneWorker
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.shared.errors import DeviceError, SamaraError
@@ -92,8 +92,8 @@ def _up(
     warn_of_few_examples(len(examples[Split.TRAIN]), limits.least_batch)
     if (charges := ChargeLog(home).read()) or limits.epsilon_limit:
         log.info("%s", describe_charges(charges, limits.epsilon_limit))
-    trainer = PhoneTrainer(program, examples)
-    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits, owners, key))
+    learner = PhoneLearner(program, examples, read_client_index(key_file))
+    phone = PhoneWorker(Phone(learner, home, limits, owners, key))
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -3,14 +3,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from samara.client.forward.turns import checked_passes
 from samara.client.protocol.idle_work import IdleWork, InterruptionError
 from samara.devices.phone.reference_client.phone import Phone
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -47,34 +46,18 @@ class PhoneWorker:
         self._idle.close()
         self._worker.shutdown(cancel_futures=True)
 
-    def hello(self, settings: bytes) -> bytes:
-        """Return the hello of the phone; see `Phone.hello`."""
-        return self._phone.hello(settings)
+    def answer(self, task: Task) -> bytes:
+        """Return the reply to a task; see `Phone.answer`.
 
-    def mask(self, frame: bytes, settings: bytes) -> bytes:
-        """Return the answer to a masking frame; see `Phone.mask`."""
-        return self._work(self._phone.mask, frame, settings)
+        Raises:
+            InterruptionError: if the worker is closed meanwhile.
+        """
+        if task.kind in (TaskKind.HELLO, TaskKind.REFUSED):
+            return self._phone.answer(task)
+        return self._work(lambda: self._phone.answer(task))
 
-    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes, shares: bytes) -> bytes:
-        """Return the reply to a train instruction; see `Phone.train`."""
-        return self._work(self._phone.train, instruction, catch_up, settings, shares)
-
-    def evaluate(
-        self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool
-    ) -> bytes:
-        """Return the reply to an evaluate instruction; see `Phone.evaluate`."""
-        return self._work(self._phone.evaluate, instruction, catch_up, settings, personal)
-
-    def receive_blob(self, part: bytes, settings: bytes) -> bytes:
-        """Return the refusal of a blob part."""
-        return self._work(self._phone.receive_blob, part)
-
-    def hear_refusal(self, refusal: bytes) -> bytes:
-        """Log why the server refuses the phone; see `Phone.hear_refusal`."""
-        return self._phone.hear_refusal(refusal)
-
-    def _work(self, method: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
-        """Call a method in the worker's thread, and return what it returns.
+    def _work(self, act: Callable[[], _T]) -> _T:
+        """Act in the worker's thread, and return the result.
 
         Raises:
             InterruptionError: if the worker is closed meanwhile.
@@ -82,7 +65,7 @@ class PhoneWorker:
 
         def work() -> _T:
             with checked_passes(self._check):
-                return method(*arguments, **named)
+                return act()
 
         with self._idle.message():
             return self._worker.submit(work).result()

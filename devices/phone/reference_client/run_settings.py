@@ -9,14 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from samara.client.protocol.session_store import SessionFolder
-from samara.shared.errors import ConfigError, SamaraError, TrainerError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.kept_file import KeptFile
 from samara.shared.run_id import hash_identity
 from samara.shared.run_terms import RunTerms
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""
 MAX_SETTINGS_BYTES = 2**16
+
+
+class _SettingsFile(KeptFile[bytes]):
+    """The settings of a run, in its folder; nothing before they came."""
+
+    name = SETTINGS_FILE
+    damaged = (
+        "{file}: cannot be read: {problem}; delete it, and the settings come again with the next "
+        "instruction"
+    )
+    empty = bytes
+
+    def _encode(self, content: bytes) -> bytes:
+        return content
+
+    def _decode(self, data: bytes) -> bytes:
+        return data
 
 
 class RunSettings:
@@ -51,14 +68,9 @@ class RunSettings:
             ScenarioError: if they lack what a run asks of a client.
             TrainerError: if they cannot be written.
         """
-        terms = self._check(run_id, settings)
-        file = self._sessions.folder_of(run_id) / SETTINGS_FILE
-        try:
-            if not file.exists() or file.read_bytes() != settings:
-                make_folder(file.parent)
-                write_durably(file, settings)
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+        terms, file = self._check(run_id, settings), self._file(run_id)
+        if file.read() != settings:
+            file.write(settings)
         return terms
 
     def find(self, run_id: bytes) -> bytes:
@@ -67,13 +79,7 @@ class RunSettings:
         Raises:
             TrainerError: if they cannot be read.
         """
-        file = self._sessions.folder_of(run_id) / SETTINGS_FILE
-        try:
-            return file.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise TrainerError(f"{file}: cannot be read: {error.strerror}") from error
+        return self._file(run_id).read()
 
     def latest(self) -> tuple[bytes, RunTerms] | None:
         """Return id and terms of the run whose session was written last; None without any."""
@@ -83,8 +89,8 @@ class RunSettings:
             return None
         run_id = bytes.fromhex(folders[0].name)
         try:
-            return run_id, self._check(run_id, (folders[0] / SETTINGS_FILE).read_bytes())
-        except (OSError, SamaraError):  # those of a later instruction are read again
+            return run_id, self._check(run_id, self._file(run_id).read())
+        except SamaraError:  # those of a later instruction are read again
             return None
 
     def read_terms(self, settings: bytes) -> RunTerms:
@@ -97,6 +103,9 @@ class RunSettings:
         if len(settings) > MAX_SETTINGS_BYTES:
             raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
         return RunTerms.decode(settings, self._owners)
+
+    def _file(self, run_id: bytes) -> _SettingsFile:
+        return _SettingsFile(self._sessions.folder_of(run_id))
 
     def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
         terms = self.read_terms(settings)

@@ -10,7 +10,7 @@ from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
 from benchmarks.faults.hostile_reports import ROUNDS, Clients, Examples, World, train
 from benchmarks.faults.hostile_tables import costs_table, mishaps, worst_table
-from samara.server.rounds.robust_rules import hostile_count
+from samara.server.rounds.aggregation import hostile_count
 from samara.shared.config import RunConfig
 from samara.shared.layout import READOUT_GROUP, Layout, Tensor
 

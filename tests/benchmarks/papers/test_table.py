@@ -49,7 +49,7 @@ def test_means_stand_below_the_papers_numbers(
     table, runs = read_table("mezo-1"), list[TuneSettings]()
 
     def tune(settings: TuneSettings) -> Path:
-        if settings.method == "icl":
+        if settings.optimizer == "icl":
             raise ModelError("no causal LM")
         if settings.space == "prefix" and settings.seed == 1:
             raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_means_stand_below_the_papers_numbers(
     assert found["MeZO"] == {"sst2": [figures, figures]}
     assert found["FT"] == {"sst2": [figures]}  # the second seed was stopped before it
     assert "ICL" not in found
-    (tuned,) = (run for run in runs if run.method == "fo-adam" and run.space == "full")
+    (tuned,) = (run for run in runs if run.optimizer == "fo-adam" and run.space == "full")
     assert (tuned.learning_rate, tuned.steps) == (3e-5, 8)
     assert len({run.out for run in runs}) == len(runs)
     console = Console(record=True, width=200)

@@ -14,7 +14,8 @@ from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.shared.directions import directions
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import scorer_for
 from samara.shared.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask

@@ -17,7 +17,7 @@ from samara.client.forward.grouping import (
 )
 from samara.shared.directions import directions
 from samara.shared.model.dual_forwarding import DualForwarding
-from samara.shared.model.lora_fa import Perturbations, PerturbedAdapters
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 
 LAYOUT = layout_of()
 CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)

@@ -21,7 +21,8 @@ from samara.shared.label_scores import cross_entropy
 from samara.shared.model import head
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.scorers import Prompt, scorer_for
 from samara.shared.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask

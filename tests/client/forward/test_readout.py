@@ -17,10 +17,11 @@ from scipy.special import softmax
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.readout import ReadoutForward, run_base
 from samara.client.forward.resident import ResidentForward
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.personal.readout_file import READOUT_FILE
 from samara.client.streaming.stream import BlockStream
 from samara.client.training.local_steps import take_local_steps, take_local_steps_together
-from samara.client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime, load_run
+from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.app import serve
 from samara.shared.config import RunConfig
 from samara.shared.contrasts import contrasts
@@ -29,7 +30,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.features import check_features
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.layout import READOUT_GROUP, Layout
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest, zero_state
 from samara.shared.result import RunResult
 from samara.simulations.adapter import FinishedRun, export

@@ -23,7 +23,8 @@ from samara.shared.errors import ModelError, SamaraError, TrainerError
 from samara.shared.frames.instructions import Split
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.sections import AdapterSettings
 
 ModelFolder = Callable[[str], Path]

@@ -10,11 +10,11 @@ from commands import Run
 from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import RUN_ID
 from numpy.typing import NDArray
+from personalizers import runtime_personalizer
 
 from samara.client.personal import private_fit
 from samara.client.personal.methods import composition
 from samara.client.personal.private_rounds import personal_ledger
-from samara.client.personal.runtime_learner import runtime_personalizer
 from samara.client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
 from samara.client.training.model_runtime import load_run
 from samara.server.app import serve
@@ -78,7 +78,7 @@ def test_every_client_gets_a_fit_that_its_file_holds(small: Settings, run: Run) 
     _, from_file = quick_look(folder, "a good film", personal=folder / "private.samara")
     _, from_ledger = quick_look(folder, "a good film", client=2)
     np.testing.assert_array_equal(from_file["personal"], from_ledger["personal"])
-    status, printed, errors = run("server", "verify", folder)
+    status, printed, errors = run("server", "check", "--replay", folder)
     assert (status, errors) == (0, "")
     assert "personal ledgers of 3 clients: every digest reproduced" in printed
 
@@ -125,12 +125,11 @@ def test_the_intercept_that_steps_start_from_stays_with_the_client(
 
     def listen(*arguments: Any) -> Any:
         private = plain(*arguments)
-        assert private is not None
         fitted = private[np.flatnonzero(private)]
         secrets.extend([fitted.tobytes(), to_float32(fitted).tobytes()])
         return private
 
-    monkeypatch.setattr("samara.client.protocol.protocol_client.intercept_for_training", listen)
+    monkeypatch.setattr("samara.client.protocol.client.intercept_for_training", listen)
     config = config_of(small)
     grid = grid_of(config, RecordingGrid)
     grid.traffic = []  # type: ignore[attr-defined]

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import files_of
+from personalizers import runtime_personalizer
 
 from samara.client.personal.methods import ERASURE
 from samara.client.personal.personalizations import Personalization, read_personalizations
 from samara.client.personal.personalizer import Personalizer
-from samara.client.personal.runtime_learner import runtime_personalizer
 from samara.client.training.client_data import ClientData
-from samara.client.training.interrupted_steps import InterruptedSteps
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.app import serve
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, TrainingError
+from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.replay import digest, zero_state
 from samara.simulations.adapter import FinishedRun, export_ledger
@@ -203,7 +203,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     config = config.model_copy(
         update={"personal": config.personal.model_copy(update={"when": "always"})}
     )
-    personalizer = runtime_personalizer(runtime, data, config, RUN_ID, InterruptedSteps())
+    personalizer = runtime_personalizer(runtime, data, config, RUN_ID)
     assert note(personalizer, runtime, 1)
     assert runtime.execution  # decided before passes are counted
     plain, steps = runtime.forward.scores, [0]
@@ -244,7 +244,8 @@ def test_private_rounds_that_fail_are_left_out_and_the_federation_goes_on(
     config = config_of(four_rounds, personal__when="every 2 rounds")
 
     def fail(runtime: Any, data: Any, instruction: Any, *rest: Any) -> Any:
-        if instruction.round == 1 and data.client == 0 and not failed:
+        private = instruction.track == PERSONAL_TRACK
+        if private and instruction.round == 1 and data.client == 0 and not failed:
             failed.append(True)
             raise TrainingError("no number", (1, 0))
         return plain(runtime, data, instruction, *rest)

@@ -14,10 +14,11 @@ from asked_clients import (
     server_config_for,
     train_frame,
 )
+from asking import evaluate_task, train_task
 from federations import Settings, wrap_local_steps
 from helpers import History, instruction_with
 
-from samara.client.protocol import protocol_client
+from samara.client.protocol import client as client_module
 from samara.client.protocol.answered_runs import ANSWERED_FILE
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.scalar_counts import ScalarCounts
@@ -32,7 +33,7 @@ from samara.shared.frames.instructions import (
 )
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 
 ROUNDS = 50
 
@@ -67,21 +68,23 @@ def test_no_step_is_taken_on_one_example_unless_the_owner_says_so(
             raise AssertionError("it trained")
 
         wrap_local_steps(patch, never)
-        refused = trainer.client_under(server_config).train(frame)
+        refused = trainer.client_under(server_config).answer(train_task(frame))
     assert refusal_of(refused) == (RefusalCode.BATCH, (1, 2))
     assert "a step would use 1 of its examples, and its owner allows no fewer than 2" in (
         Refusal.decode(refused).description
     )
     careful = load(settings, tmp_path / "careful", least_batch=16)
     asked = train_frame(careful, batch=15)
-    assert refusal_of(careful.client_under(server_config).train(asked)) == (
+    assert refusal_of(careful.client_under(server_config).answer(train_task(asked))) == (
         RefusalCode.BATCH,
         (15, 16),
     )
     asked = train_frame(careful, batch=16)
-    assert Report.decode(careful.client_under(server_config).train(asked)).client == 7
+    assert Report.decode(careful.client_under(server_config).answer(train_task(asked))).client == 7
     free = load(settings, tmp_path / "free", least_batch=1)
-    report = Report.decode(free.client_under(server_config).train(train_frame(free, batch=1)))
+    report = Report.decode(
+        free.client_under(server_config).answer(train_task(train_frame(free, batch=1)))
+    )
     assert report.gradients.size == 4
 
 
@@ -101,8 +104,11 @@ def test_a_hundred_thousand_directions_on_one_example(
     trainer = load(settings, tmp_path, least_batch=1, scalars_per_example=2.0)
     client = trainer.client_under(server_config)
     many = train_frame(trainer, steps=2, queries=50_000, batch=1)
-    assert refusal_of(client.train(many)) == (RefusalCode.SCALARS, (100_000, 2))
-    assert Report.decode(client.train(train_frame(trainer, queries=16, batch=8))).client == 7
+    assert refusal_of(client.answer(train_task(many))) == (RefusalCode.SCALARS, (100_000, 2))
+    assert (
+        Report.decode(client.answer(train_task(train_frame(trainer, queries=16, batch=8)))).client
+        == 7
+    )
 
 
 def test_the_instructions_of_one_round_are_limited_together(
@@ -111,19 +117,24 @@ def test_the_instructions_of_one_round_are_limited_together(
     trainer = load(settings, tmp_path, scalars_per_example=1.0)
     client = trainer.client_under(server_config)
     first = train_frame(trainer, root=1, queries=5)
-    report = client.train(first)
-    assert refusal_of(client.train(train_frame(trainer, root=2))) == (RefusalCode.SCALARS, (4, 3))
+    report = client.answer(train_task(first))
+    assert refusal_of(client.answer(train_task(train_frame(trainer, root=2)))) == (
+        RefusalCode.SCALARS,
+        (4, 3),
+    )
     again = load(settings, tmp_path, scalars_per_example=1.0).client_under(server_config)
-    assert again.train(first) == report  # a repeated one is answered
-    assert Report.decode(again.train(train_frame(trainer, root=2, queries=3))).client == 7
-    assert refusal_of(again.train(train_frame(trainer, root=3, queries=1))) == (
+    assert again.answer(train_task(first)) == report  # a repeated one is answered
+    assert (
+        Report.decode(again.answer(train_task(train_frame(trainer, root=2, queries=3)))).client == 7
+    )
+    assert refusal_of(again.answer(train_task(train_frame(trainer, root=3, queries=1)))) == (
         RefusalCode.SCALARS,
         (1, 0),
     )
     history = made_up_run(trainer, 1)
     frame = train_frame(trainer, round=2, start_digest=history.digests[1], queries=8)
-    assert not again.catch_up(frame, CatchUp(tail=history.tail(0)))
-    assert Report.decode(again.train(frame)).gradients.size == 8
+    caught_up = train_task(frame, CatchUp(tail=history.tail(0)))
+    assert Report.decode(again.answer(caught_up)).gradients.size == 8
 
 
 def test_fifty_personal_comparisons_are_one(
@@ -171,7 +182,7 @@ def test_what_a_sound_server_asks_at_the_end_is_answered_and_may_be_repeated(
         raise AssertionError("it evaluated")
 
     for name in ("evaluate_global_model", "evaluate_personal_model"):
-        monkeypatch.setattr(protocol_client, name, never)
+        monkeypatch.setattr(client_module, name, never)
     again = load(settings, tmp_path).client_under(server_config)
     assert [ask(again, frame, history, 1, personal) for frame, personal in asked] == answers
     assert ScalarCounts(tmp_path).read() == counted
@@ -191,10 +202,10 @@ def test_losses_at_chosen_states_are_counted_as_the_scalars_that_they_are(
     assert {refusal_of(answer) for answer in answers[10:]} == {(RefusalCode.SCALARS, (1, 0))}
     counts = ScalarCounts(tmp_path).read()
     assert set(counts) == {trainer.data.hash_of(Split.VALIDATION)}
-    report = client.train(train_of_round(trainer, history, ROUNDS + 1))
+    report = client.answer(train_task(train_of_round(trainer, history, ROUNDS + 1)))
     assert Report.decode(report).client == 7  # other examples have a count of their own
     losses = evaluate_frame(trainer, history, ROUNDS, Split.TEST)
-    assert Evaluation.decode(client.evaluate(losses, personal=False)).client == 7
+    assert Evaluation.decode(client.answer(evaluate_task(losses))).client == 7
 
 
 def train_of_round(trainer: ResidentTrainer, history: History, round_: int) -> bytes:
@@ -212,8 +223,8 @@ def test_a_crash_between_count_and_answer_counts_once(
 
     with monkeypatch.context() as patch:
         patch.setattr("samara.client.protocol.session_store.SessionFolder.write_session", full)
-        assert refusal_of(client.train(frame))[0] == RefusalCode.TRAINER
-    report = Report.decode(client.train(frame))
+        assert refusal_of(client.answer(train_task(frame)))[0] == RefusalCode.TRAINER
+    report = Report.decode(client.answer(train_task(frame)))
     assert report.gradients.size == TrainInstruction.decode(frame).queries
 
 

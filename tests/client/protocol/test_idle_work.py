@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asking import hello_task, sent
 from federations import Live, Settings, config_of
 from live import attempts
 from residents import (
@@ -28,8 +29,8 @@ from samara.client.protocol.idle_work import IdleWork, InterruptionError
 from samara.client.protocol.joined_runs import RUN_FILE, JoinedRuns
 from samara.client.protocol.model_in_use import (
     VALIDATION_FILE,
+    ValidationFile,
     find_unevaluated_runs,
-    read_validation,
 )
 from samara.client.protocol.model_validation import note_validation
 from samara.client.protocol.pauses import Pauses
@@ -151,8 +152,8 @@ def waiting(
             assert not is_idle(short / "h")
             assert not list((short / "h").glob(f"runs/*/clients/7/{PERSONALIZATIONS_FILE}"))
             other = config_of(config.flat(), seed=99, out=str(short / "other"))
-            with RemoteTrainer(str(socket), other.flat()) as remote:
-                remote.hello()
+            with RemoteTrainer(str(socket)) as remote:
+                remote.answer(hello_task(sent(other)))
     return trainer
 
 
@@ -336,8 +337,9 @@ def test_an_example_that_the_owner_teaches_makes_private_rounds_due(
         task = load_task(settings["task"])
         texts = [f"the walk was very very warm {'!' * number}" for number in range(20)]
         OwnExamples(home).learn([row_of_text(task, text, "1") for text in texts], task)
-        with RemoteTrainer(str(socket), config.flat()) as remote:
-            remote.hello()  # any message; without one the trainer looks by itself, but later
+        with RemoteTrainer(str(socket)) as remote:
+            # any message; without one the trainer looks by itself, but later
+            remote.answer(hello_task(sent(config)))
             for _ in attempts("private rounds on new examples"):
                 if len(starts()) > 2:
                     break
@@ -370,7 +372,7 @@ def test_a_trainer_killed_before_the_evaluation_of_private_rounds_evaluates_at_i
             if (run / VALIDATION_FILE).exists():
                 break
     assert find_unevaluated_runs(home) == []
-    noted = read_validation(run)
+    noted = ValidationFile(run).read()
     assert noted is not None
     assert len(noted.losses) > 5
     assert len(read_personalizations(run / "clients" / "7")) == 1

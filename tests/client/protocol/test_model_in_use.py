@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from samara.client.protocol.joined_runs import JoinedRuns, run_folders
 from samara.client.protocol.model_in_use import (
     VALIDATION_FILE,
+    ValidationFile,
     ValidationLosses,
     describe_model_in_use,
     find_run_in_use,
-    read_validation,
 )
 from samara.client.protocol.personal_model import PersonalModels
 from samara.client.protocol.session import Session
@@ -99,7 +99,7 @@ def test_the_personal_model_of_the_old_base_serves_until_the_new_one_is_better(
     models = PersonalModels(trainer).of()
     examples = trainer.data.tokenized(Split.VALIDATION)
     scores = models.runtime.scores(models.states["personal"], examples.prompts)
-    noted = read_validation(old)
+    noted = ValidationFile(old).read()
     assert noted is not None
     keys = [hash_examples([one]) for one in trainer.data.in_split(Split.VALIDATION)]
     one_by_one = [

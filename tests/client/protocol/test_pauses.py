@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asking import evaluate_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of
 from helpers import instruction_with
 from residents import resident
 
 from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.session import Session
+from samara.client.protocol.session_store import decode_session
 from samara.client.protocol.trainer_service import serve_trainer
 from samara.client.protocol.work_costs import WorkCosts
 from samara.server.app import serve
@@ -104,13 +106,14 @@ def test_a_round_that_ends_during_a_pause_is_computed_anew_with_the_same_bits(
         hot[0], reasons[""] = gets_hot, 0
         with (
             serve_trainer(lambda: mine, socket, reason),
-            RemoteTrainer(str(socket), server_config.flat()) as remote,
+            RemoteTrainer(str(socket)) as remote,
         ):
-            replies = [remote.train(frame)]
+            replies = [remote.answer(train_task(frame, settings=sent(server_config))).frame]
             hot[0] = False
             if kind_of(replies[0]) is Kind.REFUSAL:
-                assert not list((short / name).glob("runs/*/session"))
-                replies.append(remote.train(frame))
+                [kept] = (short / name).glob("runs/*/session")
+                assert not decode_session(kept.read_bytes()).report
+                replies.append(remote.answer(train_task(frame, settings=sent(server_config))).frame)
         return replies
 
     [expected] = ask("steady", gets_hot=False)
@@ -135,10 +138,10 @@ def test_an_evaluation_is_refused_once_its_server_no_longer_waits(
     asked = EvaluateInstruction(bytes(8), 0, 0, Split.VALIDATION, layout.hash, digest).encode()
     with (
         serve_trainer(lambda: mine, socket, reason),
-        RemoteTrainer(str(socket), config.flat()) as remote,
+        RemoteTrainer(str(socket)) as remote,
     ):
-        refused = remote.evaluate(asked, personal=False)
+        refused = remote.answer(evaluate_task(asked, settings=sent(config))).frame
         hot[0] = False
-        found = remote.evaluate(asked, personal=False)
+        found = remote.answer(evaluate_task(asked, settings=sent(config))).frame
     assert Refusal.decode(refused).code == RefusalCode.PAUSED
     assert kind_of(found) is Kind.EVALUATION

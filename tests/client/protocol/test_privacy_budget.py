@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from helpers import instruction_with
 
-from samara.client.protocol import privacy_budget
 from samara.client.protocol.privacy_budget import (
     CHARGES_FILE,
     OWN_DELTA,
@@ -21,6 +20,7 @@ from samara.client.protocol.privacy_budget import (
     describe_charges,
     epsilon_spent,
 )
+from samara.shared import kept_file
 from samara.shared.errors import BudgetError, TrainerError
 from samara.shared.privacy.accountant import epsilon_of, rho_of
 from samara.shared.privacy.mechanism import Mechanism
@@ -30,6 +30,9 @@ LOCAL = Mechanism("local", noise_multiplier=20.0, honest=1, numbers=9)
 ROUNDS = 50
 LOCAL_TERMS = PrivacyTerms(LOCAL, 1.0, False, ROUNDS, 1e-5)
 ROUND = instruction_with()
+
+
+EVENT = json.loads(Charge("", 1, bytes(8), "local", 1.0).to_line())
 
 
 def token(number: int) -> bytes:
@@ -106,9 +109,9 @@ def test_old_reports_are_dropped_and_their_charges_never(tmp_path: Path) -> None
         "[]\n",
         "{}\n",
         '{"token": "00", "rho": 1, "run": "", "round": 1, "mode": "local"}\n',
-        json.dumps(Charge("", 1, token(1), "local", 1.0).to_event() | {"rho": -1}) + "\n",
-        json.dumps(Charge("", 1, token(1), "local", 1.0).to_event() | {"rho": float("nan")}) + "\n",
-        json.dumps(Charge("", 1, token(1), "local", 1.0).to_event() | {"report": "?"}) + "\n",
+        json.dumps(EVENT | {"rho": -1}) + "\n",
+        json.dumps(EVENT | {"rho": float("nan")}) + "\n",
+        json.dumps(EVENT | {"report": "?"}) + "\n",
     ],
 )
 def test_a_damaged_file_is_no_empty_one(content: str, tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_half_a_line_is_a_report_that_never_left(tmp_path: Path) -> None:
         assert [one.report for one in ChargeLog(half).read()] == [b"first", b"anew"]
 
 
-SYSTEM_CALLS = ("make_folder", "read_events", "append_event", "sync_folder", "write_durably")
+SYSTEM_CALLS = ("make_folder", "_append_line", "sync_folder", "write_durably")
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
 
     with monkeypatch.context() as patched:
         for name in SYSTEM_CALLS:
-            patched.setattr(privacy_budget, name, wrapped(name, getattr(privacy_budget, name)))
+            patched.setattr(kept_file, name, wrapped(name, getattr(kept_file, name)))
         yield steps
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import train_task
 from federations import (
     Live,
     Settings,
@@ -176,13 +177,15 @@ def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
 ) -> None:
     trainer, config = resident(settings, 7, tmp_path), local_config(settings)
     asked = asked_of(trainer, config)
-    report = trainer.client_under(config).train(asked.encode())
+    report = trainer.client_under(config).answer(train_task(asked.encode()))
     assert kind_of(report) is Kind.NOISED_VECTOR_REPORT
     for session in tmp_path.glob("runs/*/session"):
         session.unlink()
     again = resident(settings, 7, tmp_path)
-    assert again.client_under(config).train(asked.encode()) == report
-    other = again.client_under(config).train(asked_of(again, config, run_id=b"another!").encode())
+    assert again.client_under(config).answer(train_task(asked.encode())) == report
+    other = again.client_under(config).answer(
+        train_task(asked_of(again, config, run_id=b"another!").encode())
+    )
     assert other != report
     assert len(ChargeLog(tmp_path).read()) == 2
     limited = settings | {"data.epsilon-limit": epsilon_of(2.5 * rho_of(4.0 / 2), 1e-5)}
@@ -190,7 +193,7 @@ def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
     for run in (b"a third!", b"no noise"):
         under = config if run == b"a third!" else config_of(config.flat(), privacy__mode="none")
         asked = asked_of(careful, under, run_id=run)
-        refusal = Refusal.decode(careful.client_under(under).train(asked.encode()))
+        refusal = Refusal.decode(careful.client_under(under).answer(train_task(asked.encode())))
         assert refusal.code == RefusalCode.BUDGET
     assert len(ChargeLog(tmp_path).read()) == 2
 
@@ -223,15 +226,18 @@ def test_wherever_a_client_stops_there_is_one_report_and_one_charge(
     with monkeypatch.context() as patched:
         die_at(moment, stop, patched.setattr)
         with pytest.raises(KeyboardInterrupt):
-            trainer.client_under(config).train(asked)
+            trainer.client_under(config).answer(train_task(asked))
     check_after(
-        tmp_path, moment, lambda: resident(settings, 7, tmp_path).client_under(config).train(asked)
+        tmp_path,
+        moment,
+        lambda: resident(settings, 7, tmp_path).client_under(config).answer(train_task(asked)),
     )
 
 
 CLIENT_THAT_IS_KILLED = """
 import json, os, signal, sys
 from pathlib import Path
+from asking import train_task
 from private_reports import asked_of, die_at, local_config
 from residents import resident
 
@@ -240,7 +246,7 @@ trainer, config = resident(settings, 7, folder), local_config(settings)
 asked = asked_of(trainer, config)
 if moment:
     die_at(moment, lambda: os.kill(os.getpid(), signal.SIGKILL))
-print(trainer.client_under(config).train(asked.encode()).hex())
+print(trainer.client_under(config).answer(train_task(asked.encode())).hex())
 """
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import sent, train_task
 from federations import Live, Settings, config_of
 from helpers import instruction_with
 
@@ -36,6 +37,7 @@ from samara.shared.errors import (
 )
 from samara.shared.ledger.records import LedgerHeader
 from samara.shared.proto.trainer_pb2 import ChatMessage, GeneratePart, GenerateRequest
+from samara.shared.runs import run_id_of
 from samara.shared.tasks.rows import read_prompt, read_question
 
 TEXTS = ["the film was good .", "the meal was cold !", "a rude day"]
@@ -151,7 +153,8 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
     def report(folder: Path, disturbed: bool) -> tuple[bytes, list[Any]]:
         """A report, and what was answered between the passes of its steps."""
         resident = load_resident(settings, folder, "micro-batch=2")
-        client = resident.client_under(config_of(settings, method="global"))
+        config = config_of(settings, method="global")
+        client = resident.client_for(sent(config))
         assert resident.runtime.execution  # decided in one turn, in which no question is answered
         models, answers = PersonalModels(resident), list[Any]()
         turns = Turns()
@@ -172,12 +175,13 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
                 yield
 
         layout = resident.runtime.layout
-        start = Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout)
+        run_id = run_id_of(config, layout, resident.runtime.model_id)
+        start = Session.begin(LedgerHeader(0, run_id, layout.hash), layout)
         instruction = instruction_with(
-            run_id=bytes(8), layout_hash=layout.hash, start_digest=start.digest
+            run_id=run_id, layout_hash=layout.hash, start_digest=start.digest
         ).encode()
         with ThreadPoolExecutor(1, initializer=take_turns, initargs=(asked_first,)) as worker:
-            return worker.submit(client.train, instruction).result(), answers
+            return worker.submit(client.answer, train_task(instruction)).result(), answers
 
     plain, _ = report(tmp_path / "plain", False)
     disturbed, answers = report(tmp_path / "disturbed", True)
@@ -296,7 +300,7 @@ def test_generated_text_is_that_of_the_library_and_the_adapter_changes_it(
     prompt = runtime.tokenize(read_question({"text": TEXTS[0]}, runtime.task)[0])
     logits, _ = runtime.forward.next_logits(adapter, prompt.sequences[0])
     scores = runtime.forward.score_question(adapter, [prompt])[0]
-    words = [tokens[0] for tokens in runtime._scorer.label_tokens]  # type: ignore[attr-defined]
+    words = [tokens[0] for tokens in runtime.scorer.label_tokens]  # type: ignore[attr-defined]
     log_softmax = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     np.testing.assert_allclose(log_softmax[words], scores, rtol=1e-4, atol=1e-4)
     base_logits, _ = runtime.forward.next_logits(models.adapter("base"), prompt.sequences[0])

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from asked_clients import train_frame
+from asking import hello_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
 from helpers import instruction_with, layout_of
@@ -35,8 +37,7 @@ from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import VectorReport
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.result import read_result
 from samara.simulations.engine import InProcessGrid
 from samara.simulations.simulate import simulate
@@ -65,7 +66,7 @@ def test_a_run_over_sockets_ends_where_the_devices_stand(
     ):
         assert all(stat.S_IMODE(socket.stat().st_mode) == 0o600 for socket in sockets)
         folder = serve(server_config, Live(sockets, server_config))
-        status = RemoteTrainer(str(sockets[0]), {}).__enter__().status()
+        status = RemoteTrainer(str(sockets[0])).__enter__().status()
     assert not any(socket.exists() for socket in sockets)
     result = json.loads((folder / "result.json").read_text())
     assert set(result["clients"]) == {str(client) for client in CLIENTS}
@@ -143,7 +144,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = resident(settings, 7, short)
-    hello = Hello.decode(first.client_under(server_config).hello())
+    hello = Hello.decode(first.client_under(server_config).answer(hello_task()))
     assert (hello.client, hello.round) == (7, 0)
     layout = first.runtime.layout
     header = LedgerHeader(0, bytes(8), layout.hash)
@@ -151,7 +152,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
     instruction = instruction_with(
         run_id=bytes(8), layout_hash=layout.hash, start_digest=start.digest
     ).encode()
-    report = first.client_under(server_config).train(instruction)
+    report = first.client_under(server_config).answer(train_task(instruction))
     assert report
     second = ResidentTrainer.load(first.runtime.config, 7, short)
 
@@ -159,7 +160,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
         raise AssertionError("trained twice")
 
     wrap_local_steps(monkeypatch, never)
-    assert second.client_under(server_config).train(instruction) == report
+    assert second.client_under(server_config).answer(train_task(instruction)) == report
 
 
 def test_a_damaged_session_begins_anew_and_says_so(
@@ -222,13 +223,14 @@ def test_unsound_settings_from_the_server_are_refused(
             ({"no-such": 1}, RefusalCode.CODE, "this version of Samara does not know no-such"),
         ]
         for sent, code, message in unsound:
-            with RemoteTrainer(str(short / "t.sock"), sent) as remote:
-                refusal = Refusal.decode(remote.hello())
+            with RemoteTrainer(str(short / "t.sock")) as remote:
+                refusal = Refusal.decode(remote.answer(hello_task(json.dumps(sent).encode())).frame)
             assert (refusal.client, refusal.code) == (7, code)
             assert f"client 7 refuses: run config: {message}" in caplog.text
             caplog.clear()
-        with RemoteTrainer(str(short / "t.sock"), {}) as remote:
-            assert Refusal.decode(remote.status("[").hello).code == RefusalCode.SETTINGS
+        with RemoteTrainer(str(short / "t.sock")) as remote:
+            refusal = Refusal.decode(remote.answer(hello_task(b"[")).frame)
+            assert refusal.code == RefusalCode.SETTINGS
         assert "client 7 refuses: run config: not JSON" in caplog.text
 
 
@@ -238,14 +240,16 @@ def test_a_paused_trainer_refuses_and_says_where_it_stands(
     trainer, reasons = resident(settings, 7, short), ["91 °C is over 85 °C"]
     with (
         serve_trainer(lambda: trainer, short / "t.sock", lambda: reasons[0]),
-        RemoteTrainer(str(short / "t.sock"), server_config.flat()) as remote,
+        RemoteTrainer(str(short / "t.sock")) as remote,
     ):
-        refusal = Refusal.decode(remote.train(instruction_with().encode()))
+        trainer.client_under(server_config)  # with the run's layout
+        frame, told = train_frame(trainer), sent(server_config)
+        refusal = Refusal.decode(remote.answer(train_task(frame, settings=told)).frame)
         assert (refusal.client, refusal.round) == (7, 0)
         assert refusal.code == RefusalCode.PAUSED
         assert "client 7 refuses: paused: 91 °C is over 85 °C" in caplog.text
         assert remote.status().paused
-        assert Hello.decode(remote.hello()).client == 7
+        assert Hello.decode(remote.answer(hello_task(told)).frame).client == 7
 
 
 def test_without_a_trainer_flower_gets_a_code_and_the_log_the_reason(

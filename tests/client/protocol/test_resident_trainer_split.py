@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import train_task
 from data_rows import write_jsonl
 from federations import Settings, config_of, loaded
 from helpers import instruction_with
 
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.protocol.client import Client, Guard, Participation
 from samara.client.protocol.device_settings import with_device_settings
 from samara.client.protocol.joined_runs import latest_data_settings
-from samara.client.protocol.protocol_client import ProtocolClient
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.session import Session
 from samara.client.training.client_data import ClientData
@@ -57,12 +59,12 @@ def examples_of(data: ClientData) -> dict[str, list[tuple[str, int]]]:
     return {s.name: [(e.text, e.label) for e in data.in_split(s)] for s in Split}
 
 
-def report_of(client: ProtocolClient, run: RunConfig, loaded_run: Any) -> Report:
+def report_of(client: Client, run: RunConfig, loaded_run: Any) -> Report:
     layout = loaded_run.layout
     run_id = run_id_of(run, layout, loaded_run.model_id)
     start = Session.begin(LedgerHeader(0, run_id, layout.hash), layout).digest
     instruction = instruction_with(run_id=run_id, layout_hash=layout.hash, start_digest=start)
-    return Report.decode(client.train(instruction.encode()))
+    return Report.decode(client.answer(train_task(instruction.encode())))
 
 
 class _Memory:
@@ -83,10 +85,13 @@ def test_live_clients_divide_their_files_as_a_simulation_divides_all(
         path = write_jsonl(tmp_path / f"{user}.jsonl", rows_of(user))
         trainer = resident(run, path, tmp_path / user, index)
         before = examples_of(trainer.data)
-        client = trainer.client_for(json.dumps(run.flat()))
+        client = trainer.client_for(json.dumps(run.flat()).encode())
         share = simulated.data.share_of(index, len(USERS))
         assert examples_of(trainer.data) == examples_of(share) != before
-        theirs = ProtocolClient(simulated.runtime, share, run, run, _Memory())
+        runtime = simulated.runtime
+        run_id = run_id_of(run, runtime.layout, runtime.model_id)
+        part = Participation(run.terms, run_id, tmp_path, 0)
+        theirs = Client(RuntimeLearner(runtime, share), _Memory(), Guard(), part)
         one, same = (
             report_of(client, run, trainer.runtime),
             report_of(theirs, run, simulated.runtime),
@@ -107,13 +112,13 @@ def test_each_run_has_its_own_split_and_what_is_taught_follows(
         "eight": {"seed": 8, "data.seed": 8},
         "seven again": {},
     }.items():
-        trainer.client_for(json.dumps(run.flat() | changes))
+        trainer.client_for(json.dumps(run.flat() | changes).encode())
         found[name] = examples_of(trainer.data)
     assert found["seven"] == found["seven again"] != found["eight"]
     assert found["random"] == at_first, "the owner's own settings count in other runs"
     task = load_task(run.task)
     OwnExamples(tmp_path / "home").learn([{"text": "A KIND  walk", "label": 1}], task)
-    trainer.client_for(json.dumps(run.flat()))
+    trainer.client_for(json.dumps(run.flat()).encode())
     [split] = [s for s, own in examples_of(trainer.data).items() if ("A KIND  walk", 1) in own]
     data = latest_data_settings(tmp_path / "home", trainer.config)
     [row] = OwnExamples(tmp_path / "home").read()[0][0].rows(task)
@@ -125,7 +130,7 @@ def test_each_run_has_its_own_split_and_what_is_taught_follows(
 def test_watched_data_follow_the_run(run: RunConfig, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "ann.jsonl", rows_of("ann"))
     trainer = resident(run, path, tmp_path / "home", 0, **{"data.watch": True})
-    trainer.client_for(json.dumps(run.flat()))
+    trainer.client_for(json.dumps(run.flat()).encode())
     share = loaded(run.flat()).data.share_of(0, len(USERS))
     found = {s: set(own) for s, own in examples_of(trainer.data).items()}
     assert found == {s: set(own) for s, own in examples_of(share).items()}
@@ -139,7 +144,7 @@ def test_data_that_are_gone_stay_as_they_were_and_the_run_is_refused(
     before = examples_of(trainer.data)
     path.unlink()
     with pytest.raises(DataError, match="no such file"):
-        trainer.client_for(json.dumps(run.flat()))
+        trainer.client_for(json.dumps(run.flat()).encode())
     assert examples_of(trainer.data) == before
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from helpers import instruction_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learners import ExamplesOnly
 
-from samara.client.protocol.answer_guard import AnswerGuard
+from samara.client.protocol.answer_guard import AnswerGuard, Records
 from samara.client.protocol.answer_limits import AnswerLimits
 from samara.client.protocol.answered_runs import AnsweredRuns
-from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.shared.errors import SamaraError
 from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -50,9 +51,9 @@ class Client:
     """A client's guard and files; it answers without a model, and remembers what has left."""
 
     def __init__(self, folder: Path, limits: AnswerLimits) -> None:
-        budget = ScalarBudget(ScalarCounts(folder), lambda s: (s.name,), SIZE, limits.scalar_limit)
         answered = AnsweredRuns(lambda run_id: folder / run_id.hex())
-        self.guard = AnswerGuard(limits, lambda asked: EXAMPLES, budget, answered)
+        records = Records(counts=ScalarCounts(folder), answered=answered)
+        self.guard = AnswerGuard(limits, ExamplesOnly(SIZE, EXAMPLES), records)
         self.folder, self.reports = folder, dict[bytes, bytes]()
         self.left: dict[tuple[bytes, bool], dict[Split, int]] = {}
         self.gradients: dict[tuple[int, int], dict[bytes, int]] = {}

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from asking import train_task
 from federations import Live, Settings, config_of, wrap_local_steps
 from private_reports import first_instruction
 from residents import CLIENTS, device_settings, resident
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from samara.client.protocol.pass_counts import PASSES_FILE, PassCounts
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.scalar_counts import ScalarCounts
+from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import SessionFolder
 from samara.client.protocol.trainer_service import serve_trainer
 from samara.client.training.client_data import ClientData
@@ -81,17 +83,19 @@ def test_the_count_outlives_processes_and_runs(
     limit = 12 / limited(settings, 7, tmp_path, 0.0).runtime.layout.size
     first = limited(settings, 7, tmp_path, limit)
     instruction = first_instruction(first).encode()  # 9 scalars
-    report = first.client_under(server_config).train(instruction)
+    report = first.client_under(server_config).answer(train_task(instruction))
     assert Report.decode(report).gradients.size == 8
     second = limited(settings, 7, tmp_path, limit)
     client = second.client_under(server_config)
-    assert client.train(instruction) == report  # a repeated one is answered, and not counted
+    assert (
+        client.answer(train_task(instruction)) == report
+    )  # a repeated one is answered, and not counted
     other_run = first_instruction(second, run_id=bytes([1]) * 8)
-    refusal = Refusal.decode(client.train(other_run.encode()))
+    refusal = Refusal.decode(client.answer(train_task(other_run.encode())))
     assert (refusal.code, refusal.numbers) == (RefusalCode.SCALARS, (9, 3))
     assert sent_by(tmp_path, second.data) == 9
     smaller = first_instruction(second, run_id=bytes([1]) * 8, steps=1, queries=2)
-    assert Report.decode(client.train(smaller.encode())).gradients.size == 2
+    assert Report.decode(client.answer(train_task(smaller.encode()))).gradients.size == 2
     assert sent_by(tmp_path, second.data) == 12
 
 
@@ -105,16 +109,21 @@ def test_a_crash_before_the_session_is_stored_counts_the_report_once(
     trainer = limited(settings, 7, tmp_path, limit)
     instruction = first_instruction(trainer).encode()
 
-    def full(*arguments: object) -> None:
-        raise TrainerError("the disk is full")
+    def full(folder: SessionFolder, run_id: bytes, session: Session) -> None:
+        if session.report:
+            raise TrainerError("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(SessionFolder, "write_session", full)
-        refusal = Refusal.decode(trainer.client_under(server_config).train(instruction))
+        refusal = Refusal.decode(
+            trainer.client_under(server_config).answer(train_task(instruction))
+        )
     assert refusal.code == RefusalCode.TRAINER
     assert sent_by(tmp_path, trainer.data) == 9
     again = limited(settings, 7, tmp_path, limit)
-    assert Report.decode(again.client_under(server_config).train(instruction)).client == 7
+    assert (
+        Report.decode(again.client_under(server_config).answer(train_task(instruction))).client == 7
+    )
     assert sent_by(tmp_path, trainer.data) == 9
 
 
@@ -130,7 +139,7 @@ def test_nothing_is_computed_for_an_instruction_over_the_limit(
     wrap_local_steps(monkeypatch, never)
     trainer = limited(settings, 7, tmp_path, 1e-9)
     instruction = first_instruction(trainer).encode()
-    refusal = Refusal.decode(trainer.client_under(server_config).train(instruction))
+    refusal = Refusal.decode(trainer.client_under(server_config).answer(train_task(instruction)))
     assert (refusal.code, refusal.numbers) == (RefusalCode.SCALARS, (9, 0))
 
 
@@ -168,7 +177,7 @@ def test_the_status_of_a_client_shows_what_it_has_sent(
     assert "a: client 7, not running" in shown.output
     instruction = first_instruction(trainer)
     for _ in range(2):  # a repeated instruction takes no pass
-        trainer.client_under(server_config).train(instruction.encode())
+        trainer.client_under(server_config).answer(train_task(instruction.encode()))
     rows = instruction.steps * 2 * instruction.queries * instruction.batch
     assert PassCounts(folder).read() == {instruction.run_id.hex(): rows}
     with serve_trainer(lambda: trainer, folder / "trainer.sock"):

@@ -5,13 +5,10 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from samara.client.protocol.session import Session
-from samara.client.protocol.shared_catch_up import SharedCatchUp
+from samara.client.protocol.session import Session, SharedCatchUp
 from samara.shared.errors import CatchUpError
-from samara.shared.ledger import catch_up as catching_up
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader, Record
-from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger import records
+from samara.shared.ledger.records import CatchUp, LedgerHeader, Record, Snapshot
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in (1, 2, 3)], LAYOUT)
@@ -104,7 +101,7 @@ def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
     catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
     wrong = Record.create(position, delta_of(4), bytes(32))
     for every in (1, 2, 3, 256):
-        monkeypatch.setattr(catching_up, "CHECK_EVERY", every)
+        monkeypatch.setattr(records, "CHECK_EVERY", every)
         begun = Session.begin(HEADER, LAYOUT)
         assert_refused(begun, tail + wrong.encode(), 3, "round 2: replaying it gives another")
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samara.client.protocol.session import Session
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import replay, zero_state
 
 ROUNDS = 8

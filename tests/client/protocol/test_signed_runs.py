@@ -35,7 +35,7 @@ from samara.shared.frames.instructions import (
 )
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 from samara.shared.result import read_result
 from samara.shared.runs import run_id_of
@@ -192,7 +192,7 @@ def test_what_is_not_signed_is_refused_before_a_pass(
         {"rounds": 4},
         {"seed": 1},
         {"adapter.rank": 1},
-        {"adapter.seed": 1},
+        {"adapter.alpha": 8.0},
         {"personal.rounds": 1000},
         {"evaluate.every": 1},
         {"method": "global"},
@@ -233,9 +233,9 @@ def test_no_settings_are_not_the_devices_own(
     give(short, server_config, key)
     trainer = resident(settings, CLIENT, short)
     with pytest.raises(ConfigError, match="run config"):
-        trainer.client_for("")
+        trainer.client_for(b"")
     with pytest.raises(ScenarioError, match="other settings than those signed"):
-        trainer.client_for("{}")
+        trainer.client_for(b"{}")
 
 
 def test_settings_that_decide_no_number_are_the_servers(

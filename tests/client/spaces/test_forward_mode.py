@@ -13,7 +13,7 @@ from tuning import small, tuned, tuning_of
 from samara.client.estimators.prge import LossRequest
 from samara.client.spaces.scaling import Scaling
 from samara.client.tuning.training_loss import summed_loss
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 
 ModelFolder = Callable[[str], Path]
 
@@ -74,7 +74,13 @@ def test_with_a_shared_batch_they_are_those_of_a_backward_pass(
     model_folder: ModelFolder, data_file: Path, tmp_path: Path
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path / "run")
-    changes = {"method": "prge", "queries": 3, "steps": 2, "micro_batch": 3, "learning_rate": 0.01}
+    changes = {
+        "optimizer": "prge",
+        "queries": 3,
+        "steps": 2,
+        "micro_batch": 3,
+        "learning_rate": 0.01,
+    }
     losses = {}
     for gradients in ("exact", "forward-mode", "differences"):
         out = str(tmp_path / gradients)

@@ -32,7 +32,8 @@ from samara.client.tuning.group_norms import (
 from samara.client.tuning.trajectory import TrajectoryWriter, read_trajectory
 from samara.shared.directions import query_seeds
 from samara.shared.errors import TrainingError, TrajectoryError
-from samara.shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.replay_numba import NumbaBackend
 
 SHAPES = {"embed.weight": (3, 2), "layers.0.a": (5,), "layers.1.a": (2, 2), "head.weight": (3,)}

@@ -26,7 +26,8 @@ from samara.shared.directions import WHOLE_BLOCKS, directions
 from samara.shared.errors import ModelError
 from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import load_base_model
-from samara.shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
+from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 
 ModelFolder = Callable[[str], Path]

@@ -19,7 +19,7 @@ from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import NO_SEEDS, Space
 from samara.client.streaming.loading import load_model
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
 from samara.shared.replay_numba import NumbaBackend
 from samara.shared.sections import AdapterSettings, ModelSettings

@@ -27,7 +27,7 @@ from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRul
 from samara.shared.directions import WHOLE_BLOCKS
 from samara.shared.errors import ModelError
 from samara.shared.label_scores import cross_entropy
-from samara.shared.model.lora_fa import PerturbedAdapters
+from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import scorer_for
 from samara.shared.replay_numba import NumbaBackend
 from samara.shared.sections import ModelSettings

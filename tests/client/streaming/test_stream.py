@@ -21,7 +21,8 @@ from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig
 from samara.shared.directions import directions
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.replay import zero_state
 from samara.shared.sections import AdapterSettings, ModelSettings

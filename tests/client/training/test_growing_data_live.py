@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import evaluate_task, hello_task, train_task
 from federations import Live, Settings, config_of
 from helpers import instruction_with
 from residents import device_settings
@@ -78,8 +79,8 @@ def instruction_of(trainer: ResidentTrainer, round_: int = 1, **changes: Any) ->
 
 
 def train(trainer: ResidentTrainer, config: RunConfig, round_: int = 1, **changes: Any) -> Report:
-    client = trainer.client_for(json.dumps(config.flat()))
-    frame = client.train(instruction_of(trainer, round_, **changes))
+    client = trainer.client_for(json.dumps(config.flat()).encode())
+    frame = client.answer(train_task(instruction_of(trainer, round_, **changes)))
     return Report.decode(frame)
 
 
@@ -140,17 +141,17 @@ def test_an_evaluation_counts_no_more_than_the_client_has_introduced(
         start = digest(layout.hash, zero_state(layout.size))
         another = next(numbers)  # an instruction that was not given before
         frame = EvaluateInstruction(run_id, 0, another, Split.TEST, layout.hash, start).encode()
-        return int(Evaluation.decode(client.evaluate(frame, False)).columns[0].counts.sum())
+        return int(Evaluation.decode(client.answer(evaluate_task(frame))).columns[0].counts.sum())
 
     trainer = growing(settings, inbox, tmp_path / "home")
-    hello = Hello.decode(trainer.client_for(asked).hello())
+    hello = Hello.decode(trainer.client_for(asked).answer(hello_task()))
     introduced = json.loads(hello.facts)[SPLIT_EXAMPLES]["test"]
     assert counted(trainer) == introduced > 0
     add(inbox, 60, "meal")
     assert counted(trainer) == introduced < len(trainer.data.in_split(Split.TEST))
     again = growing(settings, inbox, tmp_path / "home")  # another process knows it, too
     assert counted(again) == introduced
-    again.client_for(asked).hello()
+    again.client_for(asked).answer(hello_task())
     assert counted(again) == len(again.data.in_split(Split.TEST))
 
 
@@ -159,15 +160,15 @@ def test_what_was_sent_about_old_examples_stays_sent_when_others_come(
 ) -> None:
     home = tmp_path / "home"
     unlimited = growing(settings, inbox, home)
-    unlimited.client_for(json.dumps(server_config.flat()))  # with the run's layout
+    unlimited.client_for(json.dumps(server_config.flat()).encode())  # with the run's layout
     size = unlimited.runtime.layout.size
     limited = growing(settings, inbox, home, data__scalar_limit=14 / size)
     assert train(limited, server_config).gradients.size == 8  # and a loss
     add(inbox, 30, "meal")
     again = growing(settings, inbox, home, data__scalar_limit=14 / size)
     for trainer in (limited, again):
-        client = trainer.client_for(json.dumps(server_config.flat()))
-        refusal = Refusal.decode(client.train(instruction_of(trainer, 2)))
+        client = trainer.client_for(json.dumps(server_config.flat()).encode())
+        refusal = Refusal.decode(client.answer(train_task(instruction_of(trainer, 2))))
         assert (refusal.code, refusal.numbers) == (RefusalCode.SCALARS, (9, 5))
     assert train(again, server_config, 3, steps=1, queries=4).gradients.size == 4
     sent = [next(iter(one.values())).sent for one in ScalarCounts(home).read().values()]
@@ -181,15 +182,20 @@ def test_a_client_that_has_nothing_left_refuses_until_it_learns_again(
     trainer = growing(settings, inbox, home)
     inbox.write_text("")
     for round_ in (1, 2):
-        refusal = Refusal.decode(trainer.client_for(asked).train(instruction_of(trainer, round_)))
+        refusal = Refusal.decode(
+            trainer.client_for(asked).answer(train_task(instruction_of(trainer, round_)))
+        )
         assert (refusal.code, refusal.numbers) == (RefusalCode.BATCH, (0, 2))
-    assert Hello.decode(trainer.client_for(asked).hello()).examples == 0
+    assert Hello.decode(trainer.client_for(asked).answer(hello_task())).examples == 0
     layout = trainer.runtime.layout
     start = digest(layout.hash, zero_state(layout.size))
     frame = EvaluateInstruction(bytes(8), 0, 0, Split.TEST, layout.hash, start).encode()
-    assert Refusal.decode(trainer.client_for(asked).evaluate(frame, True)).code == RefusalCode.DATA
     assert (
-        not Evaluation.decode(trainer.client_for(asked).evaluate(frame, False))
+        Refusal.decode(trainer.client_for(asked).answer(evaluate_task(frame, personal=True))).code
+        == RefusalCode.DATA
+    )
+    assert (
+        not Evaluation.decode(trainer.client_for(asked).answer(evaluate_task(frame)))
         .columns[0]
         .counts.any()
     )
@@ -242,8 +248,8 @@ def test_the_commands_of_an_owner(
     rows = "".join(json.dumps({"text": f"a {n} film", "label": n % 2}) + "\n" for n in range(4))
     assert run("learn", "-", given=rows).count("learned, for") == 4
     assert "row 1: label 5 is unknown" in run("learn", "-", given='{"text": "a", "label": 5}')
-    for wrong in (["learn"], ["learn", "a"], ["learn", "-", "--label", "1"], ["unlearn"]):
-        assert "failed: give" in run(*wrong)
+    for wrong in (["learn"], ["learn", "a"], ["learn", "-", "--label", "1"], ["learn", "--delete"]):
+        assert ": give " in run(*wrong)
     assert "5 learned examples" in run("learn", "--list")
     inbox.write_text(inbox.read_text() + "{\n")
     status = " ".join(run("status", "--name", "a").split())
@@ -251,9 +257,9 @@ def test_the_commands_of_an_owner(
     assert re.search(r"watched \W+\d", status)
     assert f"{inbox}:{FIRST + 1}:isnotJSON" in status.replace(" ", "")  # long lines are folded
     assert "the newest was added at" in status
-    assert "1 deleted" in run("unlearn", found[1])
+    assert "1 deleted" in run("learn", "--delete", found[1])
     assert "the meal was cold" not in run("learn", "--list")
-    assert "no example has the id" in run("unlearn", found[1])
-    assert "4 deleted" in run("unlearn", "--all")
+    assert "no example has the id" in run("learn", "--delete", found[1])
+    assert "4 deleted" in run("learn", "--delete", "--all")
     inbox.unlink()
     assert "the examples cannot be read" in run("status", "--name", "a")

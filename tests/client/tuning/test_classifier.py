@@ -26,7 +26,7 @@ from samara.simulations.quick_look import tuned_look
 from samara.simulations.tuned_export import export_tuned
 
 ModelFolder = Callable[[str], Path]
-OWN = {"method": "mezo", "space": "full", "tested-state": "last"}
+OWN = {"optimizer": "mezo", "space": "full", "tested-state": "last"}
 
 
 Trained = Callable[[str, str, str], Path]
@@ -45,7 +45,7 @@ def trained(
     @cache
     def folder_of(classifier: str, family: str, method: str) -> Path:
         out = tmp_path_factory.mktemp("runs") / "run"
-        own = OWN | {"classifier": classifier, "method": method}
+        own = OWN | {"classifier": classifier, "optimizer": method}
         return tune(tuning_of(small(model_folder(family), data_file, out) | own))
 
     return folder_of
@@ -82,7 +82,7 @@ def test_a_run_with_a_classifier_goes_on_to_the_same_result(
         if done == 3:
             raise KeyboardInterrupt
 
-    config = tuning_of(settings, classifier=classifier, method=method)
+    config = tuning_of(settings, classifier=classifier, optimizer=method)
     with pytest.raises(KeyboardInterrupt):
         tune(config, stop)
     assert tuned(config) == lasting(trained(classifier, "causal", method))

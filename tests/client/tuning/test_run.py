@@ -52,7 +52,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
 
 @pytest.mark.parametrize(("method", "space"), TRAINED)
 def test_a_method_trains_validates_and_tests(method: str, space: str, settings: Settings) -> None:
-    config = tuning_of(settings, method=method, space=space, learning_rate=1e-3)
+    config = tuning_of(settings, optimizer=method, space=space, learning_rate=1e-3)
     folder = tune(config)
     result = read_result(folder)
     assert (result["config"]["method"], result["config"]["space"]) == (method, space)
@@ -81,7 +81,7 @@ def test_other_families_train_too(
     method: str, space: str, family: str, settings: Settings, model_folder: ModelFolder
 ) -> None:
     changes = {"model__path": str(model_folder(family)), "learning_rate": 1e-3}
-    result = tuned(tuning_of(settings, method=method, space=space, **changes))
+    result = tuned(tuning_of(settings, optimizer=method, space=space, **changes))
     assert len({point["loss"] for point in result["curve"]}) == 3
 
 
@@ -89,7 +89,12 @@ def test_other_families_train_too(
 def test_first_order_learns(space: str, settings: Settings) -> None:
     result = tuned(
         tuning_of(
-            settings, method="fo-adam", space=space, steps=30, validate_every=15, learning_rate=0.01
+            settings,
+            optimizer="fo-adam",
+            space=space,
+            steps=30,
+            validate_every=15,
+            learning_rate=0.01,
         )
     )
     losses = [point["loss"] for point in result["curve"]]
@@ -99,7 +104,7 @@ def test_first_order_learns(space: str, settings: Settings) -> None:
 
 
 def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings: Settings) -> None:
-    setup = setup_of(settings, method="fo-adam")
+    setup = setup_of(settings, optimizer="fo-adam")
     method = FirstOrder(setup, Path(settings["out"]), bytes(32))
     (center,) = method._trained.values()
     train, batch = setup.splits["train"], setup.batch(0)
@@ -136,7 +141,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     method: str, space: str, settings: Settings, tmp_path: Path
 ) -> None:
     """It is stopped between two validations, and at one."""
-    changes = {"method": method, "space": space, "steps": 6, "learning_rate_schedule": "linear"}
+    changes = {"optimizer": method, "space": space, "steps": 6, "learning_rate_schedule": "linear"}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     for stop in (3, 4):
         config = tuning_of(settings, out=str(tmp_path / f"stopped-{stop}"), **changes)
@@ -152,7 +157,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
 def test_a_learning_rate_that_is_found_is_found_again(
     method: str, space: str, settings: Settings, tmp_path: Path
 ) -> None:
-    changes = {"method": method, "space": space, "learning_rate": "auto"}
+    changes = {"optimizer": method, "space": space, "learning_rate": "auto"}
     changes |= {"steps": 12, "queries": 4, "validate_every": 6}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     steps = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE).steps
@@ -205,7 +210,7 @@ def test_a_run_that_died_while_it_evaluated_goes_on(
     missing: str, settings: Settings, tmp_path: Path
 ) -> None:
     for method in ("mezo", "fo-adam"):
-        config = tuning_of(settings, method=method, out=str(tmp_path / method))
+        config = tuning_of(settings, optimizer=method, out=str(tmp_path / method))
         whole = tuned(config)
         metrics = tmp_path / method / METRICS_FILE
         lines = metrics.read_bytes().splitlines(keepends=True)
@@ -232,7 +237,7 @@ def test_the_best_state_is_what_it_was(
     found = [
         tuned(
             tuning_of(
-                settings, method=method, space=space, steps=steps, out=str(tmp_path / f"{steps}")
+                settings, optimizer=method, space=space, steps=steps, out=str(tmp_path / f"{steps}")
             )
         )
         for steps in (4, 2)
@@ -251,8 +256,8 @@ def test_the_best_is_the_first_of_the_best_by_metric_then_loss() -> None:
 @pytest.mark.parametrize(
     ("changes", "family", "error", "message"),
     [
-        ({"method": "icl"}, "masked", ModelError, "in-context learning needs a causal LM"),
-        ({"method": "mezo", "space": "prefix"}, "encoder", ModelError, "a prefix needs a langu"),
+        ({"optimizer": "icl"}, "masked", ModelError, "in-context learning needs a causal LM"),
+        ({"optimizer": "mezo", "space": "prefix"}, "encoder", ModelError, "a prefix needs a langu"),
         ({"objective": "likelihood", "data__path": "/no"}, "causal", DataError, "/no"),
         ({"task": "no-such"}, "causal", TaskError, "neither a shipped task"),
     ],
@@ -289,7 +294,7 @@ def test_two_processes_cannot_run_in_one_folder(settings: Settings) -> None:
 
 def test_damaged_files_are_named(settings: Settings, tmp_path: Path) -> None:
     for method, file in (("fo-adam", CHECKPOINT_FILE), ("mezo", TRAJECTORY_FILE)):
-        config = tuning_of(settings, method=method, out=str(tmp_path / method))
+        config = tuning_of(settings, optimizer=method, out=str(tmp_path / method))
         with pytest.raises(KeyboardInterrupt):
             tune(config, stopping_after(3))
         damaged = tmp_path / method / file
@@ -300,7 +305,7 @@ def test_damaged_files_are_named(settings: Settings, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_first_order(settings: Settings) -> None:
     with pytest.raises(TrainingError, match=r"the loss of step \d+ is not finite; lower"):
-        tune(tuning_of(settings, method="fo-adam", space="full", learning_rate=1e30))
+        tune(tuning_of(settings, optimizer="fo-adam", space="full", learning_rate=1e30))
 
 
 def test_the_draw_and_the_steps_follow_the_seed(settings: Settings, tmp_path: Path) -> None:
@@ -316,7 +321,7 @@ def test_the_draw_and_the_steps_follow_the_seed(settings: Settings, tmp_path: Pa
 def test_a_run_draws_as_many_of_each_label(settings: Settings) -> None:
     changes = {key: value for key, value in settings.items() if not key.startswith("data.")}
     data = {"data.path": settings["data.path"], "data.test": 12, "data.per-label": 3}
-    config = tuning_of(changes | data, method="zero-shot")
+    config = tuning_of(changes | data, optimizer="zero-shot")
     found = tuned(config)
     assert found["validation"]["examples"] == 6
     assert found["test"]["examples"] == 12

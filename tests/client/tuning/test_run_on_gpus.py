@@ -21,7 +21,7 @@ LSP = {
 
 def case(method: str, space: str, device: str, /, **more: Any) -> Any:
     name = "-".join((method, space, device, more.get("model__stream", "off")))
-    asked = {"method": method, "space": space, "model__torch_device": device} | more
+    asked = {"optimizer": method, "space": space, "model__torch_device": device} | more
     is_first = (method, space, more.get("model__stream")) in FIRST
     return pytest.param(asked, id=name, marks=[] if is_first else pytest.mark.exhaustive)
 
@@ -71,7 +71,7 @@ def test_a_gpu_ends_a_run_where_the_cpu_does(
     assert [p["loss"] for p in found["curve"]] == pytest.approx(
         [p["loss"] for p in wanted["curve"]], rel=1e-4
     )
-    if asked["method"] in ("mezo", "prge"):  # gradients are computed by other products there
+    if asked["optimizer"] in ("mezo", "prge"):  # gradients are computed by other products there
         assert found["digest"] == wanted["digest"]
 
 
@@ -81,7 +81,7 @@ def test_peak_memory_is_that_of_the_gpu(
 ) -> None:
     from samara.client.tuning.run import read_result, tune
 
-    asked = {"method": "fo-adam", "space": "lora-fa", "model__torch_device": "cuda:1"}
+    asked = {"optimizer": "fo-adam", "space": "lora-fa", "model__torch_device": "cuda:1"}
     settings = small(model_folder("causal"), data_file, tmp_path / "run") | FEW
     with pretended_gpus() as gpus:
         folder = tune(tuning_of(settings, **asked))

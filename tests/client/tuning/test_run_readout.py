@@ -31,10 +31,10 @@ def settings(model_folder: Callable[[str], Path], data_file: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "prge", "differences": "forward", "learning_rate": "auto"},
-        {"method": "prge", "gradients": "exact"},
-        {"method": "mezo-adam"},
-        {"method": "fo-adam"},
+        {"optimizer": "prge", "differences": "forward", "learning_rate": "auto"},
+        {"optimizer": "prge", "gradients": "exact"},
+        {"optimizer": "mezo-adam"},
+        {"optimizer": "fo-adam"},
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_exact_gradients_need_the_cross_entropy_and_all_blocks(settings: Setting
     with pytest.raises(
         ConfigError, match="gradients: mezo has a batch of its own for every direction"
     ):
-        tuning_of(settings, gradients="exact", method="mezo")
+        tuning_of(settings, gradients="exact", optimizer="mezo")
     assert "gradients" not in tuning_of(settings).identity()
     assert tuning_of(settings, gradients="exact").identity()["gradients"] == "exact"
 
@@ -121,11 +121,11 @@ def test_the_start_is_the_state_with_the_lowest_loss(
     monkeypatch.setattr(TuningSetup, "evaluate_base", evaluate_base)
     monkeypatch.setattr(FirstOrder, "evaluate", evaluate)
     monkeypatch.setattr(FirstOrder, "make_start", make_start)
-    config = tuning_of(settings, method="fo-adam")
+    config = tuning_of(settings, optimizer="fo-adam")
     result = tuned(config)
     assert (result["best_step"], result["start_step"], kept) == (0, 2, [0, 2])
     losses |= {2: 0.8, 4: 0.7}
     with caplog.at_level(logging.WARNING):
-        again = tuned(tuning_of(settings, method="fo-adam", out=config.out + "-again"))
+        again = tuned(tuning_of(settings, optimizer="fo-adam", out=config.out + "-again"))
     assert again["start_step"] == 0
     assert "is the base model: no state after it has a lower validation loss" in caplog.text

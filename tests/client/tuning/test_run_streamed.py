@@ -44,9 +44,9 @@ def results_of(result: dict[str, Any]) -> dict[str, Any]:
 def test_a_streamed_run_ends_with_the_result_of_a_resident_one(
     method: str, space: str, tier: str, settings: Settings
 ) -> None:
-    asked = {"method": method, "space": space}
+    asked = {"optimizer": method, "space": space}
     if method == "zero-shot":
-        asked = {"method": method}
+        asked = {"optimizer": method}
         settings = {k: v for k, v in settings.items() if k != "learning-rate"}
     resident = tuned(tuning_of(at(settings, "resident"), **asked))
     folder = tune(tuning_of(at(settings, "streamed"), **asked, model__stream=tier))
@@ -65,7 +65,7 @@ def test_what_travels_compressed_goes_on_to_the_same_bits(
     travels: str, tier: str, settings: Settings
 ) -> None:
     def asked(name: str) -> TuneSettings:
-        more = {"method": "mezo", "space": "full", "model__stream": tier}
+        more = {"optimizer": "mezo", "space": "full", "model__stream": tier}
         return tuning_of(at(settings, name), **more, stream_compression=travels)
 
     with pytest.raises(KeyboardInterrupt):
@@ -78,12 +78,12 @@ def test_compression_is_for_all_parameters_that_stream(
     more: dict[str, str], settings: Settings
 ) -> None:
     with pytest.raises(ConfigError, match="set space to full and model"):
-        tuning_of(settings, method="mezo", stream_compression="float8", **more)
+        tuning_of(settings, optimizer="mezo", stream_compression="float8", **more)
 
 
 def test_a_run_that_is_stopped_goes_on_streamed(settings: Settings) -> None:
-    resident = tuned(tuning_of(at(settings, "resident"), method="mezo", space="full"))
-    streamed = tuning_of(settings, method="mezo", space="full", model__stream="disk")
+    resident = tuned(tuning_of(at(settings, "resident"), optimizer="mezo", space="full"))
+    streamed = tuning_of(settings, optimizer="mezo", space="full", model__stream="disk")
     with pytest.raises(KeyboardInterrupt):
         tune(streamed, stop)
     assert results_of(tuned(streamed)) == results_of(resident)
@@ -91,7 +91,7 @@ def test_a_run_that_is_stopped_goes_on_streamed(settings: Settings) -> None:
 
 def test_first_order_cannot_be_streamed(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="the backward pass of fo-adam needs all blocks at once"):
-        tuning_of(settings, method="fo-adam", model__stream="disk")
+        tuning_of(settings, optimizer="fo-adam", model__stream="disk")
 
 
 def test_the_commands_know_it() -> None:
@@ -100,10 +100,6 @@ def test_the_commands_know_it() -> None:
     def said(*more: str) -> str:
         return CliRunner().invoke(app, [*command, *more], env={"COLUMNS": "200"}).output
 
-    assert "--stream disk" in said("--quantization", "nf4")
-    assert "fits: " in said("--quantization", "nf4", "--stream", "auto")
-    assert "fits: " in said("--quantization", "nf4", "--stream", "disk")
-    for name in ("tune", "client up"):
-        words = name.split()
-        help_text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"})
-        assert "--stream" in help_text.output
+    assert "model.stream=disk" in said("--quantization", "nf4")
+    assert "fits: " in said("--quantization", "nf4", "--set", "model.stream=auto")
+    assert "fits: " in said("--quantization", "nf4", "--set", "model.stream=disk")

@@ -28,7 +28,7 @@ def test_baselines_without_training(
 ) -> None:
     changes = {"model__path": str(model_folder(family))}
     found = {
-        method: tuned(tuning_of(settings, method=method, out=str(tmp_path / method), **changes))
+        method: tuned(tuning_of(settings, optimizer=method, out=str(tmp_path / method), **changes))
         for method in ("zero-shot", "linear-probe", *(["icl"] if family == "causal" else []))
     }
     for result in found.values():
@@ -38,13 +38,13 @@ def test_baselines_without_training(
     if family == "causal":
         assert found["icl"]["fewest_demonstrations"] > 0
         assert found["icl"]["test"]["loss"] != found["zero-shot"]["test"]["loss"]
-    trained = tuned(tuning_of(settings, method="fo-adam", steps=1, **changes))
+    trained = tuned(tuning_of(settings, optimizer="fo-adam", steps=1, **changes))
     for split in ("validation", "test"):
         assert trained["zero_shot"][split] == found["zero-shot"][split]
 
 
 def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Settings) -> None:
-    setup = setup_of(settings, method="icl", model__max_length=64)
+    setup = setup_of(settings, optimizer="icl", model__max_length=64)
     context = InContext(setup, 32)
     train, test = setup.splits["train"].examples, setup.splits["test"]
     order = batch_order(setup.root, 0, 0, len(train))
@@ -66,7 +66,7 @@ def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Set
 
 
 def test_few_demonstrations_are_all_there(settings: Settings) -> None:
-    setup = setup_of(settings, method="icl", model__max_length=64)
+    setup = setup_of(settings, optimizer="icl", model__max_length=64)
     for count in (1, 2):
         context = InContext(setup, count)
         prompt = context.extend(setup.splits["test"].prompts[0])
@@ -92,7 +92,7 @@ def test_a_generation_is_trained_by_likelihood_and_judged_by_its_answers(
     method: str, settings: Settings, answers: Settings
 ) -> None:
     few = {"data__validation": 4, "data__test": 6, "steps": 2}
-    result = tuned(tuning_of(settings, method=method, **answers, **few))
+    result = tuned(tuning_of(settings, optimizer=method, **answers, **few))
     assert result["metric"] == "token-f1"
     assert 0 <= result["test"]["token-f1"] <= 1
     if method == "fo-adam":
@@ -106,7 +106,7 @@ def test_the_metric_of_answers_can_be_trained(
     few = {"data__validation": 4, "data__test": 6, "steps": 4, "validate_every": 1}
     near = {"epsilon": 0.5 if method == "prge" else 0.1, "learning_rate": 1.0, "space": "auto"}
     settings_of_it = answers | few | near | {"objective": "metric"}
-    result = tuned(tuning_of(settings, method=method, **settings_of_it))
+    result = tuned(tuning_of(settings, optimizer=method, **settings_of_it))
     assert len({point["loss"] for point in result["curve"]}) > 1
 
 
@@ -126,7 +126,9 @@ def choices(tmp_path: Path) -> Settings:
 def test_a_choice_is_trained_and_judged_by_its_candidates(
     method: str, settings: Settings, choices: Settings
 ) -> None:
-    result = tuned(tuning_of(settings, method=method, **choices, data__validation=6, data__test=6))
+    result = tuned(
+        tuning_of(settings, optimizer=method, **choices, data__validation=6, data__test=6)
+    )
     assert np.isfinite(result["test"]["loss"])
     if method == "fo-adam":
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
@@ -177,6 +179,6 @@ def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
 
 def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
     with pytest.raises(TaskError, match="linear probing needs labels"):
-        LinearProbe(setup_of(settings, method="linear-probe", **answers))
+        LinearProbe(setup_of(settings, optimizer="linear-probe", **answers))
     with pytest.raises(DataError, match="all 1 training examples have one label"):
-        LinearProbe(setup_of(settings, method="linear-probe", data__train=1))
+        LinearProbe(setup_of(settings, optimizer="linear-probe", data__train=1))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers import ROOT
 
-from samara.client.tuning.methods import SPACES, Method
+from samara.client.tuning.methods import SPACES, Optimizer
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ConfigError
 
@@ -13,10 +13,10 @@ UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-mome
 
 
 @pytest.mark.parametrize("method", SPACES)
-def test_open_settings_are_completed_by_method_and_space(method: Method) -> None:
+def test_open_settings_are_completed_by_method_and_space(method: Optimizer) -> None:
     for space in ("auto", *SPACES[method]):
         given: dict[str, Any] = {"learning-rate": 0.1} if method == "fo-sgd" else {}
-        completed = TuneSettings(method=method, space=space, **given).complete(3)
+        completed = TuneSettings(optimizer=method, space=space, **given).complete(3)
         assert completed.threads == 3
         if SPACES[method]:
             assert completed.space == (SPACES[method][0] if space == "auto" else space)
@@ -37,41 +37,47 @@ def test_given_settings_are_not_changed() -> None:
     ("settings", "message"),
     [
         (
-            {"method": "prge", "space": "full"},
+            {"optimizer": "prge", "space": "full"},
             "space: prge trains in lora-fa, not in full; in full train mezo, mezo-momentum, "
             "mezo-adam, fo-adam, fo-sgd, zero-offload",
         ),
-        ({"method": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
-        ({"method": "fo-sgd"}, "learning-rate: fo-sgd has no default; set it to a number"),
+        ({"optimizer": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
+        ({"optimizer": "fo-sgd"}, "learning-rate: fo-sgd has no default; set it to a number"),
         (
-            {"method": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
+            {"optimizer": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
             "offload.checkpointing: a block that runs again would read the prefix twice",
         ),
         (
-            {"method": "mezo", "space": "dora", "model.stream": "host"},
+            {"optimizer": "mezo", "space": "dora", "model.stream": "host"},
             "model.stream: PEFT makes dora out of the weights of all blocks at once",
         ),
         (
-            {"method": "mezo", "space": "vera", "adapter.label-bias": True},
+            {"optimizer": "mezo", "space": "vera", "adapter.label-bias": True},
             "adapter.label-bias: vera has no place for it",
         ),
         (
-            {"method": "mezo", "space": "dora", "gradients": "forward-mode"},
+            {"optimizer": "mezo", "space": "dora", "gradients": "forward-mode"},
             "gradients: PEFT keeps the norm in dora constant",
         ),
-        ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
-        ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
-        ({"method": "mezo", "differences": "forward"}, "mezo has no forward ones; choose central"),
+        ({"optimizer": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
+        ({"optimizer": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
+        (
+            {"optimizer": "mezo", "differences": "forward"},
+            "mezo has no forward ones; choose",
+        ),
         ({"differences": "one-point", "learning-rate": 0.1}, "prge has no one-point ones; choose"),
-        ({"method": "mezo", "differences": "one-point"}, "does not show the curvature"),
+        ({"optimizer": "mezo", "differences": "one-point"}, "does not show the curvature"),
         ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
         ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
-        ({"method": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
+        ({"optimizer": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
         (
-            {"method": "mezo", "space": "full", "model.quantization": "nf4"},
+            {"optimizer": "mezo", "space": "full", "model.quantization": "nf4"},
             "model.quantization: all parameters are perturbed, and nf4 weights are not numbers",
         ),
-        ({"method": "mezo", "gradients": "exact"}, "a batch of its own for every direction, and a"),
+        (
+            {"optimizer": "mezo", "gradients": "exact"},
+            "a batch of its own for every direction, and",
+        ),
         (
             {"gradients": "forward-mode", "differences": "forward"},
             "differences: with forward-mode there are none",
@@ -85,47 +91,52 @@ def test_given_settings_are_not_changed() -> None:
             "gradients: forward-mode is for parameters inside the model",
         ),
         (
-            {"method": "mezo", "gradients": "forward-mode", "in-place": True},
+            {"optimizer": "mezo", "gradients": "forward-mode", "in-place": True},
             "in-place: forward-mode perturbs nothing, but the curvature",
         ),
         (
-            {"method": "mezo", "scaling.modify": "variance"},
+            {"optimizer": "mezo", "scaling.modify": "variance"},
             "scaling.modify: the learning rate is estimated for directions of equal scale",
         ),
         (
-            {"method": "mezo", "space": "lora-fa", "scaling.modify": "variance"}
+            {"optimizer": "mezo", "space": "lora-fa", "scaling.modify": "variance"}
             | {"learning-rate": 0.1},
             "scaling.modify: in lora-fa directions are whole numbers",
         ),
         (
-            {"method": "mezo", "scaling.modify": "variance", "differences": "one-point"}
+            {"optimizer": "mezo", "scaling.modify": "variance", "differences": "one-point"}
             | {"learning-rate": 0.1},
             "scaling.modify: definitions 6 and 7 have two losses",
         ),
         (
-            {"method": "mezo", "scaling.modify": "variance", "in-place": True}
+            {"optimizer": "mezo", "scaling.modify": "variance", "in-place": True}
             | {"learning-rate": 0.1},
             "scaling.norms: directions of single groups would leave rounding errors",
         ),
         (
-            {"method": "mezo", "space": "prefix", "scaling.modify": "variance"}
+            {"optimizer": "mezo", "space": "prefix", "scaling.modify": "variance"}
             | {"learning-rate": 0.1, "scaling.norms": "backward"},
             "scaling.norms: the backward pass is one of all parameters in float32",
         ),
         (
-            {"method": "mezo", "space": "prefix", "prefix-width": 8},
+            {"optimizer": "mezo", "space": "prefix", "prefix-width": 8},
             "prefix-start: a prefix that a network makes begins as what the network gives",
         ),
         (
-            {"method": "mezo", "space": "lora", "classifier": "new"},
+            {"optimizer": "mezo", "space": "lora", "classifier": "new"},
             "classifier: a linear layer in place of label words is trained together with all",
         ),
         (
-            {"method": "fo-adam", "space": "full", "classifier": "new", "objective": "likelihood"},
+            {
+                "optimizer": "fo-adam",
+                "space": "full",
+                "classifier": "new",
+                "objective": "likelihood",
+            },
             "objective: the scores of a classifier are no likelihoods",
         ),
         (
-            {"method": "mezo", "classifier": "new", "model.stream": "host"},
+            {"optimizer": "mezo", "classifier": "new", "model.stream": "host"},
             "classifier: parameters that are streamed are those of the model's files",
         ),
         ({"tf32": True}, "tf32: cpu has no TF32; set model.torch-device to cuda"),
@@ -138,7 +149,7 @@ def test_given_settings_are_not_changed() -> None:
             "autocast: of zeroth-order methods it is for differences of losses",
         ),
         (
-            {"method": "mezo", "rate-per-query": True},
+            {"optimizer": "mezo", "rate-per-query": True},
             "rate-per-query: a learning rate that is estimated fits the number of directions",
         ),
         (
@@ -147,27 +158,30 @@ def test_given_settings_are_not_changed() -> None:
         ),
         ({"scaling.modify": "variance"}, "scaling.modify: prge does not read it"),
         ({"in-place": True}, "in-place: prge does not read it"),
-        ({"method": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
-        ({"method": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),
+        ({"optimizer": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
+        ({"optimizer": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),
         (
-            {"method": "prge", "demonstrations": 3},
+            {"optimizer": "prge", "demonstrations": 3},
             "prge does not read it; leave it out, or choose icl",
         ),
-        ({"method": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
-        ({"method": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
-        ({"method": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
+        ({"optimizer": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
+        ({"optimizer": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
+        ({"optimizer": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
         (
-            {"method": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
+            {"optimizer": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
             "for which bfloat16 is too coarse",
         ),
-        ({"method": "lsp", "model.quantization": "int8"}, "would round them away"),
-        ({"method": "lora", "model.dtype": "float16"}, "lora in the space lora trains the weights"),
-        ({"method": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
-        ({"method": "zero-offload", "lsp.nonzeros": 4}, "zero-offload does not read it"),
-        ({"method": "lsp", "lsp.threshold": 0.0}, "lsp.threshold: Input should be greater"),
+        ({"optimizer": "lsp", "model.quantization": "int8"}, "would round them away"),
+        (
+            {"optimizer": "lora", "model.dtype": "float16"},
+            "lora in the space lora trains the",
+        ),
+        ({"optimizer": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
+        ({"optimizer": "zero-offload", "lsp.nonzeros": 4}, "zero-offload does not read it"),
+        ({"optimizer": "lsp", "lsp.threshold": 0.0}, "lsp.threshold: Input should be greater"),
         ({"data.path": "d", "task": "sst2"}, "the embedded model knows the words of generated"),
         ({"data.path": "d", "model.path": "m"}, "messages asks about generated messages"),
-        ({"method": "adam"}, "method: Input should be 'prge', 'mezo'"),
+        ({"optimizer": "adam"}, "optimizer: Input should be 'prge', 'mezo'"),
         ({"validate-every": 0}, "validate-every: Input should be greater"),
         ({"stepz": 1}, "stepz: there is no such setting; did you mean steps?"),
         (
@@ -184,8 +198,12 @@ def test_settings_that_contradict_each_other_are_refused(
     assert message in str(refused.value)
 
 
+def test_the_former_name_of_the_optimizer_is_read() -> None:
+    assert TuneSettings.of({"method": "lora"}, "test") == TuneSettings(optimizer="lora")
+
+
 def test_mistakes_about_method_and_data_are_reported_together() -> None:
-    settings = {"method": "icl", "space": "full", "queries": 2, "epsilon": 0.1, "data.path": "d"}
+    settings = {"optimizer": "icl", "space": "full", "queries": 2, "epsilon": 0.1, "data.path": "d"}
     with pytest.raises(ConfigError, match="5 mistakes") as refused:
         TuneSettings.of(settings, "test")
     for key in ("space", "queries", "epsilon", "model", "task"):

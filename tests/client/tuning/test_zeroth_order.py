@@ -57,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN = {"method": "mezo", "steps": 6, "learning-rate": 1e-3}
+OWN = {"optimizer": "mezo", "steps": 6, "learning-rate": 1e-3}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_variant_goes_on_to_the_same_result(
 def test_recomputed_moments_are_the_held_ones(
     method: str, settings: Settings, tmp_path: Path
 ) -> None:
-    changes = {"method": method, "space": "lora"}
+    changes = {"optimizer": method, "space": "lora"}
     held = tuned(tuning_of(settings, out=str(tmp_path / "held"), moments="held", **changes))
     config = tuning_of(settings, moments="recomputed", **changes)
     assert tuned(config)["digest"] == held["digest"]
@@ -161,7 +161,7 @@ def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> No
 def test_scaling_by_ones_is_plain(
     space: str, modify: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes: dict[str, Any] = {"space": space, "method": "mezo-momentum"}
+    changes: dict[str, Any] = {"space": space, "optimizer": "mezo-momentum"}
     plain = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **changes))
     monkeypatch.setattr(zeroth_order, "d_of", np.ones_like)
     scaled = tuned(tuning_of(settings, scaling__modify=modify, **changes))

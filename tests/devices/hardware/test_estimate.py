@@ -33,7 +33,7 @@ from samara.shared.directions import Differences
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
 from samara.shared.model.head import VOCABULARY_TILE_BYTES
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")
@@ -215,13 +215,11 @@ def test_what_does_not_fit_says_what_would() -> None:
     )
     assert not tiny.fits
     assert any("nf4" in remedy for remedy in tiny.remedies)
+    command = "device estimate --device orin-nano-4gb --model tinyllama-1.1b --seq 512 --json"
+    given = [*command.split(), *["--quantization", "fp32", "--batch", "8", "--set", "queries=4"]]
+    assert not json.loads(CliRunner().invoke(app, given).output)["fits"]
     for remedy in tiny.remedies:
-        words = remedy.split()
-        changes: dict[str, Any] = {
-            key.removeprefix("--"): int(value) if value.isdigit() else value
-            for key, value in zip(words[::2], words[1::2], strict=True)
-        }
-        assert estimate_step(TINY, device, replace(tiny.work, **changes)).fits
+        assert json.loads(CliRunner().invoke(app, [*given, *remedy.split()]).output)["fits"]
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:
@@ -235,20 +233,20 @@ def test_units_are_those_of_the_client() -> None:
 
 def test_the_command_prints_one_object() -> None:
     arguments = "device estimate --device orin-nano-8gb --model tinyllama-1.1b --quantization nf4"
-    result = CliRunner().invoke(app, [*arguments.split(), "--grouping", "inner", "--json"])
+    result = CliRunner().invoke(app, [*arguments.split(), "--set", "grouping=inner", "--json"])
     assert result.exit_code == 0, result.output
     said = json.loads(result.output)
     assert said["step_seconds"] == pytest.approx(sum(said["step_parts_seconds"].values()))
     assert said["peak_memory_bytes"] == sum(said["peak_memory_parts_bytes"].values())
     assert said["energy_joules"] == pytest.approx(15 * said["step_seconds"])
     assert said["fits"] is True
-    arguments += " --differences forward --queries 4"
+    arguments += " --set differences=forward --set queries=4"
     result = CliRunner().invoke(app, [*arguments.split(), "--json"])
     assert json.loads(result.output)["differences"] == "forward"
 
 
 def test_the_commands_for_people() -> None:
-    listed = CliRunner().invoke(app, ["device", "list"])
+    listed = CliRunner().invoke(app, ["device", "estimate", "--list"])
     assert listed.exit_code == 0, listed.output
     assert "orin-nano-8gb" in listed.output
     arguments = "device estimate --device orin-nano-4gb --model llama2-7b --power 7W"

@@ -83,7 +83,7 @@ def test_seven_billion_parameters_fit_in_24_gb(method: FirstOrderMethod) -> None
 def test_what_does_not_fit_names_the_methods_that_do() -> None:
     result = estimate_first_order(SEVEN, WORKSTATION, FirstOrderWorkload("fo-adam"))
     assert not result.fits
-    assert result.remedies == ("--method lora", "--method zero-offload", "--method lsp")
+    assert result.remedies == ("--optimizer lora", "--optimizer zero-offload", "--optimizer lsp")
 
 
 def test_1_3_billion_parameters_fit_in_4_gb_with_lsp_only_offloaded() -> None:
@@ -197,27 +197,29 @@ def command(arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_prints_one_object() -> None:
-    status, text = command("--method zero-offload --layer-wise --seq 512 --batch 4 --json")
+    status, text = command(
+        "--optimizer zero-offload --set offload.schedule=layer-wise --seq 512 --batch 4 --json"
+    )
     assert status == 0, text
     said = json.loads(text)
     assert said["fits"] is True
-    assert (
-        said["step_seconds"]
-        < json.loads(command("--method zero-offload --seq 512 --batch 4 --json")[1])["step_seconds"]
-    )
+    plain = json.loads(command("--optimizer zero-offload --seq 512 --batch 4 --json")[1])
+    assert said["step_seconds"] < plain["step_seconds"]
     assert said["peak_memory_bytes"] == sum(said["peak_memory_parts_bytes"].values())
 
 
 def test_the_command_for_people() -> None:
-    status, text = command("--method fo-adam --seq 512")
+    status, text = command("--optimizer fo-adam --seq 512")
     assert status == 0, text
     assert "does not fit" in text
-    assert "--method lsp" in text
-    assert "fits:" in command("--method lsp")[1]
+    assert "--optimizer lsp" in text
+    assert "fits:" in command("--optimizer lsp")[1]
 
 
-@pytest.mark.parametrize("wrong", ["--quantization nf4", "--stream disk", "--readout 2"])
+@pytest.mark.parametrize(
+    "wrong", ["--quantization nf4", "--set model.stream=disk", "--set readout-labels=2"]
+)
 def test_settings_of_other_methods_are_refused(wrong: str) -> None:
-    status, text = command(f"--method lsp {wrong}")
+    status, text = command(f"--optimizer lsp {wrong}")
     assert status != 0
-    assert "leave out --readout and --stream" in text
+    assert "leave out readout-labels and model.stream" in text

@@ -72,6 +72,12 @@ def test_the_command_names_its_assumption(tmp_path: Path) -> None:
     assert (told.exit_code, told.output) == (0, laptop.output)
 
 
+def test_settings_replace_those_of_a_scenario() -> None:
+    arguments = "device estimate sst2 --model tinyllama-1.1b --set queries=3 --set steps=5"
+    told = CliRunner().invoke(app, arguments.split())
+    assert "5 steps a round of 3 directions" in told.output
+
+
 def test_the_data_of_a_scenario_are_counted(tmp_path: Path) -> None:
     """Without them an estimate is of 10,000 examples of 128 tokens, which few clients have."""
     rows = [
@@ -96,7 +102,7 @@ def test_the_data_of_a_scenario_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sst2 --queries 3", "--queries: the scenario decides it"),
+        ("sst2 --quantization nf4", "--quantization: the scenario decides it"),
         ("sst2 --target many", "--target many: give points of accuracy"),
         ("sst2 --target -1", "--target -1: give points of accuracy"),
         ("--target +3", "--target: give the SCENARIO"),

@@ -114,7 +114,7 @@ def test_a_mode_that_cannot_be_restored_stays_noted(
 
 
 def test_other_modes_and_other_machines_are_refused(board: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--power-mode 60W: this board has MAXN, 15W, 7W"):
+    with pytest.raises(ConfigError, match=r"owner\.power-mode=60W: this board has MAXN, 15W, 7W"):
         check_power_mode("60W")
     (board / "mode").unlink()
     (board / "nvpmodel").write_text("#!/bin/sh\nexit 1\n")
@@ -129,7 +129,7 @@ def test_other_modes_and_other_machines_are_refused(board: Path, tmp_path: Path)
     with pytest.raises(DeviceError, match="names no power mode"):
         check_power_mode("15W")
     (board / "nvpmodel.conf").unlink()
-    with pytest.raises(DeviceError, match="which Jetson boards have; leave --power-mode out"):
+    with pytest.raises(DeviceError, match="which Jetson boards have; leave it out"):
         check_power_mode("15W")
 
 

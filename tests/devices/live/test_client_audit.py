@@ -14,6 +14,7 @@ from asked_clients import (
     server_config_for,
     train_frame,
 )
+from asking import hello_task, train_task
 from federations import Settings
 from typer.testing import CliRunner
 
@@ -41,9 +42,11 @@ def test_the_owner_reads_what_was_asked_and_what_left(
     trainer = load(settings, tmp_path)
     client, history = trainer.client_under(server_config_for(settings)), made_up_run(trainer, 1)
     train = train_frame(trainer, curvature_every=1)
-    report = client.train(train)
-    assert client.train(train) == report
-    assert refusal_of(client.train(train_frame(trainer, batch=1)))[0] == RefusalCode.BATCH
+    report = client.answer(train_task(train))
+    assert client.answer(train_task(train)) == report
+    assert (
+        refusal_of(client.answer(train_task(train_frame(trainer, batch=1))))[0] == RefusalCode.BATCH
+    )
     frame = evaluate_frame(trainer, history, 1, Split.TRAIN)
     assert refusal_of(ask(client, frame, history, 1))[0] == RefusalCode.EVALUATION
     frame = evaluate_frame(trainer, history, 1, Split.TEST)
@@ -87,9 +90,9 @@ def test_an_answer_that_cannot_be_logged_does_not_leave(settings: Settings, tmp_
     trainer = load(settings, tmp_path)
     client, frame = trainer.client_under(server_config_for(settings)), train_frame(trainer)
     (tmp_path / ANSWERS_FILE).mkdir()
-    assert refusal_of(client.train(frame))[0] == RefusalCode.TRAINER
+    assert refusal_of(client.answer(train_task(frame)))[0] == RefusalCode.TRAINER
     (tmp_path / ANSWERS_FILE).rmdir()
-    report = client.train(frame)
+    report = client.answer(train_task(frame))
     assert Report.decode(report).client == 7
     [answer] = read_answers(tmp_path).answers
     assert answer.scalars == 4
@@ -99,13 +102,16 @@ def test_refusals_for_settings_that_cannot_be_used_are_logged_too(
     settings: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("s")
-    trainer = load(settings, folder)
+    trainer, unsound = load(settings, folder), b'{"rounds": -1}'
     with (
         serve_trainer(lambda: trainer, folder / "t.sock"),
-        RemoteTrainer(str(folder / "t.sock"), {"rounds": -1}) as remote,
+        RemoteTrainer(str(folder / "t.sock")) as remote,
     ):
-        assert refusal_of(remote.train(train_frame(trainer)))[0] == RefusalCode.SETTINGS
-        hello = remote.hello()
+        assert (
+            refusal_of(remote.answer(train_task(train_frame(trainer), settings=unsound)).frame)[0]
+            == RefusalCode.SETTINGS
+        )
+        hello = remote.answer(hello_task(unsound)).frame
     assert refusal_of(hello)[0] == RefusalCode.SETTINGS
     [one] = read_answers(folder).answers  # a hello is no instruction
     assert (one.asked, one.run, "rounds" in one.refused) == ("train", bytes(range(8)).hex(), True)

@@ -119,7 +119,8 @@ def test_a_pause_log_stays_short_and_readable(
     with (tmp_path / PAUSES_FILE).open("a") as file:
         file.write('{"time": "soon"}\n[]\n{"time": 5, "reason": "ho')
     assert {pause.seconds for pause in read_pauses(tmp_path)} == {0.0}
-    PauseLog(tmp_path / "none").note("hot")
+    (tmp_path / "file").touch()
+    PauseLog(tmp_path / "file").note("hot")
     assert "cannot be written" in caplog.text
 
 

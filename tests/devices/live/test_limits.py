@@ -16,6 +16,7 @@ from samara.devices.jetson import telemetry
 from samara.devices.jetson.telemetry import Reading, Sensors
 from samara.devices.live.limits import DeviceLimits, is_within, parse_hours
 from samara.devices.live.sensor_watch import STALE_SECONDS, SensorWatch
+from samara.devices.live.settings import OwnerSettings, split_owner_settings
 from samara.shared.errors import ConfigError, PausedError, TrainerError
 
 NOON = time(12)
@@ -276,3 +277,24 @@ def test_costs_add_up_over_restarts(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainerError, match="cannot be written"):
         WorkCosts(tmp_path / "file" / "x").add(run, cost)
+
+
+def test_settings_of_the_owner_are_told_from_the_others() -> None:
+    given = ["owner.hours=22:00-06:30", "threads=1", "owner.idle-io=true", "owner.power-mode=15"]
+    owner, others = split_owner_settings(given)
+    assert others == ["threads=1"]
+    assert owner == OwnerSettings(hours="22:00-06:30", idle_io=True, power_mode="15")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("owner.hourz=1", r"owner\.hourz: there is no such setting; there are owner\.max-temp"),
+        ("owner.nice=20", r"owner\.nice=20: .*less than or equal to 19"),
+        ("owner.min-battery=x", r"owner\.min-battery=x: .*valid number"),
+        ("owner.hours=9", r"owner\.hours=9: "),
+    ],
+)
+def test_a_wrong_setting_of_the_owner_is_named(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split_owner_settings([assignment])

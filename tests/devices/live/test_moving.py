@@ -223,14 +223,15 @@ def test_the_commands_move_and_import(home: Path, tmp_path: Path) -> None:
     shown = run_command("move", file, "--home", str(home), "--passphrase-file", str(secret))
     assert "will not start here again" in shown.output
     shown = run_command(
-        *("import", file, "--home", str(new), "--name", "b", "--passphrase-file", str(secret))
+        *("move", "--here", file, "--home", str(new), "--name", "b"),
+        *("--passphrase-file", str(secret)),
     )
     assert shown.exit_code == 0, shown.output
     assert f"client up --superlink 127.0.0.1:1 --name b --home {new} --key {new}/client.key" in (
         shown.output
     )
     missing = str(tmp_path / "none")
-    shown = run_command("import", file, "--home", str(new), "--passphrase-file", missing)
+    shown = run_command("move", "--here", file, "--home", str(new), "--passphrase-file", missing)
     assert isinstance(shown.exception, ConfigError)
 
 

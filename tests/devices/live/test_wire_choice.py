@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import evaluate_task, hello_task, train_task
 from helpers import instruction_with, layout_of
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from samara.devices.live import board as board_module
 from samara.devices.live.board import Board
 from samara.devices.live.commands import app
 from samara.devices.live.gateway_check import check_gateways
-from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, write_joined_addresses
+from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, JoinedFile
 from samara.devices.live.keys import OWN_KEY_FILE, create_key
 from samara.devices.live.settings import ClientSettings
 from samara.devices.live.wire_choice import WireChoice, choose_wire
@@ -25,8 +26,9 @@ from samara.shared.errors import ConfigError, InvitationError, RefusalCode
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
 from samara.shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.proto.trainer_pb2 import Reply, Task, TaskKind
 from samara.shared.runs import run_id_of
 
 PRIVATE = {
@@ -73,7 +75,7 @@ def test_the_stream_that_was_chosen_once_is_used_again_until_another_wire_is(
 
 def test_a_board_that_was_invited_to_a_gateway_attaches_to_it(tmp_path: Path) -> None:
     addresses: Any = {"superlink": "server.example:8000", "gateway": DOOR}
-    write_joined_addresses(tmp_path, addresses)
+    JoinedFile(tmp_path, "superlink").write(addresses)
     chosen = choose_wire(tmp_path, WireChoice(), may_lack_key=False)
     assert chosen.wire == "stream"
     assert chosen.gateways == (DOOR,)
@@ -101,7 +103,7 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, given: WireChoice, pr
 def test_costs_of_rounds_are_not_shared_through_a_gateway(tmp_path: Path) -> None:
     create_key(tmp_path / "a.key")
     options = ["--wire", "stream", "--gateway", DOOR, "--key", str(tmp_path / "a.key")]
-    home = ["--name", "a", "--home", str(tmp_path / "home"), "--share-energy"]
+    home = ["--name", "a", "--home", str(tmp_path / "home"), "--set", "owner.share-energy=true"]
     shown = CliRunner().invoke(app, ["up", *options, *home])
     assert "a gateway does not pass on what a round costs" in str(shown.exception)
 
@@ -120,11 +122,14 @@ def test_a_board_refuses_what_it_cannot_read_or_whose_trainer_is_away(
     monkeypatch.setattr(board_module, "RemoteTrainer", partial(RemoteTrainer, patience=0.05))
     board = Board(tmp_path / "t.sock", 7)
     for settings in (b"", b"{", b"[1]", b"[" * 100_000, b" " * 2**20 + b"{}"):
-        refusal = Refusal.decode(board.train(b"no instruction", CatchUp(), settings, b""))
+        refusal = Refusal.decode(
+            board.answer(train_task(b"no instruction", CatchUp(), settings, b""))
+        )
         assert (refusal.client, refusal.code) == (7, RefusalCode.SETTINGS)
-    refusal = Refusal.decode(board.hello(b"{}"))
+    refusal = Refusal.decode(board.answer(hello_task(b"{}")))
     assert (refusal.client, refusal.code) == (7, RefusalCode.TRAINER)
-    assert Refusal.decode(board.hear_refusal(b"no frame")).code == RefusalCode.FRAME
+    notice = Task(kind=TaskKind.REFUSED, instruction=b"no frame")
+    assert Refusal.decode(board.answer(notice)).code == RefusalCode.FRAME
 
 
 class Trainer(nullcontext[None]):
@@ -136,17 +141,11 @@ class Trainer(nullcontext[None]):
     def __enter__(self) -> Any:
         return self
 
-    def hello(self) -> bytes:
-        return Hello(7, 10, 0, bytes(32), layout_of(20).to_json(), "{}").encode()
-
-    def catch_up(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        return b""
-
-    def train(self, instruction: bytes) -> bytes:
-        return b"report"
-
-    def evaluate(self, instruction: bytes, personal: bool) -> bytes:
-        return b"evaluation"
+    def answer(self, task: Task) -> Reply:
+        if task.kind == TaskKind.HELLO:
+            hello = Hello(7, 10, 0, bytes(32), layout_of(20).to_json(), "{}")
+            return Reply(frame=hello.encode())
+        return Reply(frame=b"report")
 
 
 def test_a_gateway_cannot_change_the_settings_of_a_run(
@@ -161,14 +160,14 @@ def test_a_gateway_cannot_change_the_settings_of_a_run(
     def settings(config: RunConfig) -> bytes:
         return json.dumps(config.flat()).encode()
 
-    assert board.train(instruction, CatchUp(), settings(private), b"") == b"report"
-    assert board.train(instruction, CatchUp(), b"", b"") == b"report"
+    assert board.answer(train_task(instruction, CatchUp(), settings(private), b"")) == b"report"
+    assert board.answer(train_task(instruction, CatchUp(), b"", b"")) == b"report"
     for answer in (
-        board.train(instruction, CatchUp(), settings(plain), b""),
-        board.evaluate(instruction, CatchUp(), b"", False),
+        board.answer(train_task(instruction, CatchUp(), settings(plain), b"")),
+        board.answer(evaluate_task(instruction, CatchUp(), b"", False)),
     ):
         assert Refusal.decode(answer).code == RefusalCode.SETTINGS
-    assert board.train(instruction, CatchUp(), settings(private), b"") == b"report"
+    assert board.answer(train_task(instruction, CatchUp(), settings(private), b"")) == b"report"
 
 
 def test_a_welcome_has_a_gateway_for_a_board_a_program_for_a_phone_or_neither() -> None:

@@ -12,6 +12,7 @@ from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_str
 from helpers import instruction_with, layout_of
 
 from samara.client.protocol.blob_receiver import receive_part
+from samara.client.protocol.client import INSTRUCTIONS
 from samara.devices.live.gateway_stream import answer_tasks
 from samara.devices.phone import gateway as gateway_module
 from samara.devices.phone import relay
@@ -26,7 +27,7 @@ from samara.shared.errors import DeviceError, RefusalCode
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
-from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.run_id import hash_identity
 from samara.shared.run_terms import RunTerms
@@ -71,15 +72,17 @@ class Fetching(Echo):
         super().__init__(device)
         self.blob, self.store = blob, store
 
-    def hello(self, *_: Any) -> bytes:
+    def hello(self, task: Task) -> bytes:
         if self.store.find(self.blob):
             layout = layout_of(20).to_json()
             return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
         numbers = int.from_bytes(self.blob[:4]), self.store.received_bytes(self.blob)
         return Refusal(bytes(8), self.device, 0, RefusalCode.MISSING_BLOB, numbers).encode()
 
-    def receive_blob(self, part: bytes, *_: Any) -> bytes:
-        return receive_part(part, [self.blob], self.device, self.store)
+    def answer(self, task: Task) -> bytes:
+        if task.kind != TaskKind.BLOB:
+            return super().answer(task)
+        return receive_part(task.instruction, [self.blob], self.device, self.store)
 
 
 def test_attached_phones_get_a_blob_through_the_gateway_and_join(
@@ -113,13 +116,15 @@ class Other(Echo):
         super().__init__(device)
         self.size, self.told = size, SimpleQueue[bytes]()
 
-    def hello(self, *_: Any) -> bytes:
+    def hello(self, task: Task) -> bytes:
         layout = layout_of(self.size).to_json()
         return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
 
-    def hear_refusal(self, refusal: bytes) -> bytes:
-        self.told.put(refusal)
-        return refusal
+    def answer(self, task: Task) -> bytes:
+        if task.kind != TaskKind.REFUSED:
+            return super().answer(task)
+        self.told.put(task.instruction)
+        return task.instruction
 
 
 def test_a_refused_phone_is_told_why_through_its_gateway(
@@ -263,13 +268,10 @@ class Told(Echo):
         super().__init__(device)
         self.told: list[tuple[bytes, bool]] = []
 
-    def train(self, instruction: bytes, catch_up: Any, *rest: Any) -> bytes:
-        self.told.append((rest[0], False))
-        return super().train(instruction, catch_up)
-
-    def evaluate(self, instruction: bytes, catch_up: Any, *rest: Any) -> bytes:
-        self.told.append((rest[0], rest[1]))
-        return super().train(instruction, catch_up)
+    def answer(self, task: Task) -> bytes:
+        if task.kind in INSTRUCTIONS:
+            self.told.append((task.settings, task.personal))
+        return super().answer(task)
 
 
 def test_phones_are_told_the_settings_that_the_run_id_is_a_hash_of(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from federations import Settings
 from helpers import instruction_with
+from personalizers import runtime_personalizer
 from phones import (
     SHAPES,
     assert_same_evaluation,
@@ -18,7 +19,6 @@ from phones import (
 )
 
 from samara.client.personal.personalizer import Personalizer
-from samara.client.personal.runtime_learner import runtime_personalizer
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
@@ -26,7 +26,6 @@ from samara.devices.phone.export import prepare_model
 from samara.devices.phone.manifest import Manifest, manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl, write_examples
 from samara.shared.config import RunConfig
@@ -49,7 +48,7 @@ text = "{text} it was {candidate}"
 candidates = ["{one}", "{other}"]
 """
 PHRASES = ("good", "very bad", "not very good", "warm", "a cold day")
-Pair = tuple[ModelRuntime, ClientData, PhoneTrainer, RunConfig]
+Pair = tuple[ModelRuntime, ClientData, PhoneLearner, RunConfig]
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
     rows.write_text(examples_as_jsonl(data))
     program = load_program(file)
     assert program.check() < 1e-4
-    return runtime, data, PhoneTrainer(program, read_examples(rows, program.manifest)), config
+    return runtime, data, PhoneLearner(program, read_examples(rows, program.manifest)), config
 
 
 @pytest.mark.parametrize("kind", ["words", "choice"])
@@ -109,14 +108,14 @@ def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
         steps=3, queries=3, batch=5, layout_hash=runtime.layout.hash, curvature_every=2
     )
     expected = take_local_steps(runtime, data, instruction, state)
-    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
     run_id = run_id_of(config, runtime.layout, runtime.model_id)
     board, found = (
         personalizer.recorded_private_state(state)
         for personalizer in (
             runtime_personalizer(runtime, data, config, run_id),
-            Personalizer(PhoneLearner(phone, 0), config.terms, run_id, tmp_path / "phone", 1000),
+            Personalizer(phone, config.terms, run_id, tmp_path / "phone", 1000),
         )
     )
     difference = np.linalg.norm(to_float32(found - board)) / np.linalg.norm(to_float32(board))
@@ -142,7 +141,7 @@ def test_executorch_runs_programs_of_candidates(
         steps=2, queries=3, batch=5, layout_hash=runtime.layout.hash, curvature_every=0
     )
     expected = take_local_steps(runtime, data, instruction, state)
-    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
 
 

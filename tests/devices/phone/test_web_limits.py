@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asking import train_task
 from page_runs import PageRun
 from typescript import RunCore
 
@@ -15,7 +16,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.privacy.accountant import epsilon_of
 from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.privacy.vector import SENSITIVITY
@@ -43,7 +44,9 @@ def test_private_reports_are_clipped_and_noised_and_made_once(
     (result,) = run_page([run.case([hello, task, "restart", task])])
     said, first, again = map(bytes.fromhex, result["answers"])
     assert first == again
-    expected = run.reference(tmp_path / "home").train(frame, CatchUp(tail=tail), run.settings)
+    expected = run.reference(tmp_path / "home").answer(
+        train_task(frame, CatchUp(tail=tail), run.settings)
+    )
     scale = 2e-3 * SENSITIVITY
     if mode == "central":
         own, theirs = VectorReport.decode(first), VectorReport.decode(expected)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import evaluate_task, train_task
 from helpers import delta_of, history_of
 from page_runs import CLIENT, PageRun
-from phones import assert_same_report
+from phones import as_client, assert_same_report
 from typescript import RunCore
 
 from samara.client.personal.private_rounds import personal_ledger
@@ -25,9 +26,8 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import LedgerHeader, read_records
+from samara.shared.ledger.records import CatchUp, LedgerHeader, read_records
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.proto.trainer_pb2 import TaskKind
 from samara.shared.replay import to_float32
@@ -56,7 +56,9 @@ def test_a_report_is_the_reference_phones(
     (result,) = run_page([run.case([task, "restart", run.task(TaskKind.TRAIN, frame)])])
     first, again = result["answers"]
     assert first == again  # the stored report, without catching up
-    expected = run.reference(tmp_path / "home").train(frame, CatchUp(tail=tail), run.settings)
+    expected = run.reference(tmp_path / "home").answer(
+        train_task(frame, CatchUp(tail=tail), run.settings)
+    )
     assert_same_report(Report.decode(bytes.fromhex(first)), Report.decode(expected))
     np.testing.assert_array_equal(np.array(result["w"], np.int64), run.history.states[2])
 
@@ -92,7 +94,7 @@ def test_personal_models_are_the_reference_phones(
     ):
         frame, tail = run.evaluate(number, split), run.history.tail(0, number)
         asked += [run.task(TaskKind.EVALUATE, frame, tail, personal=personal), "private rounds"]
-        answer = reference.evaluate(frame, CatchUp(tail=tail), settings, personal)
+        answer = reference.answer(evaluate_task(frame, CatchUp(tail=tail), settings, personal))
         expected.append(Evaluation.decode(answer))
         reference.take_private_rounds()
     hello = run.task(TaskKind.HELLO, bytes(32))
@@ -163,7 +165,7 @@ def test_a_hello_says_what_the_reference_phones_says(
     run = page_run()
     (result,) = run_page([run.case([run.task(TaskKind.HELLO, bytes(32))])])
     hello = Hello.decode(bytes.fromhex(result["answers"][0]))
-    expected = run.trainer.hello(CLIENT, 0)
+    expected = as_client(run.trainer, CLIENT).introduce(0, hides_examples=False)
     assert (hello.client, hello.examples, hello.round) == (CLIENT, expected.examples, 0)
     assert (hello.model_id, hello.layout) == (expected.model_id, expected.layout)
     said, counts = json.loads(hello.facts), json.loads(expected.facts)[SPLIT_EXAMPLES]

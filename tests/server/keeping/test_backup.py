@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from samara.server.app import serve
 from samara.server.commands import app
 from samara.server.keeping.backup import Backup, back_up
-from samara.server.keeping.doctor import examine
+from samara.server.keeping.check import examine
 from samara.server.keeping.restoring import restore
 from samara.server.live.run_lock import MOVED_FILE, lock_run
 from samara.server.restored_run import RESTORED_FILE
@@ -29,8 +29,7 @@ from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.config import RunConfig
 from samara.shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
-from samara.shared.event_parts import is_part
-from samara.shared.events import read_whole_events
+from samara.shared.events import is_part, read_whole_events
 from samara.shared.ledger.reading import read_ledger, segment_paths
 from samara.shared.result import RESULT_FILE, read_result
 from samara.shared.run_settings import SETTINGS_FILE
@@ -120,7 +119,7 @@ def test_a_backup_of_any_moment_can_be_restored(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken at every message, so also between a round's record, its event and its snapshot."""
-    monkeypatch.setattr("samara.shared.event_parts.PART_BYTES", 3_000)
+    monkeypatch.setattr("samara.shared.events.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
     plain, taken = grid._deliver, dict[int, Backup]()
@@ -300,7 +299,7 @@ def lose_round(run: Path) -> None:
             lambda run: (run / CERTIFICATES_FOLDER / "server.key").unlink(),
             Outcome.FAIL,
             "certificate: .*server.key is missing",
-            "keys renew",
+            "keys rotate",
         ),
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.key").chmod(0o644),
@@ -317,7 +316,7 @@ def lose_round(run: Path) -> None:
         ),
     ],
 )
-def test_the_doctor_finds_what_is_wrong_and_changes_nothing(
+def test_a_check_finds_what_is_wrong_and_changes_nothing(
     damage: Callable[[Path], object],
     outcome: Outcome,
     finding: str,
@@ -332,7 +331,7 @@ def test_the_doctor_finds_what_is_wrong_and_changes_nothing(
     [match] = [c for c in found if re.search(finding, f"{c.subject}: {c.finding}")]
     assert remedy in match.remedy
     assert tree_of(run) == before
-    shown = CliRunner().invoke(app, ["doctor", str(run)])
+    shown = CliRunner().invoke(app, ["check", str(run)])
     assert shown.exit_code == (outcome is Outcome.FAIL)
     assert remedy in shown.output
 
@@ -382,7 +381,7 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
         "lies in the run's folder": ["backup", run, run / "x"],
         "there is no run that has begun": ["backup", tmp_path, tmp_path / "x"],
         "not a file of `samara server backup`": ["restore", run / "layout.json", "--out", "x"],
-        "there is no such folder": ["doctor", tmp_path / "none"],
+        "there is no such folder": ["check", tmp_path / "none"],
     }.items():
         refused = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert message in str(refused.exception)

@@ -23,7 +23,7 @@ from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.client_index import MAX_CLIENT, client_index_of_key
 from samara.shared.errors import DeviceError, SamaraError
 from samara.shared.frames.hello import Hello
-from samara.shared.signing import SigningKey
+from samara.shared.signing import SigningKey, public_pem
 from samara.shared.wire import RECORD
 from samara.simulations.engine import InProcessGrid
 
@@ -153,12 +153,26 @@ def test_the_commands_name_the_files(tmp_path: Path) -> None:
     try:
         rotated = runner.invoke(commands, ["keys", "rotate", "kitchen", "--run", str(run)])
         certificate = tls.certificate.read_bytes()
-        renewed = runner.invoke(commands, ["keys", "renew", "--run", str(run)])
+        renewed = runner.invoke(commands, ["keys", "rotate", "--run", str(run)])
     finally:
         os.umask(before)
     assert f"{run / KEYS_FOLDER / 'kitchen.key'}: copy it to kitchen" in rotated.stdout
     assert f"{tls.certificate}: valid until 20" in renewed.stdout
     assert tls.certificate.read_bytes() != certificate
+
+
+def test_a_public_key_is_registered_by_create_and_none_of_a_gateway(tmp_path: Path) -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    public = tmp_path / "phone.pem"
+    public.write_bytes(public_pem(private))
+    create = ["keys", "create", "phone", str(public), "--run", str(tmp_path)]
+    refused = CliRunner().invoke(commands, [*create, "--gateway"])
+    assert "a gateway's key is made here" in str(refused.exception)
+    assert not (tmp_path / KEYS_FOLDER).exists()
+    assert "phone: may join as client" in CliRunner().invoke(commands, create).stdout
+    (key,) = ClientKeys(tmp_path / KEYS_FOLDER).read_all()
+    assert key.public_key.encode() == public.read_bytes()
+    assert not (tmp_path / KEYS_FOLDER / "phone.key").exists()
 
 
 def test_flowers_supernode_reads_a_key_file_with_an_index(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from samara.server.rounds.aggregation import aggregate
+from samara.server.rounds.planner import sample_cohort
 from samara.server.rounds.rule import Rule
-from samara.server.rounds.sampling import sample_cohort
 from samara.shared.frames.instructions import SeedPolicy
 from samara.shared.frames.report import Report
 from samara.shared.replay import replay, zero_state

@@ -17,7 +17,7 @@ from samara.server.app import serve
 from samara.server.rounds.clusters import cluster_folder
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import read_layout, replay_run
-from samara.server.transport.clock import SystemClock
+from samara.server.transport.deadline_grid import SystemClock
 from samara.shared.errors import SamaraError
 from samara.shared.events import read_events
 from samara.shared.frames.instructions import CLUSTERING_TRACK, TrainInstruction
@@ -80,14 +80,17 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
         np.testing.assert_array_equal(opened.model(client), states[cluster])
     with pytest.raises(SamaraError, match="a model per cluster"):
         opened.model()
-    status, printed, errors = run("server", "verify", folder)
+    status, printed, errors = run("server", "check", "--replay", folder)
     assert (status, errors) == (0, "")
     assert printed.count("every digest reproduced") == 2
-    for command in (("server", "inspect", folder), ("server", "status", "--run", folder)):
+    for command in (
+        ("server", "status", "--rounds", folder),
+        ("server", "status", "--run", folder),
+    ):
         status, printed, errors = run(*command)
         assert status == 1
         assert "name one, such as" in errors
-    status, printed, errors = run("server", "inspect", folder / "cluster-2")
+    status, printed, errors = run("server", "status", "--rounds", folder / "cluster-2")
     assert (status, errors) == (0, "")
     again = simulate(config_of(opposed, out=str(tmp_path / "again")))
     assert read_result(again)["final_digest"] == result.final_digest

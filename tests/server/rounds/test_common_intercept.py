@@ -14,10 +14,10 @@ from samara.client.personal.private_fit import make_private_fit
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.training.model_runtime import load_run
 from samara.server.rounds.aggregation import aggregate
-from samara.server.rounds.answered_round import RoundAnswers
 from samara.server.rounds.common_intercept import common_intercept
 from samara.server.rounds.evaluation import is_comparison
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
+from samara.server.rounds.replies import RoundAnswers
 from samara.server.rounds.rule import Rule
 from samara.server.store import LEDGER_FOLDER, RunStore
 from samara.shared.contrasts import contrasts

@@ -11,7 +11,7 @@ from private_rounds import ASKED, CLIP, ROUNDS, aggregator, gradients, hidden, n
 
 from samara.server.rounds.private_aggregator import PrivateAggregator
 from samara.server.rounds.releases import RELEASES_FILE, describe_spent, read_releases
-from samara.server.rounds.validator import ValidatedReplies
+from samara.server.rounds.replies import ValidatedReplies
 from samara.shared.errors import LedgerError, ReplayError, TrainingError
 from samara.shared.frames.instructions import TrainInstruction, token_of
 from samara.shared.frames.report import Report

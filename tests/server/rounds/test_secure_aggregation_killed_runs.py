@@ -144,7 +144,7 @@ class Patient(Live):
 
     def _deliver(self, message: Message) -> Message:
         node = self._contexts[message.metadata.dst_node_id].node_config
-        with RemoteTrainer(str(node[TRAINER]), {}, START_SECONDS):
+        with RemoteTrainer(str(node[TRAINER]), START_SECONDS):
             return super()._deliver(message)
 
 

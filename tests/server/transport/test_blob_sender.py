@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import hello_task, sent
 from bases import basis_for
 from federations import config_of
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
@@ -21,8 +22,7 @@ from samara.client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTraine
 from samara.client.protocol.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.rounds.event_log import EventLog
-from samara.server.rounds.late_reports import LateReportFilter
-from samara.server.rounds.validator import ReplyValidator
+from samara.server.rounds.replies import LateReportFilter, ReplyValidator
 from samara.server.store import RunStore
 from samara.server.transport import blob_sender
 from samara.server.transport.blob_sender import MAX_REPETITION, BlobSender
@@ -32,14 +32,14 @@ from samara.server.transport.roster import Roster
 from samara.shared.blob_store import BlobStore, blob_hash, to_reference
 from samara.shared.blobs import publish_blobs
 from samara.shared.config import RunConfig
-from samara.shared.errors import ConfigError, FrameError, MissingBlobError, RefusalCode
+from samara.shared.errors import MissingBlobError, RefusalCode
 from samara.shared.flower_compat import ErrorCode
 from samara.shared.frames.blob import BlobPart, BlobReceipt
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.result import read_result
 from samara.shared.settings import Settings, setting
 from samara.shared.wire import RECORD
@@ -311,9 +311,11 @@ def test_a_server_without_the_file_says_so_when_it_starts(tmp_path: Path) -> Non
         BlobSender.for_run(config, BlobStore(tmp_path))
     (tmp_path / "file").write_bytes(CONTENT)
     BlobStore(tmp_path / "store").add(tmp_path / "file")
-    assert BlobSender.for_run(config, BlobStore(tmp_path / "store"))._blobs.keys() == {PREFIX}
+    sender = BlobSender.for_run(config, BlobStore(tmp_path / "store"))
+    assert sender is not None
+    assert sender._blobs.keys() == {PREFIX}
     local = _Named.of({"basis": str(tmp_path / "file")}, "test")
-    assert not BlobSender.for_run(local, BlobStore(tmp_path))._blobs
+    assert BlobSender.for_run(local, BlobStore(tmp_path)) is None
 
 
 def test_a_client_that_refuses_an_instruction_for_want_of_a_blob_gets_it_and_comes_back(
@@ -362,34 +364,41 @@ def test_a_trainer_is_loaded_without_the_basis_of_a_run_and_used_once_it_has_it(
         assert stored.read_bytes() == Path(basis).read_bytes()
         assert resident.model_loads == 1
         again = ResidentTrainer.load(config_of(settings), 7, home)
-        hello = Hello.decode(again.client_for(json.dumps(config.flat())).hello())
+        hello = Hello.decode(
+            again.client_for(json.dumps(config.flat()).encode()).answer(hello_task())
+        )
     layouts = [json.loads((run / "layout.json").read_text()) for run in (expected, folder)]
     assert layouts[0] == layouts[1] == json.loads(hello.layout)
     assert hello.round == 3
 
 
 def test_settings_of_a_server_that_name_a_path_are_refused(
-    settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resident = ResidentTrainer.load(config_of(settings), 7, tmp_path)
     config = config_of(settings, adapter__basis="/etc/passwd")
-    for function in (resident.client_for, lambda s: resident.receive_blob(b"", s)):
-        with pytest.raises(ConfigError, match=r"adapter\.basis: '/etc/passwd' names a file on"):
-            function(json.dumps(config.flat()))
+    for kind in (TaskKind.HELLO, TaskKind.BLOB):
+        answer = resident.answer(Task(kind=kind, settings=sent(config)))
+        assert Refusal.decode(answer).code == RefusalCode.SETTINGS
+        assert "adapter.basis: '/etc/passwd' names a file on" in caplog.text
+        caplog.clear()
 
 
 def test_a_client_stores_no_blob_but_those_of_its_run(
-    settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resident = ResidentTrainer.load(config_of(settings), 7, tmp_path)
     part = BlobPart(BLOB, len(CONTENT), 0, CONTENT[:100]).encode()
-    with pytest.raises(FrameError, match="none that the run's settings name"):
-        resident.receive_blob(part, json.dumps(config_of(settings).flat()))
+
+    def give(part: bytes, config: RunConfig) -> bytes:
+        return resident.answer(Task(kind=TaskKind.BLOB, instruction=part, settings=sent(config)))
+
+    assert Refusal.decode(give(part, config_of(settings))).code == RefusalCode.FRAME
+    assert "none that the run's settings name" in caplog.text
     named = config_of(settings, adapter__basis=to_reference(BLOB))
-    receipt = BlobReceipt.decode(resident.receive_blob(part, json.dumps(named.flat())))
+    receipt = BlobReceipt.decode(give(part, named))
     assert receipt == BlobReceipt(token_of(part), 7, BLOB, 100)
-    with pytest.raises(FrameError):
-        resident.receive_blob(part[:-1], json.dumps(named.flat()))
+    assert Refusal.decode(give(part[:-1], named)).code == RefusalCode.FRAME
 
 
 def test_a_client_that_lacks_nothing_refuses_parts(settings: dict[str, Any]) -> None:

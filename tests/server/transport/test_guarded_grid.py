@@ -30,7 +30,7 @@ from samara.shared.flower_compat import (
     get_object_tree,
     message_to_proto,
 )
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.wire import RECORD
 
 RUN = 7

@@ -27,7 +27,7 @@ from samara.shared.errors import RefusalCode, SamaraError
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.instructions import token_of
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.signing import SigningKey, answer_bytes
 from samara.shared.wire import (
     ATTACHED,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
@@ -22,6 +21,7 @@ from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode, RejectedError
 from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.signing import SigningKey
 from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
@@ -33,13 +33,15 @@ class Phone(Echo):
         super().__init__(client_index_of_key(key.public))
         self.told = SimpleQueue[bytes]()
 
-    def hello(self, *_: Any) -> bytes:
+    def hello(self, task: Task) -> bytes:
         layout = layout_of(20).to_json()
         return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
 
-    def hear_refusal(self, refusal: bytes) -> bytes:
-        self.told.put(refusal)
-        return refusal
+    def answer(self, task: Task) -> bytes:
+        if task.kind != TaskKind.REFUSED:
+            return super().answer(task)
+        self.told.put(task.instruction)
+        return task.instruction
 
 
 class OneGateway(PhoneGrid):

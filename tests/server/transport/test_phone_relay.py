@@ -15,7 +15,7 @@ from samara.server.transport.phone_relay import PhoneRelay
 from samara.shared.client_index import client_index_of_key
 from samara.shared.flower_compat import ErrorCode, TaskIdentity, set_message_id
 from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.signing import SigningKey, answer_bytes
 from samara.shared.wire import CLIENTS, FRAMES, IN_PARTS, PENDING, PUBLIC_KEYS, RECORD, SIGNATURES
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from samara.client.protocol.session import Session
+from samara.client.protocol.session import Session, SharedCatchUp
 from samara.client.protocol.session_store import decode_session, encode_session
-from samara.client.protocol.shared_catch_up import SharedCatchUp
 from samara.shared.errors import CatchUpError, FrameError, LedgerError
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import Tensor
 from samara.shared.ledger import ledger as ledgers
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import DenseValues
 from samara.shared.round_delta import RoundDelta

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
 from samara.shared.layout import Layout
-from samara.shared.ledger import catch_up
+from samara.shared.ledger import records
 from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.records import Record
-from samara.shared.ledger.snapshots import Snapshot
+from samara.shared.ledger.records import Record, Snapshot
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import Backend, digest
 
@@ -291,7 +290,7 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed: list[int] = []
-    plain = catch_up.replay_batch
+    plain = records.replay_batch
 
     def counted(
         state: NDArray[np.int64],
@@ -302,7 +301,7 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
         replayed.extend(record.delta.round for record in records)
         return plain(state, records, layout, backend)
 
-    monkeypatch.setattr(catch_up, "replay_batch", counted)
+    monkeypatch.setattr(records, "replay_batch", counted)
     with opened(write_files(tmp_path, SOUND)):
         assert replayed == [7]
 
@@ -319,7 +318,7 @@ def test_long_records_are_proved_and_let_go_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    plain = catch_up.replay_batch
+    plain = records.replay_batch
 
     def counted(
         state: NDArray[np.int64],
@@ -330,11 +329,11 @@ def test_long_records_are_proved_and_let_go_early(
         lengths.append(len(records))
         return plain(state, records, layout, backend)
 
-    monkeypatch.setattr(catch_up, "replay_batch", counted)
+    monkeypatch.setattr(records, "replay_batch", counted)
     write_files(tmp_path, HISTORY.files(7))
     for most, size, expected in ((256, 300, [2, 2, 2, 1]), (3, 10_000, [3, 3, 1]), (7, 1, [1] * 7)):
-        monkeypatch.setattr(catch_up, "CHECK_EVERY", most)
-        monkeypatch.setattr(catch_up, "_BATCH_BYTES", size)
+        monkeypatch.setattr(records, "CHECK_EVERY", most)
+        monkeypatch.setattr(records, "_BATCH_BYTES", size)
         lengths.clear()
         with opened(tmp_path, 0) as ledger:
             assert lengths == expected
@@ -349,7 +348,7 @@ def test_a_machine_that_miscalculates_is_told_apart_from_a_wrong_record(
     def mistaken(layout_hash: bytes, state: NDArray[np.int64]) -> bytes:
         return answers.pop() if answers else digest(layout_hash, state)
 
-    monkeypatch.setattr(catch_up, "digest", mistaken)
+    monkeypatch.setattr(records, "digest", mistaken)
     write_files(tmp_path, HISTORY.files(7))
     with pytest.raises(LedgerError, match="memory or processor of this machine"):
         Ledger(tmp_path, HISTORY.header, LAYOUT, 0)

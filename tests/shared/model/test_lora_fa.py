@@ -18,8 +18,9 @@ from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.shared.directions import directions
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, inject
 from samara.shared.model.model_folder import model_id
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask

@@ -17,8 +17,9 @@ from samara.server.store import read_layout, replay_run
 from samara.shared.errors import LedgerError, ModelError, SamaraError
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import load_base_model, load_structure
-from samara.shared.model.lora_fa import Perturbations, inject
+from samara.shared.model.lora_fa import inject
 from samara.shared.model.peft import write_peft_adapter
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import to_float32
 from samara.shared.result import read_result
 from samara.shared.runs import client_folder

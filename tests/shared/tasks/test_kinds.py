@@ -23,7 +23,8 @@ from samara.shared.directions import directions
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.lora_fa import Adapter, Perturbations, inject
+from samara.shared.model.lora_fa import Adapter, inject
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.model.truncation import truncate
 from samara.shared.result import read_result

@@ -16,7 +16,7 @@ from samara.client.training.model_runtime import LoadedRun
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.label_scores import Confusion
-from samara.shared.model.lora_fa import Perturbations
+from samara.shared.model.perturbations import Perturbations
 from samara.shared.replay import digest
 from samara.shared.result import RunResult
 from samara.shared.tasks.catalog import load_task
@@ -113,7 +113,7 @@ def test_steps_follow_the_metric_of_decoded_answers(answers: Settings) -> None:
     assert isinstance(kind, GenerationTask)
     assert isinstance(forward, ResidentForward)
     accepted = [one.answers for one in examples]
-    open_prompts = [runtime._scorer.prompt(one.text, (), one.cut) for one in examples]
+    open_prompts = [runtime.scorer.prompt(one.text, (), one.cut) for one in examples]
 
     def loss(adapter: Perturbations) -> float:
         return -answer_metric(kind, forward.decode_answers(adapter, open_prompts), accepted)

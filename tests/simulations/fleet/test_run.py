@@ -260,7 +260,7 @@ def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.Mo
         calls.append(len(labels))
         return cross_entropy(scores, labels) * (np.nan if len(calls) == 1 else 1.0)
 
-    monkeypatch.setattr(local_steps, "training_objective", lambda name, task: poisoned)
+    monkeypatch.setattr(runtime, "objective", poisoned)
     broken, whole = local_steps.take_local_steps_together(runtime, clients, instruction, state)
     assert isinstance(broken, TrainingError)
     assert isinstance(whole, Report)

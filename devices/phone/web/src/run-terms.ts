@@ -3,11 +3,10 @@
 import { areEqual, sha256, Writer, type Bytes } from "./bytes.ts";
 import { SettingsError } from "./errors.ts";
 import { SEED_POLICY, SPLIT } from "./instructions.ts";
-import { PRIVACY_DEFAULTS, readPrivacy, type PrivacyTerms } from "./privacy-terms.ts";
+import { readPrivacy, type PrivacyTerms } from "./privacy-terms.ts";
 import { SettingValues } from "./setting-values.ts";
 
 const METHODS = ["finetune", "ditto", "mixture", "readout", "local", "global", "cluster"] as const;
-const MOMENTS = /^(end|every [1-9]\d{0,6} rounds?|on-data|always)$/;
 
 type Method = (typeof METHODS)[number];
 
@@ -40,60 +39,44 @@ export interface RunTerms {
   readonly privacy: PrivacyTerms | null;
 }
 
-/** Settings of private rounds that a signed scenario may lack. */
-const PRIVATE_DEFAULTS = {
-  "personal.when": "end",
-  "personal.retrain": false,
-  "personal.learning-rate": "auto",
-  "personal.pull": 0.0625,
-};
-
 /**
  * Reads the settings that are part of a run id, sorted JSON.
  *
  * @throws SettingsError if one is missing or out of range, or asks for what a browser cannot do.
  */
 export function readTerms(settings: Bytes): RunTerms {
-  const read = new SettingValues(settings, { ...PRIVATE_DEFAULTS, ...PRIVACY_DEFAULTS });
+  const read = new SettingValues(settings);
   const method = METHODS.find((name) => name === read.text("method"));
   if (!method) throw new SettingsError(`method ${read.text("method")}: a browser cannot do it`);
-  const [rounds, personal] = [read.whole("rounds", 1), read.whole("personal.rounds")];
+  const [rounds, personal] = [read.whole("rounds"), read.whole("personal.rounds")];
   const trainsAlone = method === "finetune" || method === "ditto" || method === "mixture";
   const federated = method === "local" ? 0 : trainsAlone ? rounds : rounds + personal;
-  const when = read.text("personal.when");
-  if (!MOMENTS.test(when)) throw new SettingsError(`personal.when: ${when} is unknown here`);
-  const differences = read.text("differences");
-  if (differences !== "central" && differences !== "forward")
-    throw new SettingsError(`differences: ${differences} is unknown here`);
   const policies: Readonly<Record<string, number>> = SEED_POLICY;
   const seedPolicy = policies[read.text("seed-policy")];
   if (seedPolicy === undefined) throw new SettingsError("seed-policy is unknown here");
   const hasClusters = method === "cluster";
-  const [steps, queries] = [
-    read.whole("steps", 1, 2 ** 16 - 1),
-    read.whole("queries", 1, 2 ** 16 - 1),
-  ];
+  const [steps, queries] = [read.whole("steps"), read.whole("queries")];
   return {
     method,
     seed: read.seed(),
     rounds: federated,
     privateRounds: rounds + personal - federated,
-    when,
+    when: read.text("personal.when"),
     retrains: read.flag("personal.retrain"),
     privateLearningRate: read.rate("personal.learning-rate"),
     pull: read.number("personal.pull"),
     steps,
     queries,
-    batch: read.whole("batch", 1),
+    batch: read.whole("batch"),
     epsilon: read.number("epsilon"),
-    differences,
+    differences: read.text("differences") as RunTerms["differences"],
     learningRate: read.rate("learning-rate"),
     clip: read.number("clip"),
     seedPolicy,
-    poolSize: read.whole("pool-size", 1),
+    poolSize: read.whole("pool-size"),
     deadline: read.number("cohort.timeout"),
-    clusters: hasClusters ? read.whole("cohort.clusters", 2, 1024) : 0,
-    clusteringRounds: hasClusters ? read.whole("cohort.clustering-rounds", 1, federated) : 0,
+    clusters: hasClusters ? read.whole("cohort.clusters") : 0,
+    clusteringRounds: hasClusters ? read.whole("cohort.clustering-rounds", federated) : 0,
     validationEvery: read.whole("evaluate.every"),
     hasTest: read.flag("evaluate.test"),
     returnsToBest: read.value("evaluate.best") === "loss" || read.flag("evaluate.best"),

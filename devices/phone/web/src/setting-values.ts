@@ -1,20 +1,19 @@
 /** Values of a run's settings, which others sent, checked one by one. */
 
 import { SettingsError } from "./errors.ts";
+import { TERMS, type Term, type TermKey } from "./term-settings.ts";
 
 const MAX_SETTINGS_BYTES = 2 ** 16;
 const MAX_SEED = 2n ** 63n;
+const MAX_WHOLE = 2 ** 32 - 1;
 
 /** The settings of a run by dotted key; every read throws `SettingsError` unless it succeeds. */
 export class SettingValues {
   readonly #text: string;
   readonly #settings: Readonly<Record<string, unknown>>;
 
-  /**
-   * @param settings sorted JSON.
-   * @param defaults values of settings that may be missing.
-   */
-  constructor(settings: Uint8Array, defaults: Readonly<Record<string, unknown>>) {
+  /** @param settings sorted JSON. */
+  constructor(settings: Uint8Array) {
     if (settings.length > MAX_SETTINGS_BYTES)
       throw new SettingsError(`the run's settings have over ${MAX_SETTINGS_BYTES} bytes`);
     this.#text = new TextDecoder().decode(settings);
@@ -26,47 +25,59 @@ export class SettingValues {
     }
     if (given === null || typeof given !== "object")
       throw new SettingsError("the run's settings are not a JSON object");
-    this.#settings = { ...defaults, ...given };
+    this.#settings = { ...given };
   }
 
-  /** Returns a setting as it is. */
-  value(key: string): unknown {
-    return this.#settings[key];
+  /** Returns a setting as it is, or its default. */
+  value(key: TermKey): unknown {
+    const term: Term = TERMS[key];
+    return key in this.#settings ? this.#settings[key] : term.default;
   }
 
-  /** Returns a setting that is a text. */
-  text(key: string): string {
-    const value = this.#settings[key];
+  /** Returns a setting that is a text, which must be known if the table says which there are. */
+  text(key: TermKey): string {
+    const value = this.value(key);
+    const { words, pattern }: Term = TERMS[key];
     if (typeof value !== "string") throw new SettingsError(`${key} is no text`);
+    if ((words && !words.includes(value)) || (pattern && !new RegExp(pattern).test(value)))
+      throw new SettingsError(`${key}: ${value} is unknown here`);
     return value;
   }
 
   /** Returns a setting that is true or false. */
-  flag(key: string): boolean {
-    const value = this.#settings[key];
+  flag(key: TermKey): boolean {
+    const value = this.value(key);
     if (typeof value !== "boolean") throw new SettingsError(`${key} is neither true nor false`);
     return value;
   }
 
-  /** Returns a setting that is a whole number in a range. */
-  whole(key: string, least = 0, most = 2 ** 32 - 1): number {
-    const value = this.#settings[key];
-    if (!Number.isInteger(value) || !((value as number) >= least && (value as number) <= most))
-      throw new SettingsError(`${key} is no whole number from ${least} to ${most}`);
-    return value as number;
-  }
-
-  /** Returns a setting that is a number from 0 on. */
-  number(key: string): number {
-    const value = this.#settings[key];
-    if (typeof value !== "number" || !(value >= 0 && Number.isFinite(value)))
-      throw new SettingsError(`${key} is no number from 0 on`);
+  /**
+   * Returns a setting that is a whole number in its range.
+   *
+   * @param most the largest, where the range leaves it open.
+   */
+  whole(key: TermKey, most = MAX_WHOLE): number {
+    const value = this.#inRange(key, most);
+    if (!Number.isInteger(value)) throw new SettingsError(`${key} is no whole number`);
     return value;
   }
 
+  /** Returns a setting that is a finite number in its range. */
+  number(key: TermKey): number {
+    return this.#inRange(key, Number.MAX_VALUE);
+  }
+
   /** Returns a step size; null if it is estimated. */
-  rate(key: string): number | null {
-    return this.#settings[key] === "auto" ? null : this.number(key);
+  rate(key: TermKey): number | null {
+    return this.value(key) === "auto" ? null : this.number(key);
+  }
+
+  #inRange(key: TermKey, open: number): number {
+    const value = this.value(key);
+    const { least = 0, most = open, above = false }: Term = TERMS[key];
+    if (typeof value !== "number" || !(above ? value > least : value >= least) || value > most)
+      throw new SettingsError(`${key} is no number ${above ? "above" : "from"} ${least} to ${most}`);
+    return value;
   }
 
   /** Returns the seed, which has up to 63 bits, of which `JSON.parse` keeps 53. */

@@ -24,7 +24,7 @@ def test_micro_batches_add_up_to_the_batch(space: str, settings: Settings, tmp_p
     losses = []
     for size in (0, 1, 3):
         out = str(tmp_path / str(size))
-        changes = {"method": "fo-adam", "space": space, "steps": 2, "micro_batch": size}
+        changes = {"optimizer": "fo-adam", "space": space, "steps": 2, "micro_batch": size}
         result = tuned(tuning_of(settings, out=out, **changes))
         losses.append([point["loss"] for point in result["curve"]])
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
@@ -35,7 +35,7 @@ def test_micro_batches_add_up_to_the_batch(space: str, settings: Settings, tmp_p
 @pytest.mark.parametrize("space", ["full", "lora-fa", "lora", "prefix"])
 def test_sgd_is_that_of_torch(space: str, settings: Settings, tmp_path: Path) -> None:
     """A step is θ − η·∇L, with the gradient of the same batch from another copy of the model."""
-    changes = {"method": "fo-sgd", "space": space, "learning_rate": 0.5}
+    changes = {"optimizer": "fo-sgd", "space": space, "learning_rate": 0.5}
     config = tuning_of(settings, **changes).complete(1)
     methods = [
         FirstOrder(TuningSetup(config), tmp_path / name, bytes(32)) for name in ("one", "other")
@@ -63,7 +63,7 @@ def test_it_goes_on_to_the_same_result(
         if done == 3:
             raise KeyboardInterrupt
 
-    changes = {"method": method, "space": space, "learning_rate": 0.1}
+    changes = {"optimizer": method, "space": space, "learning_rate": 0.1}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     config = tuning_of(settings, **changes)
     with pytest.raises(KeyboardInterrupt):
@@ -72,7 +72,7 @@ def test_it_goes_on_to_the_same_result(
 
 
 def test_mixed_precision_is_near_and_keeps_the_weights(settings: Settings, tmp_path: Path) -> None:
-    changes = {"method": "fo-sgd", "space": "full", "learning_rate": 0.05}
+    changes = {"optimizer": "fo-sgd", "space": "full", "learning_rate": 0.05}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     config = tuning_of(settings, autocast="bfloat16", **changes)
     mixed = tuned(config)

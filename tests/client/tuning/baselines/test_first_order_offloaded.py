@@ -52,7 +52,7 @@ def test_whole_gradients_on_the_host_give_the_bits_of_resident_adam(
 ) -> None:
     changes = {"space": "full", "micro_batch": micro_batch, "learning_rate_schedule": "linear"}
     found = [
-        tuned(tuning_of(settings, method=method, out=str(tmp_path / method), **changes))
+        tuned(tuning_of(settings, optimizer=method, out=str(tmp_path / method), **changes))
         for method in ("fo-adam", "zero-offload")
     ]
     for key in ("digest", "curve", "test"):
@@ -63,8 +63,8 @@ def test_whole_gradients_on_the_host_give_the_bits_of_resident_adam(
 def test_a_subspace_of_full_size_gives_the_bits_of_zero_offload(
     settings: Settings, tmp_path: Path
 ) -> None:
-    whole = tuned(tuning_of(settings, method="zero-offload", space="linear"))
-    changes = {"method": "lsp", "out": str(tmp_path / "lsp"), "lsp__subspace_size": 10_000}
+    whole = tuned(tuning_of(settings, optimizer="zero-offload", space="linear"))
+    changes = {"optimizer": "lsp", "out": str(tmp_path / "lsp"), "lsp__subspace_size": 10_000}
     subspace = tuned(tuning_of(settings, **changes))
     for key in ("digest", "curve", "test"):
         assert whole[key] == subspace[key]
@@ -78,7 +78,7 @@ def test_a_subspace_of_full_size_gives_the_bits_of_zero_offload(
 def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
     stop: int, settings: Settings, tmp_path: Path
 ) -> None:
-    changes = {"method": "lsp", "steps": 6, "lsp__check_frequency": 2, "lsp__subspace_size": 8}
+    changes = {"optimizer": "lsp", "steps": 6, "lsp__check_frequency": 2, "lsp__subspace_size": 8}
     changes |= {"lsp__nonzeros": 2, "lsp__learning_steps": 5, "micro_batch": 3}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     config = tuning_of(settings, **changes)
@@ -96,7 +96,7 @@ def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
 
 
 def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
-    folder = tune(tuning_of(settings, method="lsp", lsp__subspace_size=8, lsp__nonzeros=2))
+    folder = tune(tuning_of(settings, optimizer="lsp", lsp__subspace_size=8, lsp__nonzeros=2))
     with safe_open(folder / CHECKPOINT_FILE, "pt") as stored:
         names = set(stored.keys())
         shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
@@ -110,7 +110,7 @@ def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
 
 
 def test_a_projector_that_does_not_fit_is_named(settings: Settings) -> None:
-    config = tuning_of(settings, method="lsp", lsp__subspace_size=8, lsp__nonzeros=2)
+    config = tuning_of(settings, optimizer="lsp", lsp__subspace_size=8, lsp__nonzeros=2)
     with pytest.raises(KeyboardInterrupt):
         tune(config, stopping_after(3))
     file = Path(config.out) / CHECKPOINT_FILE
@@ -139,9 +139,9 @@ def test_the_best_state_is_a_folder_that_transformers_loads(
     method: str, family: str, settings: Settings, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     folder = model_folder(family)
-    changes = {"method": method, "model__path": str(folder), "lsp__subspace_size": 8}
+    changes = {"optimizer": method, "model__path": str(folder), "lsp__subspace_size": 8}
     if method != "lsp":
-        changes = {"method": method, "model__path": str(folder), "space": "full"}
+        changes = {"optimizer": method, "model__path": str(folder), "space": "full"}
     config = tuning_of(settings, learning_rate=0.01, **changes)
     result = tuned(config)
     exported = Path(config.out) / MODEL_FOLDER
@@ -156,7 +156,7 @@ def test_the_best_state_is_a_folder_that_transformers_loads(
         weights = dict(network.named_parameters())
         assert all(torch.equal(best.get_tensor(name), weights[name]) for name in best.keys())  # noqa: SIM118
     again = tuning_of(
-        settings, method="zero-shot", model__path=str(exported), out=str(tmp_path / "again")
+        settings, optimizer="zero-shot", model__path=str(exported), out=str(tmp_path / "again")
     )
     assert load_base_model(str(exported)).family == family
     found = tuned(again)["test"]
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_be_written_is_an_error(
 
         return save
 
-    config = tuning_of(settings, method="zero-offload", steps=2)
+    config = tuning_of(settings, optimizer="zero-offload", steps=2)
     folder = Path(config.out)
     for error in (OSError(28, "No space left on device"), SafetensorError("No space left")):
         with monkeypatch.context() as patched:

@@ -16,7 +16,7 @@ ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.slow
 COMPARED = ("digest", "curve", "test")
 LSP = {
-    **{"method": "lsp", "lsp__subspace_size": 8, "lsp__nonzeros": 2},
+    **{"optimizer": "lsp", "lsp__subspace_size": 8, "lsp__nonzeros": 2},
     **{"lsp__check_frequency": 2, "lsp__learning_steps": 3},
 }
 
@@ -26,7 +26,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
     return small(model_folder("causal"), data_file, tmp_path / "run")
 
 
-@pytest.mark.parametrize("changes", [{"method": "zero-offload"}, LSP])
+@pytest.mark.parametrize("changes", [{"optimizer": "zero-offload"}, LSP])
 def test_no_schedule_changes_a_bit(
     changes: dict[str, Any], settings: Settings, tmp_path: Path
 ) -> None:
@@ -48,12 +48,12 @@ def test_no_schedule_changes_a_bit(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("causal", {"method": "fo-adam", "space": "full"}),
-        ("causal", {"method": "fo-adam", "space": "lora-fa"}),
-        ("causal", {"method": "lora"}),
-        ("causal", {"method": "fo-adam", "space": "dora"}),
-        ("encoder", {"method": "zero-offload"}),
-        ("masked", {"method": "zero-offload"}),
+        ("causal", {"optimizer": "fo-adam", "space": "full"}),
+        ("causal", {"optimizer": "fo-adam", "space": "lora-fa"}),
+        ("causal", {"optimizer": "lora"}),
+        ("causal", {"optimizer": "fo-adam", "space": "dora"}),
+        ("encoder", {"optimizer": "zero-offload"}),
+        ("masked", {"optimizer": "zero-offload"}),
     ],
 )
 def test_checkpointing_takes_less_memory_and_changes_no_bit(
@@ -81,7 +81,7 @@ def test_checkpointing_takes_less_memory_and_changes_no_bit(
 
 
 def test_the_result_has_the_cost_on_an_emulated_accelerator(settings: Settings) -> None:
-    changes = {"method": "zero-offload", "micro_batch": 0, "offload__bandwidth": 1e8}
+    changes = {"optimizer": "zero-offload", "micro_batch": 0, "offload__bandwidth": 1e8}
     emulated = read_result(tune(tuning_of(settings, **changes)))["emulated"]
     stages = emulated["stage_seconds"]
     assert set(stages) == {"forward", "backward", "offload", "update", "upload", "apply"}
@@ -103,7 +103,7 @@ def test_checks_of_projectors_are_a_stage_of_their_own(settings: Settings) -> No
 
 
 def test_without_an_emulated_accelerator_the_result_has_no_such_cost(settings: Settings) -> None:
-    assert "emulated" not in read_result(tune(tuning_of(settings, method="zero-offload")))
+    assert "emulated" not in read_result(tune(tuning_of(settings, optimizer="zero-offload")))
 
 
 @pytest.mark.parametrize("schedule", ["layer-wise", "zero"])
@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on_under_another_schedule(
 def test_a_continued_run_counts_the_moments_that_it_has_read(
     settings: Settings, tmp_path: Path
 ) -> None:
-    changes = {"method": "fo-adam", "space": "full", "offload__memory": 2**30}
+    changes = {"optimizer": "fo-adam", "space": "full", "offload__memory": 2**30}
     whole, continued = (
         tuning_of(settings, **changes, out=str(tmp_path / name)) for name in ("whole", "continued")
     )
@@ -143,20 +143,20 @@ def test_a_continued_run_counts_the_moments_that_it_has_read(
 @pytest.mark.parametrize("method", ["fo-adam", "lora", "zero-offload", "lsp"])
 def test_too_small_an_accelerator_is_refused(method: str, settings: Settings) -> None:
     with pytest.raises(DeviceError, match="emulated accelerator"):
-        tune(tuning_of(settings, method=method, offload__memory=10_000))
+        tune(tuning_of(settings, optimizer=method, offload__memory=10_000))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "lsp", "offload__memory": 1, "threads": 2}, "set model.torch-device"),
-        ({"method": "prge", "offload__memory": 1}, "prge does not read it"),
-        ({"method": "fo-adam", "offload__schedule": "zero"}, "fo-adam does not read it"),
+        ({"optimizer": "lsp", "offload__memory": 1, "threads": 2}, "set model.torch-device"),
+        ({"optimizer": "prge", "offload__memory": 1}, "prge does not read it"),
+        ({"optimizer": "fo-adam", "offload__schedule": "zero"}, "fo-adam does not read it"),
         (
-            {"method": "lsp", "offload__memory": 1, "offload__schedule": "none", "threads": 1},
+            {"optimizer": "lsp", "offload__memory": 1, "offload__schedule": "none", "threads": 1},
             r"offload\.schedule: none does all work where the model computes",
         ),
-        ({"method": "lsp", "offload__slowdown": 0.5}, "greater than or equal to 1"),
+        ({"optimizer": "lsp", "offload__slowdown": 0.5}, "greater than or equal to 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import evaluate_task, train_task
 from helpers import ROOT, delta_of, history_of, instruction_with
-from phones import assert_same_evaluation, assert_same_report, exported, run_of
+from phones import assert_same_evaluation, assert_same_report, exported, phone_of, run_of
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
@@ -25,8 +26,7 @@ from samara.devices.phone.commands import app
 from samara.devices.phone.lowering import Method, lower_to_executorch
 from samara.devices.phone.manifest import Manifest, manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
-from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.runtime import (
     PhoneProgram,
     ProgramBackend,
@@ -41,8 +41,7 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.replay_torch import directions as directions_in_graph
 from samara.shared.normal_table import NORMAL_TABLE
@@ -154,7 +153,7 @@ def made(
 
 
 @pytest.fixture
-def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientData, PhoneTrainer]]:
+def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientData, PhoneLearner]]:
     """A model runtime with a client's data, and a phone with the same model and examples."""
 
     def make(delegate: str = "xnnpack", quantization: str = "none") -> Any:
@@ -166,7 +165,7 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientD
         rows.write_text(examples_as_jsonl(data))
         program = PhoneProgram(file)
         program.check()
-        return runtime, data, PhoneTrainer(program, read_examples(rows, program.manifest))
+        return runtime, data, PhoneLearner(program, read_examples(rows, program.manifest))
 
     return make
 
@@ -190,7 +189,7 @@ def test_a_phone_reports_what_an_eager_client_does(
         steps=3, queries=5, batch=3, layout_hash=runtime.layout.hash, curvature_every=2
     )
     expected = take_local_steps(runtime, data, instruction, state)
-    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
 
 
@@ -200,7 +199,7 @@ def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: 
     for changes in ({"differences": "forward"}, {"seed_policy": SeedPolicy.POOL}):
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
         expected = take_local_steps(runtime, data, instruction, state)
-        found = phone.train(instruction, state, 0)
+        found = phone.take_steps(instruction, state)
         assert found.summed_steps == expected.summed_steps
         np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
 
@@ -269,34 +268,37 @@ def test_a_phone_answers_frames_and_repeats_its_report(
 ) -> None:
     *_, trainer = pair()
     layout = trainer.layout
-    phone = Phone(trainer, 7, tmp_path)
+    phone = phone_of(trainer, 7, tmp_path)
     run_id, settings = run_of(trainer)
     history = history_of([delta_of(1)], layout, run_id)
     asked_of = {"run_id": run_id, "round": 2, "start_digest": history.digests[1]}
     instruction = instruction_with(layout_hash=layout.hash, **asked_of).encode()
-    refusal = phone.train(instruction, CatchUp(), settings)
+    refusal = phone.answer(train_task(instruction, CatchUp(), settings))
     refused = Refusal.decode(refusal)
     assert (refused.client, refused.code, refused.numbers) == (7, RefusalCode.CATCH_UP, (1, 0))
     assert "send the rounds after 0" in caplog.text
-    frame = phone.train(instruction, CatchUp(tail=history.tail(0)), settings)
+    frame = phone.answer(train_task(instruction, CatchUp(tail=history.tail(0)), settings))
     assert Report.decode(frame).client == 7
-    again = Phone(trainer, 7, tmp_path)
-    assert again.train(instruction, CatchUp()) == frame
+    again = phone_of(trainer, 7, tmp_path)
+    assert again.answer(train_task(instruction, CatchUp())) == frame
     asked = EvaluateInstruction(
         history.header.run_id, 1, 0, Split.TEST, layout.hash, history.digests[1]
     )
-    answer = Evaluation.decode(again.evaluate(asked.encode(), CatchUp()))
+    answer = Evaluation.decode(again.answer(evaluate_task(asked.encode(), CatchUp())))
     assert answer.columns[0].counts.sum() > 0
     other = instruction_with(layout_hash=bytes(32), run_id=run_id).encode()
-    assert Refusal.decode(again.train(other, CatchUp())).code == RefusalCode.LAYOUT
+    assert Refusal.decode(again.answer(train_task(other, CatchUp()))).code == RefusalCode.LAYOUT
     for split, code in ((Split.TRAIN, RefusalCode.EVALUATION), (Split.TEST, None)):
         asked = replace(asked, split=split)
-        reply = again.evaluate(asked.encode(), CatchUp())
+        reply = again.answer(evaluate_task(asked.encode(), CatchUp()))
         assert kind_of(reply) is (Kind.EVALUATION if code is None else Kind.REFUSAL)
         assert code is None or Refusal.decode(reply).code == code
-    careful = Phone(trainer, 7, tmp_path, AnswerLimits(least_batch=9))
+    careful = phone_of(trainer, 7, tmp_path, AnswerLimits(least_batch=9))
     small = instruction_with(layout_hash=layout.hash, root=5, **asked_of)
-    assert Refusal.decode(careful.train(small.encode(), CatchUp())).code == RefusalCode.BATCH
+    assert (
+        Refusal.decode(careful.answer(train_task(small.encode(), CatchUp()))).code
+        == RefusalCode.BATCH
+    )
     answers = read_answers(tmp_path).answers
     assert [(one.asked, bool(one.refused)) for one in answers] == [
         ("train", True),
@@ -308,7 +310,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
         ("evaluate", False),
         ("train", True),
     ]
-    assert "export the program with the run's model" in caplog.text
+    assert "a phone's program is exported with them" in caplog.text
 
 
 @pytest.mark.exhaustive

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from asking import evaluate_task, train_task
 from federations import Settings, config_of
 from helpers import History, delta_of, history_of
 from numpy.typing import NDArray
-from phones import assert_same_report, exported, use_torch_as_runtime
+from personalizers import runtime_personalizer
+from phones import as_client, assert_same_report, exported, phone_of, use_torch_as_runtime
 from typer.testing import CliRunner
 
 from samara.client.forward.turns import checked_passes
@@ -22,7 +24,7 @@ from samara.client.personal.personalizations import read_personalizations
 from samara.client.personal.personalizer import Personalizer
 from samara.client.personal.private_fit import intercept_for_training
 from samara.client.personal.private_rounds import personal_ledger
-from samara.client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
+from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.idle_work import InterruptionError
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
@@ -31,7 +33,6 @@ from samara.devices.phone.commands import app
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.reference_client.run_settings import SETTINGS_FILE
 from samara.devices.phone.tokenization import examples_as_jsonl
@@ -41,8 +42,8 @@ from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.catch_up import CatchUp
 from samara.shared.ledger.reading import read_ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.replay import to_float32, zero_state
 from samara.shared.runs import identity_bytes, run_id_of
@@ -56,7 +57,7 @@ class Pair(NamedTuple):
     config: RunConfig
     runtime: ModelRuntime
     data: ClientData
-    trainer: PhoneTrainer
+    trainer: PhoneLearner
 
     @property
     def run_id(self) -> bytes:
@@ -66,7 +67,7 @@ class Pair(NamedTuple):
         return runtime_personalizer(self.runtime, self.data, self.config, self.run_id)
 
     def phone(self, folder: Path) -> Personalizer:
-        learner = PhoneLearner(self.trainer, CLIENT)
+        learner = as_client(self.trainer, CLIENT)
         return Personalizer(learner, self.config.terms, self.run_id, folder, 1000)
 
 
@@ -95,7 +96,7 @@ def pair(
         rows = tmp_path / "rows.jsonl"
         rows.write_text(examples_as_jsonl(data))
         program = load_program(file)
-        trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
+        trainer = PhoneLearner(program, read_examples(rows, program.manifest))
         assert trainer.layout.hash == runtime.layout.hash
         return Pair(config, runtime, data, trainer)
 
@@ -189,7 +190,7 @@ def test_a_phone_compares_every_model_that_a_board_does(
             evaluate_personal_model(learner, terms, w, private, split)
             for learner in (
                 RuntimeLearner(both.runtime, both.data),
-                PhoneLearner(both.trainer, CLIENT),
+                as_client(both.trainer, CLIENT),
             )
         )
         assert [column.name for column in found] == [column.name for column in expected]
@@ -218,7 +219,7 @@ class Asked(NamedTuple):
         return CatchUp(tail=self.history.tail(0, number))
 
     def phone(self, home: Path) -> Phone:
-        return Phone(self.both.trainer, CLIENT, home)
+        return phone_of(self.both.trainer, CLIENT, home)
 
 
 @pytest.fixture
@@ -246,22 +247,26 @@ def test_a_phone_takes_private_rounds_after_the_last_round_and_answers_the_compa
     run, home = asked(rounds=4), tmp_path / "home"
     phone = run.phone(home)
     validation = run.evaluation(4, Split.VALIDATION)
-    assert columns_of(phone.evaluate(validation, run.catch_up(4), run.settings)) == ["global"]
+    assert columns_of(phone.answer(evaluate_task(validation, run.catch_up(4), run.settings))) == [
+        "global"
+    ]
     assert finished(run, home) == []
     run.phone(home).take_private_rounds()  # a phone that was started again, before any message
     assert finished(run, home) == [4]
-    compared = phone.evaluate(run.evaluation(4), run.catch_up(4), run.settings, True)
+    compared = phone.answer(evaluate_task(run.evaluation(4), run.catch_up(4), run.settings, True))
     names = ["base rate", "zero-shot", "label bias", "local-only", "global", "personalized"]
     assert columns_of(compared) == names
     assert finished(run, home) == [4]
-    assert phone.evaluate(run.evaluation(4), CatchUp(), run.settings, True) == compared
+    assert phone.answer(evaluate_task(run.evaluation(4), CatchUp(), run.settings, True)) == compared
 
 
 def test_a_phone_that_was_not_idle_takes_them_when_it_is_asked(
     asked: Callable[..., Asked], tmp_path: Path
 ) -> None:
     run, home = asked(rounds=4), tmp_path / "home"
-    frame = run.phone(home).evaluate(run.evaluation(4), run.catch_up(4), run.settings, True)
+    frame = run.phone(home).answer(
+        evaluate_task(run.evaluation(4), run.catch_up(4), run.settings, True)
+    )
     assert columns_of(frame)[-1] == "personalized"
     assert finished(run, home) == [4]
 
@@ -273,7 +278,7 @@ def test_private_rounds_every_two_rounds_are_taken_between_messages(
     phone = run.phone(home)
     for number in range(1, 5):
         frame = run.evaluation(number, Split.VALIDATION)
-        phone.evaluate(frame, run.catch_up(number), run.settings)
+        phone.answer(evaluate_task(frame, run.catch_up(number), run.settings))
         phone.take_private_rounds()
     assert finished(run, home) == [2, 4]
 
@@ -282,10 +287,12 @@ def test_the_owner_of_a_phone_decides_when_its_private_rounds_are_taken(
     asked: Callable[..., Asked], tmp_path: Path
 ) -> None:
     run, home = asked(rounds=4), tmp_path / "home"
-    owned = Phone(run.both.trainer, CLIENT, home, owners={"personal.when": "always"})
+    owned = phone_of(run.both.trainer, CLIENT, home, owners={"personal.when": "always"})
     for number in range(1, 4):
         frame = run.evaluation(number, Split.VALIDATION)
-        assert columns_of(owned.evaluate(frame, run.catch_up(number), run.settings)) == ["global"]
+        assert columns_of(
+            owned.answer(evaluate_task(frame, run.catch_up(number), run.settings))
+        ) == ["global"]
         owned.take_private_rounds()
     assert finished(run, home) == [1, 2, 3]
     assert (home / "runs" / run.both.run_id.hex() / SETTINGS_FILE).read_bytes() == run.settings
@@ -311,7 +318,7 @@ def test_a_message_interrupts_private_rounds_and_no_finished_step_is_repeated(
 ) -> None:
     run, home = asked(rounds=4), tmp_path / "home"
     phone = run.phone(home)
-    phone.evaluate(run.evaluation(4, Split.VALIDATION), run.catch_up(4), run.settings)
+    phone.answer(evaluate_task(run.evaluation(4, Split.VALIDATION), run.catch_up(4), run.settings))
     passes = [0]
 
     def stop_now_and_then() -> None:
@@ -346,12 +353,9 @@ def test_the_intercept_of_the_method_readout_is_there_while_a_phone_trains(
         **{"learning_rate": 0.1, "clip": 0.0, "curvature_every": 0},
     )
     phone = run.phone(tmp_path / "home")
-    report = Report.decode(phone.train(instruction.encode(), CatchUp(), run.settings))
+    report = Report.decode(phone.answer(train_task(instruction.encode(), CatchUp(), run.settings)))
     state = zero_state(layout.size)
-    private = intercept_for_training(
-        RuntimeLearner(both.runtime, both.data), both.config.terms, state
-    )
-    assert private is not None
+    private = intercept_for_training(RuntimeLearner(both.runtime, both.data), state)
     expected = take_local_steps(both.runtime, both.data, instruction, state + private)
     assert_same_report(report, expected)
     without = take_local_steps(both.runtime, both.data, instruction, state)
@@ -380,10 +384,10 @@ def test_settings_that_are_not_the_runs_are_refused(
     if isinstance(sent, dict):
         sent = json.dumps(json.loads(run.settings) | sent, sort_keys=True).encode()
     phone = run.phone(home)
-    answer = phone.evaluate(run.evaluation(4), run.catch_up(4), sent, True)
+    answer = phone.answer(evaluate_task(run.evaluation(4), run.catch_up(4), sent, True))
     assert Refusal.decode(answer).code == code
     assert not list(home.glob(f"runs/*/{SETTINGS_FILE}"))
-    sound = phone.evaluate(run.evaluation(4), run.catch_up(4), run.settings)
+    sound = phone.answer(evaluate_task(run.evaluation(4), run.catch_up(4), run.settings))
     assert columns_of(sound) == ["global"]
 
 
@@ -392,11 +396,11 @@ def test_a_phone_refuses_partial_and_runs_that_it_knows_nothing_of(
 ) -> None:
     run = asked(rounds=4, adapter__label_bias=True)
     phone = run.phone(tmp_path / "home")
-    comparison = phone.evaluate(run.evaluation(4), run.catch_up(4), b"", True)
+    comparison = phone.answer(evaluate_task(run.evaluation(4), run.catch_up(4), b"", True))
     assert Refusal.decode(comparison).code == RefusalCode.SETTINGS
     both = run.both
     partial = both._replace(config=both.config.model_copy(update={"method": "partial"}))
     history = history_of([delta_of(1)], both.runtime.layout, partial.run_id)
     other = Asked(partial, history)
-    answer = phone.evaluate(other.evaluation(1), other.catch_up(1), other.settings)
+    answer = phone.answer(evaluate_task(other.evaluation(1), other.catch_up(1), other.settings))
     assert Refusal.decode(answer).code == RefusalCode.SETTINGS

@@ -1,11 +1,8 @@
 """A phone's masks belong to the settings that its keys were asked for with."""
 
-import pytest
-
 from benchmarks.privacy.masking import Device
 from samara.devices.phone.reference_client.phone_masks import PhoneMasks
 from samara.shared.config import RunConfig
-from samara.shared.errors import MaskingError
 from samara.shared.frames.masking import KeyRequest, MaskingKeys
 from samara.shared.privacy.terms import PrivacyTerms
 
@@ -31,28 +28,32 @@ def test_a_run_says_of_how_many_clients_a_sum_must_be() -> None:
     assert privacy_of(minimum=5).minimum == 5
 
 
+def masks_under(masks: PhoneMasks, settings: bytes, privacy: PrivacyTerms) -> PhoneMasks:
+    found = masks.under(settings, privacy)
+    assert found is not None
+    return found
+
+
 def test_a_frame_that_comes_again_gets_the_same_answer() -> None:
-    masks, privacy = PhoneMasks(4, Device()), privacy_of()
-    first = masks.answer(REQUEST, b"{}", privacy)
+    masks = masks_under(PhoneMasks(4, Device()), b"{}", privacy_of())
+    first = masks.answer(REQUEST)
     assert MaskingKeys.decode(first).client == 4
-    assert masks.answer(REQUEST, b"{}", privacy) == first
-    other = masks.answer(KeyRequest(bytes(8)).encode(), b"{}", privacy)
+    assert masks.answer(REQUEST) == first
+    assert masks_under(masks, b"{}", privacy_of()).answer(REQUEST) == first
+    other = masks.answer(KeyRequest(bytes(8)).encode())
     assert MaskingKeys.decode(other).mask_key != MaskingKeys.decode(first).mask_key
 
 
 def test_under_other_settings_a_phone_has_no_keys_of_before() -> None:
     """A gateway cannot ask for keys with a smaller minimum than the run has."""
     masks, strict, lax = PhoneMasks(4, Device()), privacy_of(minimum=50), privacy_of()
-    first = masks.answer(REQUEST, b"lax", lax)
-    assert masks.answer(REQUEST, b"strict", strict) != first
-    assert masks.answer(REQUEST, b"lax", lax) != first
+    first = masks_under(masks, b"lax", lax).answer(REQUEST)
+    assert masks_under(masks, b"strict", strict).answer(REQUEST) != first
+    assert masks_under(masks, b"lax", lax).answer(REQUEST) != first
 
 
 def test_a_phone_masks_nothing_where_it_is_not_asked_or_has_no_key() -> None:
     masks = PhoneMasks(4, Device())
     for privacy in (None, privacy_of(masked=False)):
-        assert masks.client_under(b"{}", privacy) is None
-        with pytest.raises(MaskingError, match="this phone masks no reports in this run"):
-            masks.answer(REQUEST, b"{}", privacy)
-    with pytest.raises(MaskingError, match="masks no reports without its key"):
-        PhoneMasks(4, None).client_under(b"{}", privacy_of())
+        assert masks.under(b"{}", privacy) is None
+    assert PhoneMasks(4, None).under(b"{}", privacy_of()) is None

@@ -16,7 +16,7 @@ from federations import Settings, config_of
 from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
 from known_noise import add_known_noise
-from phones import exported, splits_of, use_torch_as_runtime
+from phones import exported, phone_of, splits_of, use_torch_as_runtime
 from residents import device_settings
 from typescript import node_process
 from web_phones import serve_page
@@ -36,7 +36,7 @@ from samara.devices.phone.manifest import manifest_file
 from samara.devices.phone.page_server.page_app import STREAM_PATH
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.server.app import serve
@@ -48,6 +48,7 @@ from samara.shared.frames.report import Report
 from samara.shared.frames.vector_report import hide_report
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.ledger.verification import verify_ledger
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.replay import to_float32
 from samara.shared.result import RunResult
 from samara.shared.signing import SigningKey
@@ -120,15 +121,13 @@ class Shaky:
         self._make, self._restarts, self._phone = make, restarts, make()
         self._broken, self._round = set[bytes](), 0
 
-    def hello(self, settings: bytes) -> bytes:
-        return self._phone.hello(settings)
-
-    def mask(self, frame: bytes, settings: bytes) -> bytes:
-        self._round += kind_of(frame) is Kind.KEY_REQUEST and frame not in self._broken
-        return self._answered(frame, self._phone.mask(frame, settings))
-
-    def train(self, frame: bytes, *rest: Any) -> bytes:
-        return self._answered(frame, self._phone.train(frame, *rest))
+    def answer(self, task: Task) -> bytes:
+        frame, answer = task.instruction, self._phone.answer(task)
+        if task.kind == TaskKind.HELLO:
+            return answer
+        if task.kind == TaskKind.MASK:
+            self._round += kind_of(frame) is Kind.KEY_REQUEST and frame not in self._broken
+        return self._answered(frame, answer)
 
     def _answered(self, frame: bytes, answer: bytes) -> bytes:
         if frame in self._broken:
@@ -153,11 +152,11 @@ class Field:
         # what a browser needs of a manifest is the same for ONNX Runtime
         manifest = json.loads(manifest_file(file).read_text())
         self.manifest = json.dumps(manifest | {"version": 3, "runtime": "onnx", "delegate": "none"})
-        data, self.trainers = load_run(config)[1], list[PhoneTrainer]()
+        data, self.trainers = load_run(config)[1], list[PhoneLearner]()
         for number in range(MOST_PHONES):
             rows = folder / f"rows-{number}.jsonl"
             rows.write_text(examples_as_jsonl(data.share_of(number % PHONES, PHONES)))
-            self.trainers.append(PhoneTrainer(program, read_examples(rows, program.manifest)))
+            self.trainers.append(PhoneLearner(program, read_examples(rows, program.manifest)))
 
     def config(self, out: str, **changes: Any) -> RunConfig:
         return config_of(self.settings, **(PRIVATE | changes | {"out": str(self.folder / out)}))
@@ -207,7 +206,7 @@ class Field:
     def _phone(self, number: int, config: RunConfig) -> Phone:
         key, home = self.keys[number], self._home(number, config)
         client = client_index_of_key(key.public)
-        return Phone(self.trainers[number], client, home, signer=key)
+        return phone_of(self.trainers[number], client, home, signer=key)
 
     def _home(self, number: int, config: RunConfig) -> Path:
         return Path(f"{config.out}-phone-{number}")

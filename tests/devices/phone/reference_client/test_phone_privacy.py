@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from asking import evaluate_task, hello_task, train_task
 from federations import Settings, config_of
-from phones import exported, use_torch_as_runtime
+from phones import as_client, exported, phone_of, use_torch_as_runtime
 from scenarios import give, operator_key
 
 from samara.client.protocol.answer_limits import AnswerLimits
@@ -17,7 +18,7 @@ from samara.client.protocol.privacy_budget import ChargeLog
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.shared.config import RunConfig
@@ -26,7 +27,7 @@ from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import digest, zero_state
 from samara.shared.runs import identity_bytes, run_id_of
 from samara.shared.wire import Kind, kind_of
@@ -42,7 +43,7 @@ MODES: dict[str, dict[str, Any]] = {
 class Asked(NamedTuple):
     """A phone's program and examples, and the first round of a run."""
 
-    trainer: PhoneTrainer
+    trainer: PhoneLearner
     config: RunConfig
 
     @property
@@ -64,7 +65,7 @@ class Asked(NamedTuple):
 
     def ask(self, phone: Phone, settings: bytes | None = None, **changes: Any) -> bytes:
         own = self.settings if settings is None else settings
-        return phone.train(self.instruction(**changes).encode(), CatchUp(), own)
+        return phone.answer(train_task(self.instruction(**changes).encode(), CatchUp(), own))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def asked(
         rows = tmp_path / "rows.jsonl"
         rows.write_text(examples_as_jsonl(load_run(config)[1].share_of(0, 3)))
         program = load_program(file)
-        return Asked(PhoneTrainer(program, read_examples(rows, program.manifest)), config)
+        return Asked(PhoneLearner(program, read_examples(rows, program.manifest)), config)
 
     return make
 
@@ -108,8 +109,10 @@ def test_a_report_is_clipped_as_a_whole_and_noised_as_the_mode_says(
     asked: Callable[..., Asked], mode: str, tmp_path: Path
 ) -> None:
     run = asked(mode)
-    frame = run.ask(Phone(run.trainer, CLIENT, tmp_path / "home"))
-    plain = run.trainer.train(run.instruction(), zero_state(run.trainer.layout.size), CLIENT)
+    frame = run.ask(phone_of(run.trainer, CLIENT, tmp_path / "home"))
+    plain = as_client(run.trainer, CLIENT).take_steps(
+        run.instruction(), zero_state(run.trainer.layout.size)
+    )
     clipped = hide_report(plain, 0.5, 0)
     if mode == "central":
         assert VectorReport.decode(frame).encode() == clipped.encode()
@@ -126,10 +129,10 @@ def test_a_repeated_instruction_gets_the_same_bytes_and_costs_once(
 ) -> None:
     """Also of a phone that was started again, and has lost its session."""
     run, home = asked(mode), tmp_path / "home"
-    frame = run.ask(Phone(run.trainer, CLIENT, home))
-    assert run.ask(Phone(run.trainer, CLIENT, home)) == frame
+    frame = run.ask(phone_of(run.trainer, CLIENT, home))
+    assert run.ask(phone_of(run.trainer, CLIENT, home)) == frame
     next(home.glob("runs/*/session")).unlink()
-    assert run.ask(Phone(run.trainer, CLIENT, home)) == frame
+    assert run.ask(phone_of(run.trainer, CLIENT, home)) == frame
     assert [(charge.round, charge.mode) for charge in ChargeLog(home).read()] == [(1, mode)]
 
 
@@ -137,9 +140,9 @@ def test_a_round_beyond_the_phones_own_budget_is_refused(
     asked: Callable[..., Asked], tmp_path: Path
 ) -> None:
     run, plain, home = asked("local"), asked("none"), tmp_path / "home"
-    assert run.ask(Phone(run.trainer, CLIENT, home))
+    assert run.ask(phone_of(run.trainer, CLIENT, home))
     limits = AnswerLimits(epsilon_limit=0.5)
-    strict = Phone(run.trainer, CLIENT, home, limits)
+    strict = phone_of(run.trainer, CLIENT, home, limits)
     refused = run.ask(strict, root=1), plain.ask(strict), run.ask(strict, b"", root=2)
     assert {Refusal.decode(frame).code for frame in refused} == {RefusalCode.BUDGET}
     assert len(ChargeLog(home).read()) == 1
@@ -149,9 +152,9 @@ def test_what_may_tell_of_examples_is_refused_with_one_code(
     asked: Callable[..., Asked], tmp_path: Path
 ) -> None:
     run, plain, limits = asked(), asked("none"), AnswerLimits(least_batch=1000)
-    phone = Phone(run.trainer, CLIENT, tmp_path / "home", limits)
+    phone = phone_of(run.trainer, CLIENT, tmp_path / "home", limits)
     assert Refusal.decode(run.ask(phone)).code == RefusalCode.HIDDEN
-    answer = phone.evaluate(run.evaluation(), CatchUp(), run.settings)
+    answer = phone.answer(evaluate_task(run.evaluation(), CatchUp(), run.settings))
     assert Refusal.decode(answer).code == RefusalCode.HIDDEN
     assert Refusal.decode(plain.ask(phone)).code == RefusalCode.BATCH
 
@@ -160,22 +163,24 @@ def test_an_adaptive_clip_is_that_of_the_instruction(
     asked: Callable[..., Asked], tmp_path: Path
 ) -> None:
     run = asked(privacy__adaptive_clip=True)
-    phone = Phone(run.trainer, CLIENT, tmp_path / "home")
-    plain = run.trainer.train(run.instruction(), zero_state(run.trainer.layout.size), CLIENT)
+    phone = phone_of(run.trainer, CLIENT, tmp_path / "home")
+    plain = as_client(run.trainer, CLIENT).take_steps(
+        run.instruction(), zero_state(run.trainer.layout.size)
+    )
     vector = VectorReport.decode(run.ask(phone, joint_clip=0.25)).vector
     np.testing.assert_array_equal(vector, hide_report(plain, 0.25, 0, has_indicator=True).vector)
-    other = phone.train(run.instruction().encode(), CatchUp(), run.settings)
+    other = phone.answer(train_task(run.instruction().encode(), CatchUp(), run.settings))
     assert Refusal.decode(other).code == RefusalCode.FRAME
 
 
 def test_a_hello_says_nothing_of_the_examples(asked: Callable[..., Asked], tmp_path: Path) -> None:
     run, plain = asked(), asked("none")
-    phone = Phone(run.trainer, CLIENT, tmp_path / "home")
-    hidden, shown = (Hello.decode(phone.hello(one.settings)) for one in (run, plain))
+    phone = phone_of(run.trainer, CLIENT, tmp_path / "home")
+    hidden, shown = (Hello.decode(phone.answer(hello_task(one.settings))) for one in (run, plain))
     assert (hidden.examples, SPLIT_EXAMPLES in json.loads(hidden.facts)) == (0, False)
     assert shown.examples > 0
     assert SPLIT_EXAMPLES in json.loads(shown.facts)
-    assert Refusal.decode(phone.hello(b"[]")).code == RefusalCode.SCENARIO
+    assert Refusal.decode(phone.answer(hello_task(b"[]"))).code == RefusalCode.SCENARIO
 
 
 def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
@@ -183,17 +188,17 @@ def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
 ) -> None:
     """One that knows nothing of a run answers nothing."""
     run, home = asked(), tmp_path / "home"
-    phone = Phone(run.trainer, CLIENT, home)
+    phone = phone_of(run.trainer, CLIENT, home)
     assert kind_of(run.ask(phone)) is Kind.VECTOR_REPORT
     assert kind_of(run.ask(phone, b"", root=5)) is Kind.VECTOR_REPORT
     signed = tmp_path / "signed"
     give(signed, run.config, operator_key(tmp_path))
-    phone = Phone(run.trainer, CLIENT, signed)
-    assert Hello.decode(phone.hello()).examples == 0
+    phone = phone_of(run.trainer, CLIENT, signed)
+    assert Hello.decode(phone.answer(hello_task())).examples == 0
     assert kind_of(run.ask(phone, b"")) is Kind.VECTOR_REPORT
-    unknown = Phone(run.trainer, CLIENT, tmp_path / "unknown")
-    assert Hello.decode(unknown.hello()).examples == 0
-    refused = run.ask(unknown, b""), unknown.evaluate(run.evaluation(), CatchUp())
+    unknown = phone_of(run.trainer, CLIENT, tmp_path / "unknown")
+    assert Hello.decode(unknown.answer(hello_task())).examples == 0
+    refused = run.ask(unknown, b""), unknown.answer(evaluate_task(run.evaluation(), CatchUp()))
     assert {Refusal.decode(frame).code for frame in refused} == {RefusalCode.SETTINGS}
     assert "does not know whether its reports are to be private" in caplog.text
     plain = asked("none")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import train_task
 from federations import Settings
 from helpers import delta_of, history_of, instruction_with
 from phones import (
@@ -23,6 +24,7 @@ from phones import (
     exported,
     exported_once,
     pair_of,
+    phone_of,
     run_of,
 )
 from starts import start_for
@@ -33,7 +35,6 @@ from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.devices.phone.commands import app
 from samara.devices.phone.export import prepare_model
 from samara.devices.phone.manifest import Manifest, manifest_file
-from samara.devices.phone.reference_client.phone import Phone
 from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from samara.devices.phone.reference_client.runtime import PhoneProgram
 from samara.shared.config import RunConfig
@@ -42,7 +43,7 @@ from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.frames.instructions import SeedPolicy, Split
 from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.catch_up import CatchUp
+from samara.shared.ledger.records import CatchUp
 from samara.shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
 from samara.shared.replay_numpy import NumpyBackend
 from samara.simulations.damping_file import write_damping
@@ -143,7 +144,7 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
     ):
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
         expected = take_local_steps(runtime, data, instruction, state)
-        assert_same_report(phone.train(instruction, state, 0), expected)
+        assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
 
 
@@ -166,7 +167,7 @@ def test_a_4_bit_program_has_scores_and_features_of_its_own(pair: Any, delegate:
         steps=1, queries=64, batch=32, layout_hash=runtime.layout.hash, learning_rate=0.0
     )
     expected = take_local_steps(runtime, data, instruction, state).gradients.ravel()
-    found = phone.train(instruction, state, 0).gradients.ravel()
+    found = phone.take_steps(instruction, state).gradients.ravel()
     assert np.corrcoef(found, expected)[0, 1] > 0.9
 
 
@@ -187,14 +188,16 @@ def test_a_phone_has_the_label_bias_and_the_start_of_the_run(pair: Any, adapter:
     changes = {"steps": 3, "queries": 3, "batch": 5, "curvature_every": 2}
     instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
     expected = take_local_steps(runtime, data, instruction, state)
-    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
     zero = zero_state(runtime.layout.size)
     if "start" in adapter:
         assert runtime.layout.start
         test = data.tokenized(Split.TEST)
         base = evaluation_column("", runtime.base_scores(test.prompts), test.labels)
-        assert phone.figures("global", zero, Split.TEST).mean_loss != pytest.approx(base.mean_loss)
+        assert evaluation_column(
+            "global", *phone.score(zero, Split.TEST)
+        ).mean_loss != pytest.approx(base.mean_loss)
     assert_same_evaluation(phone, runtime, data, zero)
 
 
@@ -224,7 +227,9 @@ def test_without_weights_a_phone_evaluates_the_base_model(pair: Any) -> None:
     runtime, data, phone = pair()
     prompts = data.tokenized(Split.VALIDATION)
     base = runtime.forward.base_scores(prompts.prompts)
-    column = phone.figures("global", zero_state(runtime.layout.size), Split.VALIDATION)
+    column = evaluation_column(
+        "global", *phone.score(zero_state(runtime.layout.size), Split.VALIDATION)
+    )
     assert column.mean_loss == pytest.approx(
         evaluation_column("", base, prompts.labels).mean_loss, abs=1e-5
     )
@@ -237,12 +242,12 @@ def test_every_example_goes_through_the_model_once(pair: Any) -> None:
     instruction = instruction_with(
         steps=3, queries=4, batch=1000, layout_hash=runtime.layout.hash, curvature_every=1
     )
-    first = phone.train(instruction, state, 0)
+    first = phone.take_steps(instruction, state)
     assert calls.example_passes == train
-    again = phone.train(instruction, state, 0)
+    again = phone.take_steps(instruction, state)
     np.testing.assert_array_equal(again.gradients, first.gradients)
-    phone.figures("global", state, Split.TEST)
-    phone.figures("global", zero_state(len(state)), Split.TEST)
+    evaluation_column("global", *phone.score(state, Split.TEST))
+    evaluation_column("global", *phone.score(zero_state(len(state)), Split.TEST))
     assert calls.example_passes == train + test
 
 
@@ -251,7 +256,7 @@ def test_what_does_not_fit_the_limit_is_computed_again_to_the_same_result(pair: 
     *_, bounded = pair(kept_bytes=3 * 4 * (2 + 32))  # three examples: two labels, 32 features
     state, train = state_of(runtime), len(data.tokenized(Split.TRAIN).prompts)
     instruction = instruction_with(steps=2, queries=2, batch=1000, layout_hash=runtime.layout.hash)
-    expected, found = (phone.train(instruction, state, 0) for phone in (whole, bounded))
+    expected, found = (phone.take_steps(instruction, state) for phone in (whole, bounded))
     np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-4, atol=1e-4)
     calls = calls_of(bounded)
     assert sum(kept.nbytes for kept in calls._kept.values()) == 3 * 4 * (2 + 32)
@@ -264,14 +269,14 @@ def test_a_phone_catches_up_to_the_digest_of_everybody_and_repeats_its_report(
     *_, trainer = pair()
     layout, (run_id, settings) = trainer.layout, run_of(trainer)
     history = history_of([delta_of(1), delta_of(2)], layout, run_id)
-    phone = Phone(trainer, 7, tmp_path)
+    phone = phone_of(trainer, 7, tmp_path)
     instruction = instruction_with(
         run_id=run_id, round=3, layout_hash=layout.hash, start_digest=history.digests[2]
     ).encode()
-    frame = phone.train(instruction, CatchUp(tail=history.tail(0)), settings)
+    frame = phone.answer(train_task(instruction, CatchUp(tail=history.tail(0)), settings))
     assert Report.decode(frame).client == 7
-    again = Phone(trainer, 7, tmp_path)
-    assert again.train(instruction, CatchUp()) == frame
+    again = phone_of(trainer, 7, tmp_path)
+    assert again.answer(train_task(instruction, CatchUp())) == frame
 
 
 def test_replay_by_the_programs_directions_is_exact(made: Made) -> None:
@@ -406,7 +411,7 @@ def test_a_round_of_a_phone_leads_to_the_state_that_everybody_replays(pair: Any)
     instruction = instruction_with(
         steps=2, queries=3, batch=1000, layout_hash=runtime.layout.hash, learning_rate=0.5
     )
-    report = phone.train(instruction, state, 0)
+    report = phone.take_steps(instruction, state)
     groups = [
         (seeds, block)
         for seeds, gradients in zip(instruction.seeds(0), report.gradients, strict=True)
@@ -415,5 +420,5 @@ def test_a_round_of_a_phone_leads_to_the_state_that_everybody_replays(pair: Any)
     expected = replay(state, groups, phone.layout.distribution)
     step = calls_of(phone).begin_step(state, summed(groups))
     assert digest(phone.layout.hash, step.state) == digest(phone.layout.hash, expected)
-    before = phone.figures("global", state, Split.TRAIN).mean_loss
-    assert phone.figures("global", expected, Split.TRAIN).mean_loss < before
+    before = evaluation_column("global", *phone.score(state, Split.TRAIN)).mean_loss
+    assert evaluation_column("global", *phone.score(expected, Split.TRAIN)).mean_loss < before

@@ -25,7 +25,7 @@ from samara.client.training.local_steps import take_local_steps
 from samara.devices.phone.export import LEAST_TOKENS
 from samara.devices.phone.manifest import MANIFEST_VERSION, Manifest, manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
-from samara.devices.phone.reference_client.phone_trainer import PhoneTrainer
+from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from samara.shared.errors import CodeError, DeviceError
 from samara.shared.frames.instructions import Split
@@ -124,7 +124,7 @@ def test_a_call_is_as_long_as_its_longest_example(
         steps=2, queries=3, batch=7, layout_hash=runtime.layout.hash, learning_rate=0.1
     )
     report = take_local_steps(runtime, data, instruction, state)
-    assert_same_report(phone.train(instruction, state, 0), report)
+    assert_same_report(phone.take_steps(instruction, state), report)
 
 
 def changed(made: Made, folder: Path, **entries: Any) -> Path:
@@ -142,7 +142,7 @@ def test_a_program_of_one_length_is_filled_up(pair: Any, made: Made, tmp_path: P
     assert Manifest.read(made()[1]).least_sequence == LEAST_TOKENS
     program = load_program(changed(made, tmp_path, least_sequence=None))
     program.check()
-    phone = PhoneTrainer(program, read_examples(tmp_path / "rows.jsonl", program.manifest))
+    phone = PhoneLearner(program, read_examples(tmp_path / "rows.jsonl", program.manifest))
     assert_same_evaluation(phone, runtime, data, zero_state(runtime.layout.size))
     calls = calls_of(phone)
     count = -(-calls.example_passes // SHAPES.batch)

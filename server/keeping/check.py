@@ -15,6 +15,7 @@ from typing import Any
 from samara.server.keeping.folder_checks import check_certificates, check_keys, check_permissions
 from samara.server.live.connections import read_connections
 from samara.server.live.flower_processes import find_superlinks
+from samara.server.live.keys import KEYS_FOLDER
 from samara.server.live.run_lock import check_not_moved
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.restored_run import RestoredRun
@@ -27,6 +28,7 @@ from samara.server.store import (
     read_layout,
 )
 from samara.shared.blob_store import BlobStore, parse_reference
+from samara.shared.certificates import CERTIFICATES_FOLDER
 from samara.shared.check_result import CheckResult, Outcome, check_disk
 from samara.shared.config import RunConfig
 from samara.shared.errors import BlobError, SamaraError
@@ -39,8 +41,8 @@ from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 from samara.shared.result import RESULT_FILE
 from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
-from samara.shared.settings import describe
-from samara.shared.step_record import STEP_SIZE_FILE
+from samara.shared.settings import unknown_keys
+from samara.shared.step_size import STEP_SIZE_FILE
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"
 
@@ -59,9 +61,10 @@ def examine(run: Path) -> Iterator[CheckResult]:
     run = run.resolve()
     yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
     yield from _check_server(run)
-    yield from check_permissions(run)
-    yield from check_certificates(run)
-    yield from check_keys(run)
+    if any((run / name).exists() for name in (FLOWER_FOLDER, CERTIFICATES_FOLDER, KEYS_FOLDER)):
+        yield from check_permissions(run)
+        yield from check_certificates(run)
+        yield from check_keys(run)
     yield from _check_settings(run)
     if not (run / LAYOUT_FILE).exists():
         finding = "the run has not begun: it waits for clients"
@@ -99,7 +102,7 @@ def _check_settings(run: Path) -> Iterator[CheckResult]:
         remedy = f"restore {SETTINGS_FILE} from a backup, or serve the run as it was begun"
         yield CheckResult(Outcome.FAIL, "settings", f"{SETTINGS_FILE} is damaged", remedy)
         return
-    if unknown := sorted(settings.keys() - describe(RunConfig).keys()):
+    if unknown := unknown_keys(RunConfig, settings):
         finding = f"{', '.join(unknown)}: unknown to this version, a later one began the run"
         yield CheckResult(Outcome.FAIL, "settings", finding, "update Samara on this machine")
     elif settings:

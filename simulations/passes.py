@@ -1,10 +1,9 @@
-"""A clock that also says how many rows went through the model for each client, and the counts.
+"""Counts of the rows that went through the model for each client.
 
 A row is an example under one perturbation. Rows of evaluations are not counted, nor those of
 backward passes. The first pass of a readout counts even if a cache from an earlier run had it.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -13,48 +12,32 @@ from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid
 
 from samara.client.training.client_data import ClientData
-from samara.server.transport.clock import Clock
 from samara.server.transport.delegating_grid import DelegatingGrid
 
 _PASSES = "passes"
 
 
-class PassClock:
-    """A clock whose events and result also hold the rows of each client, by the key ``passes``.
+class PassMeter:
+    """A meter of the rows of each client, by the key ``passes`` of events and of the result.
 
     Args:
-        clock: the clock that tells the time.
         take_rows: function that returns by client the rows since it was called before.
     """
 
-    def __init__(self, clock: Clock, take_rows: Callable[[], Mapping[int, int]]) -> None:
-        self._clock, self._take_rows = clock, take_rows
-
-    def now(self) -> float:
-        """Return the time of the clock."""
-        return self._clock.now()
-
-    def wait(self, max_seconds: float, waited: float = math.inf) -> None:
-        """Wait as the clock does."""
-        self._clock.wait(max_seconds, waited)
-
-    def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """Return the nodes that can be reached by the clock."""
-        return self._clock.reachable(nodes)
+    def __init__(self, take_rows: Callable[[], Mapping[int, int]]) -> None:
+        self._take_rows = take_rows
 
     def finish_round(self) -> dict[str, Any]:
-        """Return the clock's fields and the rows of each client since the round before."""
-        rows = {str(client): count for client, count in self._take_rows().items()}
-        return self._clock.finish_round() | {"passes": rows}
+        """Return the rows of each client since the round before."""
+        return {"passes": {str(client): count for client, count in self._take_rows().items()}}
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the clock's fields and the rows in all rounds and in the private ones since."""
+        """Return the rows in all rounds and in the private ones since."""
         total = Counter(self._take_rows())
         for event in rounds:
             for client, rows in event.get("passes", {}).items():
                 total[int(client)] += rows
-        passes = {str(client): total[client] for client in sorted(total)}
-        return self._clock.finish_run(rounds) | {"passes": passes}
+        return {"passes": {str(client): total[client] for client in sorted(total)}}
 
 
 class PassesInProcess:

@@ -9,12 +9,14 @@ import pytest
 from helpers import instruction_with, layout_of, report_to
 from numpy.typing import NDArray
 
-from samara.server.rounds.aggregation import aggregate, mean_loss, observe_round
-from samara.server.rounds.robust_rules import (
+from samara.server.rounds.aggregation import (
+    aggregate,
     centering_weights,
     hostile_count,
     krum_selection,
+    mean_loss,
     norm_factors,
+    observe_round,
     trimmed_mean,
     usual_limit,
 )

@@ -1,6 +1,7 @@
-"""The commands by which an owner teaches a client, and takes examples back; it need not run."""
+"""The command by which an owner teaches a client, and takes examples back; it need not run."""
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +14,25 @@ _SHOWN_LETTERS = 60
 
 
 def learn(
-    text: Annotated[
-        str, typer.Argument(help="A text, or - for rows as JSON lines on stdin.", show_default="")
-    ] = "",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]", help="A text, - for rows as JSON lines on stdin, or ids to --delete."
+        ),
+    ] = None,
     label: Annotated[str, typer.Option(help="Its label: a value or a word of the task.")] = "",
     name: Name = "",
     home: Home = None,
     show: Annotated[bool, typer.Option("--list", help="Show what was learned.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Take back the examples with these ids.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --delete: all examples.")] = False,
 ) -> None:
-    """Give this client an example of your own; it is used from the next round on.
+    """Give this client an example of your own, used from the next round on, or take it back.
+
+    What a deleted example has already changed stays: a model that was trained on it, and scalars
+    that were sent about it.
 
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
@@ -38,8 +49,14 @@ def learn(
     if show:
         _show(folder)
         return
-    if not text or (text == "-") == bool(label):
-        raise ConfigError("give a TEXT and its --label, or - for rows on stdin, or --list")
+    if delete:
+        _delete(folder, words or [], everything)
+        return
+    text = words[0] if words and len(words) == 1 else ""
+    if not text or (text == "-") == bool(label) or everything:
+        raise ConfigError(
+            "give a TEXT and its --label, or - for rows on stdin, or --list, or --delete IDS"
+        )
     check_not_moved(folder)
     task, own = load_task(config.task), OwnExamples(folder)
     rows = parse_rows(sys.stdin.buffer) if text == "-" else [row_of_text(task, text, label)]
@@ -49,36 +66,20 @@ def learn(
         print(f"{example.id} learned, for {_USE[min(splits)]}")
 
 
-def unlearn(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids as `samara client learn --list` shows them.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that was learned.")] = False,
-    name: Name = "",
-    home: Home = None,
-) -> None:
-    """Delete examples that this client was given by `learn`; they are used no more.
+_USE = {"train": "training", "validation": "validation", "test": "test"}
 
-    What they have already changed stays: a model that was trained on them, and scalars that were
-    sent about them. Example: samara client unlearn 3f2a9c01b7de --name kitchen-orin
-    """
+
+def _delete(folder: Path, ids: Sequence[str], everything: bool) -> None:
     from samara.client.training.own_examples import OwnExamples
-    from samara.devices.live.client_folder import client_folder
-    from samara.devices.live.settings import ClientSettings
     from samara.shared.errors import ConfigError
 
-    folder = client_folder(name, home)
-    ClientSettings.read(folder)
     if bool(ids) == everything:
-        raise ConfigError("give the IDS of examples, or --all")
+        raise ConfigError("--delete: give the IDS of examples, as --list shows them, or --all")
     deleted = OwnExamples(folder).delete(None if everything else ids)
     print(
         f"{len(deleted)} deleted; what they have already changed stays "
         "(docs/guides/growing-data.md)"
     )
-
-
-_USE = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def _show(folder: Path) -> None:

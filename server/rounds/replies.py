@@ -1,28 +1,40 @@
-"""The reply validator: which replies hold a sound answer, and why the others are refused."""
+"""The replies of clients: which hold a sound answer, and the round that the answers make.
+
+Every frame is untrusted. A reply that cannot be used is dropped alone, with the reason.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from samara.server.live.superlink import max_reply_bytes
-from samara.server.rounds.aggregation import check_report, check_vector_report
+from samara.server.rounds.aggregation import (
+    TOO_LARGE,
+    AggregatedRound,
+    RoundAggregator,
+    check_report,
+    check_vector_report,
+)
 from samara.server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
-from samara.server.rounds.event_log import EventLog
-from samara.server.rounds.late_reports import LateReportFilter, report_token
+from samara.server.rounds.event_log import EventLog, client_fields
+from samara.server.rounds.planner import Request
+from samara.server.store import RunStore
 from samara.server.transport.messages import (
     LOST,
     cut_foreign_text,
     decode_foreign,
     read_cost,
     read_frame,
+    report_token,
 )
 from samara.server.transport.roster import Roster, RosterEntry
 from samara.shared.config import RunConfig
-from samara.shared.errors import RefusalCode, ReportError, SamaraError
+from samara.shared.errors import RefusalCode, ReportError, SamaraError, TrainingError
 from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from samara.shared.frames.masking import (
@@ -35,7 +47,9 @@ from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.round_cost import RoundCost
 from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
+from samara.shared.layout import Layout
 from samara.shared.privacy.mechanism import Mechanism
+from samara.shared.round_delta import RoundDelta
 from samara.shared.signing import normalize_public_key
 from samara.shared.wire import Kind, kind_of
 
@@ -53,6 +67,7 @@ Answer = TypeVar(
     SurvivorSignature,
     RevealedShares,
 )
+_REMEMBERED_ROUNDS = 16
 
 
 @dataclass
@@ -79,12 +94,71 @@ class ValidatedReplies(Generic[Answer]):
         return self.answers | {client: self.late[client][1] for client in sorted(self.late)}
 
 
+class LateReportFilter:
+    """Remembers the instructions of the last rounds, and which reports on them were folded.
+
+    It starts empty in every process: a report that is late across a restart answers an unknown
+    instruction and is refused. So no report is folded twice.
+
+    Args:
+        most_rounds: rounds by which a report may be late; 0 refuses every late one.
+    """
+
+    def __init__(self, most_rounds: int) -> None:
+        self._most = most_rounds
+        self._instructions: dict[bytes, TrainInstruction] = {}
+        self._folded: set[tuple[int, int]] = set()
+
+    def add_instruction(self, instruction: TrainInstruction) -> None:
+        """Remember the instruction of a new round, and forget those of old ones."""
+        self._instructions[token_of(instruction.encode())] = instruction
+        oldest = instruction.round - max(_REMEMBERED_ROUNDS, self._most)
+        self._instructions = {t: i for t, i in self._instructions.items() if i.round >= oldest}
+        self._folded = {(client, number) for client, number in self._folded if number >= oldest}
+
+    def is_late(self, token: bytes, number: int) -> bool:
+        """Return whether a token is that of a remembered round before this one."""
+        instruction = self._instructions.get(token)
+        return instruction is not None and instruction.round < number
+
+    def accept(self, report: Report, client: int, number: int) -> TrainInstruction:
+        """Return the instruction that a late report answers, if the report may count.
+
+        Args:
+            report: the report; its token is that of a remembered round.
+            client: index of the client that sent it.
+            number: number of the present round.
+
+        Raises:
+            ReportError: if it may not count.
+        """
+        instruction = self._instructions[report.token]
+        if report.client != client:
+            raise ReportError(f"it answers as client {report.client}")
+        if (client, instruction.round) in self._folded:
+            raise ReportError(f"its report of round {instruction.round} is in the ledger already")
+        if number - instruction.round > self._most:
+            raise ReportError(
+                f"its report of round {instruction.round} comes {number - instruction.round} "
+                f"rounds late; cohort.late-rounds allows {self._most}"
+            )
+        check_report(report, instruction)
+        return instruction
+
+    def forget(self) -> None:
+        """Forget all instructions: no report on an earlier round counts any more."""
+        self._instructions.clear()
+
+    def mark_folded(self, delta: RoundDelta) -> None:
+        """Remember which clients' reports of which rounds are in a delta."""
+        self._folded |= set(delta.origins.items())
+
+
 class ReplyValidator:
     """Reads the frames in replies and sorts out what cannot be used.
 
-    Every frame is untrusted. A bad one is dropped alone and its client refused for the round. Of
-    a client's several answers to one instruction the first sound one counts; the others are
-    dropped and not held against the client.
+    A client whose frame is bad is refused for the round. Of a client's several answers to one
+    instruction the first sound one counts; the others are dropped and not held against the client.
 
     Args:
         config: settings of the run.
@@ -351,3 +425,114 @@ class ReplyValidator:
         reason = cut_foreign_text(reason)
         result.refused[client] = reason
         self._events.log_refusal(client, reason)
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """A round whose replies were validated and aggregated.
+
+    Attributes:
+        aggregated: delta of the round, and what it says of the step size.
+        reporting: clients with a report that counts.
+        refused: by client without one, the reason why its reply cannot be used.
+        bytes_up: bytes of all replies.
+        bytes_down: bytes of all messages.
+        clients: what the round's event says of each client with a report.
+        late: by client whose report is late, the round that it answers.
+    """
+
+    aggregated: AggregatedRound
+    reporting: Collection[int]
+    refused: Mapping[int, str]
+    bytes_up: int
+    bytes_down: int
+    clients: Mapping[str, Mapping[str, Any]]
+    late: Mapping[str, int] = field(default_factory=dict)
+
+
+class RoundAnswers:
+    """The answers to the instructions of rounds, and what they make of each round.
+
+    Runs with differential privacy have subclasses of it.
+
+    Args:
+        config: settings of the run.
+        store: folder of the run.
+        validator: validator of the replies.
+    """
+
+    def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
+        self._validator = validator
+        self._aggregator = RoundAggregator(config, store)
+
+    def joint_clip(self, number: int) -> float:
+        """Return the clip that a round's instruction has; 0 without an adaptive one."""
+        return 0.0
+
+    def check_budget(self, instruction: TrainInstruction) -> None:
+        """Raise an error if a round would spend more privacy than the run may.
+
+        Raises:
+            TrainingError: if it would.
+        """
+
+    def check_intercepts(self, instruction: TrainInstruction, layout: Layout) -> None:
+        """Raise an error if there can be no round of intercepts.
+
+        Args:
+            instruction: instruction of the round.
+            layout: layout of the run, with a label bias.
+
+        Raises:
+            TrainingError: if privacy allows no further round, or its rounds have too few numbers.
+        """
+        bias = layout.label_bias
+        assert bias is not None, "the method readout has a label bias"
+        numbers, wanted = instruction.report_scalars, bias.stop - bias.start - 1
+        if numbers < wanted:
+            raise TrainingError(
+                f"an intercept has {wanted} numbers, and a report under differential privacy has "
+                f"steps × queries = {numbers}; raise one of them"
+            )
+        self.check_budget(instruction)
+
+    def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
+        """Return a round's request after what comes before it: with secure aggregation, masks.
+
+        Args:
+            request: instruction of the round, and the messages to its cohort.
+            grid: the grid that sends messages.
+
+        Raises:
+            LedgerError: if the run's folder cannot be written.
+        """
+        return request
+
+    def fold(
+        self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
+    ) -> AnsweredRound:
+        """Return a round with the replies to its instruction.
+
+        Args:
+            request: instruction of the round, and who was asked.
+            replies: replies to it.
+            minimum: number of reports below which the round changes nothing.
+
+        Raises:
+            LedgerError: if a release cannot be written.
+        """
+        valid = self._validator.validate_reports(replies, request.instruction)
+        aggregated = self._aggregator.aggregate(
+            request.instruction, valid.answers, valid.late, minimum
+        )
+        self._validator.leave_out(valid, aggregated.too_large, TOO_LARGE)
+        reports = valid.all_reports()
+        return AnsweredRound(
+            aggregated,
+            reports.keys(),
+            valid.refused,
+            sum(valid.bytes_up.values()),
+            sum(request.bytes_down.values()),
+            client_fields(reports, valid.bytes_up, request.bytes_down, valid.costs),
+            {str(client): asked.round for client, (asked, _) in valid.late.items()},
+        )

@@ -7,17 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samara.shared import event_parts
+from samara.shared import events as event_files
 from samara.shared.errors import SamaraError
-from samara.shared.event_parts import close_long_part, count_parts, is_part
-from samara.shared.events import EventFollower, append_in_parts, read_events, read_whole_events
+from samara.shared.events import (
+    EventFollower,
+    append_in_parts,
+    close_long_part,
+    count_parts,
+    is_part,
+    read_events,
+    read_whole_events,
+)
 
 EVENTS = [{"round": number, "clients": "x" * 40} for number in range(40)]
 
 
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_parts, "PART_BYTES", 300)
+    monkeypatch.setattr(event_files, "PART_BYTES", 300)
 
 
 def write(file: Path, events: list[dict[str, Any]]) -> None:
@@ -69,7 +76,7 @@ def test_a_process_that_is_killed_while_it_compresses_loses_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_parts if at == "write_durably" else Path, at, killed)
+        patch.setattr(event_files if at == "write_durably" else Path, at, killed)
         with pytest.raises(KeyboardInterrupt):
             write(file, EVENTS[12:20])
     whole = read_whole_events(file)

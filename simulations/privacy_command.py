@@ -1,22 +1,12 @@
-"""The commands `samara privacy`."""
+"""The command `samara privacy`: the price of differential privacy, before there is a run."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from samara.shared.command_group import command_group
 
-app = command_group("Plan differential privacy.")
-
-
-@app.callback()
-def privacy() -> None:
-    """Plan differential privacy."""
-
-
-@app.command()
-def plan(
+def privacy(
     scenario: Annotated[
         Path | None,
         typer.Argument(help="A scenario whose run is planned: a name, or a TOML file."),
@@ -58,7 +48,7 @@ def plan(
 ) -> None:
     """Show what ε costs: the noise that a run's rounds would need, before there is a run.
 
-    Example: samara privacy plan --rounds 40 --clients 1000 --epsilon 2
+    Example: samara privacy --rounds 40 --clients 1000 --epsilon 2
     """
     from dataclasses import replace
 

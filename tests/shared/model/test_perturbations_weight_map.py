@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from samara.shared.errors import ReplayError
-from samara.shared.model.weight_map import WeightMap
+from samara.shared.model.perturbations import WeightMap
 from samara.shared.replay import to_float32
 from samara.shared.start import Start
 

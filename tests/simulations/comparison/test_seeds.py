@@ -13,7 +13,7 @@ from samara.shared.tasks.data import load_examples
 from samara.simulations.comparison.comparison import Comparison, compare_runs
 from samara.simulations.comparison.seeds import describe_seeds
 from samara.simulations.comparison.tables import render_comparison
-from samara.simulations.repetitions import repeat
+from samara.simulations.experiments import with_seeds
 
 
 @pytest.mark.parametrize(
@@ -22,21 +22,14 @@ from samara.simulations.repetitions import repeat
 def test_an_open_data_seed_follows_the_seed(given: str, drawn: list[int], tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.toml"
     scenario.write_text("rounds = 3\n")
-    ran: list[RunConfig] = []
-
-    def run(config: RunConfig) -> Path:
-        ran.append(config)
-        return Path(config.out)
-
     assignments = [given] if given else []
-    folders = repeat(
+    runs = with_seeds(
         lambda seed: load_scenario(scenario, [*assignments, f"seed={seed}", "out=runs"]),
         [0, 1, 7],
-        run,
     )
-    assert [config.data.seed for config in ran] == drawn
-    assert folders == [Path("runs") / f"seed-{seed}" for seed in (0, 1, 7)]
-    sentence = describe_seeds([config.flat() for config in ran])
+    assert [config.data.seed for config in runs.values()] == drawn
+    assert [config.out for config in runs.values()] == [f"runs/seed-{seed}" for seed in (0, 1, 7)]
+    sentence = describe_seeds([config.flat() for config in runs.values()])
     assert ("one split" in sentence) == bool(given == "data.seed=3")
 
 

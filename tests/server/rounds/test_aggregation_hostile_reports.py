@@ -10,8 +10,8 @@ from federations import Settings, config_of
 
 from benchmarks.faults.false_reports import FORGERIES, HostileApp
 from samara.server.app import serve
+from samara.server.rounds.aggregation import TOO_LARGE
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY
-from samara.server.rounds.round_aggregator import TOO_LARGE
 from samara.server.store import read_layout, replay_run
 from samara.shared.config import RunConfig
 from samara.shared.replay import digest

@@ -1,4 +1,4 @@
-"""What `samara client doctor` writes: facts, and nothing of the owner's."""
+"""What `samara client status --report` writes: facts, and nothing of the owner's."""
 
 import json
 import secrets
@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from samara.devices.live.client_folder import MESSAGES_FILE
 from samara.devices.live.commands import app
-from samara.devices.live.doctor import write_report
 from samara.devices.live.keys import create_key
 from samara.devices.live.known_messages import HIDDEN, hide_insertions
 from samara.devices.live.pause_log import PauseLog
+from samara.devices.live.report import write_report
 from samara.shared.errors import DeviceError
 
 STAMP = "2026-11-23 10:00:00,123 samara.client: "
@@ -75,7 +75,7 @@ def test_nothing_of_the_owner_is_in_the_file(kitchen: Path, settings: Settings) 
     (kitchen / MESSAGES_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     out = kitchen.parent / "report.json"
     asked = CliRunner().invoke(
-        app, ["doctor", "--name", "privatename", f"--home={kitchen}", f"--out={out}"]
+        app, ["status", "--report", "--name", "privatename", f"--home={kitchen}", f"--out={out}"]
     )
     assert asked.exit_code == 0, asked.output
     written = out.read_text(encoding="utf-8")

@@ -1,0 +1,410 @@
+"""One client in a run: it answers every task with a frame.
+
+A learner computes: a model runtime, or a phone's program. A task that the client cannot carry out
+is answered with a refusal. So is one that its owner's limits or its signed scenarios do not allow.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
+from samara.client.personal.learner import Learner
+from samara.client.personal.methods import composition
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.private_fit import intercept_for_training, report_intercept
+from samara.client.protocol.answer_limits import check_split
+from samara.client.protocol.masking_client import Masking
+from samara.client.protocol.private_report import make_private, refuse_evaluation, without_examples
+from samara.client.protocol.session import (
+    Instruction,
+    Reach,
+    Session,
+    SessionStore,
+    decode_instruction,
+    session_at,
+)
+from samara.shared.errors import DataError, FrameError, MaskingError, SamaraError
+from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.frames.instructions import (
+    INTERCEPT_TRACK,
+    EvaluateInstruction,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.frames.report import Report
+from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.ledger.records import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.run_terms import RunTerms
+
+log = logging.getLogger("samara.client")
+
+INSTRUCTIONS = (TaskKind.TRAIN, TaskKind.EVALUATE)
+"""Kinds of tasks that are instructions of a run."""
+Pausing = Callable[[float], AbstractContextManager[None]]
+"""Context in which a client computes an answer that the server awaits for so many seconds."""
+
+
+def unpaused(seconds: float) -> AbstractContextManager[None]:
+    """Return the context of computing that nothing pauses."""
+    return nullcontext()
+
+
+class Guard:
+    """The guard of a client without limits and files: it allows every answer, and keeps none.
+
+    `AnswerGuard` is that of a client with an owner.
+    """
+
+    def check(self, task: Task) -> None:
+        """Raise an error if an instruction may not be carried out."""
+
+    def add_answer(self, task: Task, answer: bytes) -> None:
+        """Log the answer to an instruction; it is on the disk when this returns."""
+
+    def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
+        """Log the refusal of a task."""
+
+    def add_passes(self, run_id: bytes) -> None:
+        """Count the rows that went through the model for a run since the call before."""
+
+    def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
+        """Keep the numbers of examples that a hello tells."""
+
+    def introduced(self, run_id: bytes) -> Mapping[Split, int]:
+        """Return the numbers of examples that a hello has told, where they are kept."""
+        return {}
+
+    def find_report(self, token: bytes) -> bytes:
+        """Return the noised report on the same instruction; nothing without one."""
+        return b""
+
+    def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Raise an error if the report on an instruction is over a limit."""
+
+    def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
+        """Count the report on an instruction, once; it is on the disk when this returns."""
+
+    def find_evaluation(
+        self, instruction: EvaluateInstruction, token: bytes, personal: bool
+    ) -> bytes:
+        """Return the evaluation on the same instruction; nothing without one.
+
+        Raises:
+            EvaluationLimitError: if the instruction may not be answered at all.
+        """
+        check_split(instruction)
+        return b""
+
+    def add_evaluation(
+        self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
+    ) -> bytes:
+        """Count the losses of an evaluation, once, and keep it; return it as a frame."""
+        return evaluation.encode()
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The part of one client in a run.
+
+    Attributes:
+        terms: terms of the run, with its owner's own settings.
+        run_id: run id, 8 bytes.
+        folder: folder of the client's own files in that of the run.
+        snapshot_every: records between snapshots of the personal ledger; 0 for none.
+        runs: folder of all runs of a live client, which takes private rounds between messages; None
+            in a simulation, where they are taken as soon as they are due.
+        masking: its part in secure aggregation; None masks no reports.
+        is_measured: whether it is evaluated without regard to differential privacy, as simulated
+            clients may be.
+    """
+
+    terms: RunTerms
+    run_id: bytes
+    folder: Path
+    snapshot_every: int
+    runs: Path | None = None
+    masking: Masking | None = None
+    is_measured: bool = False
+
+    @property
+    def hides_examples(self) -> bool:
+        """Return whether nothing but noised sums may tell of the client's examples."""
+        return self.terms.privacy is not None and not self.is_measured
+
+    @property
+    def takes_private_rounds_between(self) -> bool:
+        """Return whether private rounds are taken before the server asks for the personal model."""
+        return self.runs is not None or self.terms.when != "end"
+
+
+class Client:
+    """A client that answers the tasks of a server.
+
+    Args:
+        learner: model and examples of the client.
+        sessions: store of the client's sessions.
+        guard: guard of the answers, with the owner's limits.
+        part: the client's part in the run; None refuses every instruction.
+        reach: brings a session to the server's round.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        sessions: SessionStore,
+        guard: Guard,
+        part: Participation | None,
+        reach: Reach = Session.catch_up,
+    ) -> None:
+        self._learner, self._sessions, self._guard = learner, sessions, guard
+        self._part, self._reach = part, reach
+
+    def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
+        """Return the reply to a task, a frame; it is in the log of answers before it leaves.
+
+        An instruction brings the session to its start, also if carrying it out fails then. A
+        repeated train instruction gets the stored report.
+
+        Args:
+            task: task of a server.
+            pausing: context of the computing for the reply.
+        """
+        try:
+            return self._reply(task, pausing)
+        except SamaraError as error:
+            return self.refuse(task, error)
+
+    def refuse(self, task: Task, error: SamaraError) -> bytes:
+        """Log an error, and return a refusal with its code and the last round in the session.
+
+        With differential privacy it is a constant one if it is about examples.
+        """
+        frame = refused_frame(task)
+        if self._part and self._part.terms.privacy:
+            error = without_examples(error)
+        refusal = make_refusal(frame, self._learner.client, self._last_round(frame), error)
+        if frame:
+            self._guard.add_refusal(task, refusal, error)
+        return refusal
+
+    def take_private_rounds(self) -> bool:
+        """Take the private rounds that are due from one state; return whether there were any.
+
+        Nothing is sent. An interruption leaves a ledger of whole rounds, from which the next call
+        goes on.
+
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
+        """
+        part = self._taken_part
+        if (session := self._sessions.read_session(part.run_id)) is None:
+            return False
+        personalizer = self._personalizer(part, part.run_id, session)
+        personalizer.note(session.position.round, session.state, session.digest)
+        try:
+            return personalizer.take_next()
+        finally:
+            self._guard.add_passes(part.run_id)
+
+    @property
+    def _taken_part(self) -> Participation:
+        """The client's part in the run.
+
+        Raises:
+            FrameError: if it takes part in none.
+        """
+        if self._part is None:
+            raise FrameError("this client does not know the settings of the run")
+        return self._part
+
+    def _reply(self, task: Task, pausing: Pausing) -> bytes:
+        match task.kind:
+            case TaskKind.HELLO:
+                return self._hello()
+            case TaskKind.MASK:
+                return self._mask(task.instruction)
+            case TaskKind.REFUSED:
+                return hear_refusal(task.instruction)
+            case TaskKind.BLOB:
+                raise FrameError("a blob part was sent to a client that lacks no blob")
+        self._guard.check(task)
+        part = self._taken_part
+        carry_out = self._train if task.kind == TaskKind.TRAIN else self._evaluate
+        reply = carry_out(task, part, pausing)
+        self._guard.add_answer(task, reply)
+        return reply
+
+    def _hello(self) -> bytes:
+        part, learner = self._taken_part, self._learner
+        session = self._sessions.read_session(part.run_id)
+        self._guard.add_introduction(part.run_id, learner.example_counts())
+        last_round = session.position.round if session else 0
+        return learner.introduce(last_round, part.hides_examples).encode()
+
+    def _mask(self, frame: bytes) -> bytes:
+        """Return the answer to a masking frame; nothing to sealed shares."""
+        if self._part is None or self._part.masking is None:
+            raise MaskingError("this client masks no reports in this run")
+        return self._part.masking.answer(frame)
+
+    def _train(self, task: Task, part: Participation, pausing: Pausing) -> bytes:
+        instruction, token = TrainInstruction.decode(task.instruction), token_of(task.instruction)
+        if task.shares:
+            self._mask(task.shares)
+        session = self._sessions.read_session(instruction.run_id)
+        if session is None or session.token != token:
+            session = self._catch_up(session, instruction, task, part)
+            if stored := self._guard.find_report(token):
+                return stored
+            self._guard.check_report(instruction, token)
+            with pausing(instruction.deadline or part.terms.deadline):
+                report = self._report(instruction, session, part).encode()
+            session = session.with_report(token, report)
+            self._guard.add_report(instruction, token, report)
+            self._sessions.write_session(instruction.run_id, session)
+        return session.report
+
+    def _report(
+        self, instruction: TrainInstruction, session: Session, part: Participation
+    ) -> Report | AnyVectorReport | MaskedReport:
+        """Take the local steps from a session's state, and return the report on them."""
+        learner, terms, masking = self._learner, part.terms, part.masking
+        if terms.privacy and terms.privacy.is_masked and masking is None:
+            raise MaskingError("this client masks no reports, and the run asks for masked ones")
+        if instruction.track == INTERCEPT_TRACK:
+            report = report_intercept(learner, terms, instruction, session.state)
+        else:
+            parts = composition(terms, learner.layout)
+            private = None
+            if terms.method == "readout":
+                private = intercept_for_training(learner, session.state)
+            model = parts.model(session.state, private)
+            report = learner.take_steps(instruction, model, parts.shared)
+        self._guard.add_passes(instruction.run_id)
+        if terms.privacy is None:
+            return report
+        hidden = make_private(report, instruction, terms.privacy)
+        return masking.mask(hidden) if masking else hidden
+
+    def _evaluate(self, task: Task, part: Participation, pausing: Pausing) -> bytes:
+        instruction = EvaluateInstruction.decode(task.instruction)
+        token = token_of(task.instruction)
+        session = self._sessions.read_session(instruction.run_id)
+        session = self._catch_up(session, instruction, task, part)
+        if stored := self._guard.find_evaluation(instruction, token, task.personal):
+            return stored
+        if part.hides_examples:
+            refuse_evaluation(instruction)
+        with pausing(part.terms.deadline):
+            columns = self._columns(instruction, session, part, task.personal)
+        evaluation = Evaluation(token, self._learner.client, tuple(columns))
+        return self._guard.add_evaluation(instruction, evaluation, task.personal)
+
+    def _columns(
+        self,
+        instruction: EvaluateInstruction,
+        session: Session,
+        part: Participation,
+        personal: bool,
+    ) -> Sequence[EvaluationColumn]:
+        """Evaluate the global model, or the personal model and its baselines."""
+        learner, terms, run_id = self._learner, part.terms, instruction.run_id
+        needs_examples = personal or terms.method == "readout"
+        if needs_examples and not learner.example_counts()[Split.TRAIN]:
+            raise DataError("this client has no training example left to personalize with")
+        learner.limit_evaluation(self._guard.introduced(run_id))
+        state, split, common = session.state, instruction.split, session.common_state
+        if personal:
+            personalizer = self._personalizer(part, run_id, session)
+            if part.takes_private_rounds_between:
+                number = session.position.round
+                private = personalizer.private_state(number, state, session.digest)
+            else:
+                private = personalizer.recorded_private_state(state)
+            columns = evaluate_personal_model(learner, terms, state, private, split, common)
+        else:
+            columns = evaluate_global_model(learner, terms, state, split, common)
+        self._guard.add_passes(run_id)
+        return columns
+
+    def _catch_up(
+        self,
+        session: Session | None,
+        instruction: Instruction,
+        task: Task,
+        part: Participation,
+    ) -> Session:
+        """Return the session at an instruction's start, which is kept.
+
+        A state from which private rounds are due is noted. Without idle time they are taken. If
+        they fail, the federation's instruction is carried out all the same.
+        """
+        missed = CatchUp(task.snapshot, task.tail)
+        before = session
+        session = session_at(session, self._learner, instruction, missed, self._reach)
+        if before is None or session.position != before.position:
+            self._sessions.write_session(instruction.run_id, session)
+        if part.takes_private_rounds_between:
+            try:
+                personalizer = self._personalizer(part, instruction.run_id, session)
+                noted = personalizer.note(session.position.round, session.state, session.digest)
+                if noted and part.runs is None:
+                    personalizer.take()
+            except SamaraError as error:
+                log.warning("client %d: the private rounds failed: %s", self._learner.client, error)
+        return session
+
+    def _personalizer(self, part: Participation, run_id: bytes, session: Session) -> Personalizer:
+        return Personalizer(
+            self._learner,
+            part.terms,
+            run_id,
+            part.folder,
+            part.snapshot_every,
+            part.runs,
+            session.common_state,
+        )
+
+    def _last_round(self, frame: bytes) -> int:
+        """Return the last round in this client's state; the server sends the rounds after it."""
+        try:
+            session = self._sessions.read_session(decode_instruction(frame).run_id)
+        except SamaraError:
+            return 0
+        return session.position.round if session else 0
+
+
+def hear_refusal(frame: bytes) -> bytes:
+    """Log the reason for which the server refuses this client; return the frame as the reply.
+
+    Raises:
+        FrameError: if it is no refusal.
+    """
+    log.warning("%s", describe_servers_refusal(Refusal.decode(frame).code))
+    return frame
+
+
+def refused_frame(task: Task) -> bytes:
+    """Return the frame that a refusal of a task names; a hello and masking frames have none."""
+    return b"" if task.kind in (TaskKind.HELLO, TaskKind.MASK) else task.instruction
+
+
+def make_refusal(frame: bytes, client: int, last_round: int, error: SamaraError) -> bytes:
+    """Log an error, and return the refusal that names it by its code and numbers.
+
+    The error's text stays in this log: it may hold paths or quote a row of the client's data.
+
+    Args:
+        frame: the refused frame; empty for a hello.
+        client: client index.
+        last_round: the last round in the client's state.
+        error: the reason.
+    """
+    log.warning("client %d refuses: %s", client, error)
+    return Refusal.of_error(token_of(frame), client, last_round, error).encode()

@@ -1,0 +1,63 @@
+"""The proof of a run: all rounds are replayed, and every digest on the way is reproduced."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from samara.server.store import cluster_folders, read_layout, replay_run
+from samara.shared.check_result import CheckResult, Outcome
+from samara.shared.errors import LedgerError, SamaraError
+from samara.shared.ledger.verification import verify_ledger
+from samara.shared.replay import digest
+from samara.shared.result import RESULT_FILE, read_result
+
+_REMEDY = "restore the folder from a backup, or replay on another machine if memory may be at fault"
+
+
+def prove(run: Path) -> Iterator[CheckResult]:
+    """Replay a run, or each of its clusters, from as far back as the ledger goes.
+
+    No process may write to the run meanwhile.
+
+    Args:
+        run: folder of a run.
+    """
+    for store in cluster_folders(run) or [run]:
+        try:
+            yield from _prove(store, "replay" if store == run else store.name)
+        except SamaraError as error:
+            yield CheckResult(Outcome.FAIL, "replay", str(error), _REMEDY)
+
+
+def _prove(run: Path, name: str) -> Iterator[CheckResult]:
+    """Replay one ledger, compare its end with the result, and replay its personal ledgers.
+
+    Raises:
+        SamaraError: at the first damage.
+    """
+    layout = read_layout(run)
+    steps = replay_run(run)
+    first = step = next(steps)
+    scalars = 0
+    for step in steps:
+        groups = step.record.delta.groups if step.record else ()
+        scalars += sum(len(group.scalars.coefficients) for group in groups)
+    end = digest(layout.hash, step.state).hex()
+    if (run / RESULT_FILE).exists():
+        result = read_result(run)
+        expected = result.get("final_round"), result.get("final_digest")
+        if expected != (step.round, end):
+            raise LedgerError(
+                f"{run / RESULT_FILE}: ends with round {expected[0]} and digest "
+                f"{str(expected[1])[:16]}, but the ledger with round {step.round} and "
+                f"{end[:16]}; rounds are missing or belong to another run"
+            )
+    before = f"rounds 1 to {first.round} are in a snapshot; " if first.round else ""
+    finding = f"{before}{step.round - first.round} rounds, {scalars} scalars, "
+    yield CheckResult(Outcome.PASS, name, f"{finding}every digest reproduced; ends in {end}")
+    personal = sorted(run.glob("clients/*/personal.ledger"))
+    for ledger in personal:
+        for _ in verify_ledger(ledger, layout):
+            pass
+    if personal:
+        finding = f"personal ledgers of {len(personal)} clients: every digest reproduced"
+        yield CheckResult(Outcome.PASS, name, finding)

@@ -1,0 +1,15 @@
+"""The keys of a run as a table."""
+
+from rich.table import Table
+
+from samara.server.live.keys import ClientKeys
+
+
+def make_keys_table(keys: ClientKeys) -> Table:
+    """Return a table with a row for each key whose file is sound."""
+    table = Table("name", "client", "fingerprint", "created", "revoked")
+    for key in keys.read_all():
+        table.add_row(
+            key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
+        )
+    return table

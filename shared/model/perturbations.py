@@ -1,0 +1,207 @@
+"""Perturbed adapters, from the state of a ledger to the tensors that a forward pass asks for.
+
+A weight map turns a state, integers, and directions of it into weights of the adapter and
+directions of those. Perturbations are made of both.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as TorchTensor
+
+from samara.shared.basis import Basis, read_basis
+from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS
+from samara.shared.errors import ModelError, ReplayError
+from samara.shared.layout import Layout
+from samara.shared.replay import to_float32
+from samara.shared.sections import AdapterSettings
+from samara.shared.start import Start, read_start
+
+STATE_LIMIT = 2**62
+"""The absolute value that every number of a state stays below, in its units; a start too."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightMap:
+    """The map from a state and from directions to the weights that forward passes use.
+
+    Every place that turns a state into weights uses it. The state has as many numbers as the layout
+    has coordinates (`Layout.size`), the weights as many as its tensors have elements
+    (`Layout.element_count`); without a basis these are the same.
+
+    Attributes:
+        start: weights that are added to every state as integers; None adds nothing.
+        basis: basis that the first coordinates belong to; None if there is none.
+        torch_device: torch device on which directions are lifted; None is the CPU.
+    """
+
+    start: Start | None = None
+    basis: Basis | None = None
+    torch_device: torch.device | None = None
+
+    def weights(self, state: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the weights of the adapter under a state, float32 [elements], each rounded once.
+
+        Raises:
+            ReplayError: if the state is too large for the start or the basis.
+        """
+        elements = state if self.basis is None else self.basis.elements(state)
+        if self.start is None:
+            return to_float32(elements)
+        if np.any(np.abs(elements) >= STATE_LIMIT):
+            raise ReplayError("the state is too large to add the start to; lower learning-rate")
+        return to_float32(self.start.values + elements)
+
+    def directions(self, z: NDArray[np.int16]) -> torch.Tensor:
+        """Return directions of a state as directions of the weights, on the torch device.
+
+        Args:
+            z: int16 [..., size], in units of 2⁻¹¹.
+
+        Returns:
+            int16 as they are, or float32 [..., elements] in the same units with a basis.
+        """
+        on_device = torch.from_numpy(z).to(self.torch_device)
+        if self.basis is None:
+            return on_device
+        size = len(self._vectors)
+        lifted = on_device[..., :size].to(torch.float32) @ self._vectors
+        return torch.cat([lifted, on_device[..., size:].to(torch.float32)], dim=-1)
+
+    def gradient(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a gradient by the weights, float64 [elements], as one by the state, [size]."""
+        if self.basis is None:
+            return elements
+        end = self.basis.element_count
+        coordinates = self.basis.as_float32().astype(np.float64) @ elements[:end]
+        return np.concatenate([coordinates, elements[end:]])
+
+    @cached_property
+    def _vectors(self) -> torch.Tensor:
+        assert self.basis is not None
+        return torch.from_numpy(self.basis.as_float32()).to(self.torch_device)
+
+
+def read_weight_map(settings: AdapterSettings, layout: Layout) -> WeightMap:
+    """Return the weight map of a run, with the basis and the start that its settings name.
+
+    Args:
+        settings: settings of the adapter; its basis and start are paths.
+        layout: layout of the run.
+
+    Raises:
+        ModelError: if one of these files is not that which the layout names.
+        SamaraError: if one cannot be read.
+    """
+    basis = read_basis(settings.basis) if settings.basis else None
+    start = read_start(settings.start) if settings.start else None
+    for key, value, of_run, of_file in (
+        ("basis", settings.basis, layout.basis, basis.reference if basis else None),
+        ("start", settings.start, layout.start, start.sha256 if start else ""),
+    ):
+        if of_run != of_file:
+            raise ModelError(
+                f"adapter.{key}: {value} is not the {key} that the run was trained with; "
+                "restore the file"
+            )
+    return WeightMap(start, basis)
+
+
+class PerturbedAdapters(Protocol):
+    """The perturbed adapters of a forward pass, one per perturbation and client."""
+
+    @property
+    def layout(self) -> Layout:
+        """The names and shapes of the tensors."""
+
+    @property
+    def queries(self) -> int:
+        """The number of directions, q; 0 for the unperturbed adapter."""
+
+    @property
+    def count(self) -> int:
+        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that share the pass, C; usually 1."""
+
+    def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
+        """Return the perturbations of some signs and some queries."""
+
+    def tensor(self, name: str) -> TorchTensor:
+        """Return one tensor of all perturbations, [P·C, rows, columns], clients innermost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbations:
+    """Perturbed adapters B + s·ε·z of one client, or of several clients that share a pass.
+
+    Only the unperturbed adapters B and the directions z are kept; perturbed tensors are computed
+    when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
+    with equally many rows for each. Rows of several clients are computed as rows of several queries
+    are: small products with different B's after the shared W·x and A·x.
+
+    Attributes:
+        layout: names and shapes of the tensors.
+        center: unperturbed adapter, float32 [d]; [C, d] for C clients.
+        directions: z in units of 2⁻¹¹, int16 [q, d], or float32 if they are lifted from a basis;
+            [C, q, d] for C clients; None evaluates the center alone.
+        epsilon: size of the perturbation, ε.
+        signs: s, +1 and −1, or one of them.
+    """
+
+    layout: Layout
+    center: TorchTensor
+    directions: TorchTensor | None = None
+    epsilon: float = 0.0
+    signs: tuple[int, ...] = BOTH_SIDES
+
+    @classmethod
+    def from_arrays(
+        cls,
+        layout: Layout,
+        center: NDArray[np.float32],
+        directions: NDArray[np.int16] | None = None,
+        epsilon: float = 0.0,
+        device: torch.device | None = None,
+        signs: tuple[int, ...] = BOTH_SIDES,
+    ) -> Self:
+        """Make perturbations from numpy arrays, on a torch device."""
+        z = None if directions is None else torch.from_numpy(directions).to(device)
+        return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
+
+    @property
+    def queries(self) -> int:
+        """The number of directions, q; 0 for the unperturbed adapter."""
+        return 0 if self.directions is None else self.directions.shape[-2]
+
+    @property
+    def count(self) -> int:
+        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+        return len(self.signs) * self.queries or 1
+
+    @property
+    def clients(self) -> int:
+        """The number of clients, C."""
+        return len(self.center) if self.center.ndim == 2 else 1
+
+    def select(self, signs: slice, queries: slice) -> Self:
+        """Return the perturbations of some signs and some queries; there must be directions."""
+        assert self.directions is not None
+        some = self.directions[..., queries, :]
+        return replace(self, directions=some, signs=self.signs[signs])
+
+    def tensor(self, name: str) -> TorchTensor:
+        """Compute one tensor of all perturbations, float32 [P·C, rows, columns]."""
+        elements, rows = self.layout.tensor_slice(name)
+        flat = self.center[..., elements]
+        if self.directions is not None:
+            step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)
+            step = step * (self.epsilon * 2.0**-DIRECTION_BITS)
+            flat = torch.cat([flat + sign * step for sign in self.signs])
+        return flat.reshape(self.count * self.clients, rows, -1)

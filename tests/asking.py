@@ -1,0 +1,48 @@
+"""Tasks of a server, as a client is asked them."""
+
+import json
+
+from samara.shared.config import RunConfig
+from samara.shared.ledger.records import CatchUp
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
+
+NOTHING = CatchUp()
+
+
+def sent(config: RunConfig) -> bytes:
+    """The settings of a run as a ClientApp passes them on."""
+    return json.dumps(config.flat(), sort_keys=True).encode()
+
+
+def hello_task(settings: bytes = b"") -> Task:
+    return Task(kind=TaskKind.HELLO, settings=settings)
+
+
+def mask_task(frame: bytes, settings: bytes = b"") -> Task:
+    return Task(kind=TaskKind.MASK, instruction=frame, settings=settings)
+
+
+def train_task(
+    frame: bytes, missed: CatchUp = NOTHING, settings: bytes = b"", shares: bytes = b""
+) -> Task:
+    return Task(
+        kind=TaskKind.TRAIN,
+        instruction=frame,
+        snapshot=missed.snapshot,
+        tail=missed.tail,
+        settings=settings,
+        shares=shares,
+    )
+
+
+def evaluate_task(
+    frame: bytes, missed: CatchUp = NOTHING, settings: bytes = b"", personal: bool = False
+) -> Task:
+    return Task(
+        kind=TaskKind.EVALUATE,
+        instruction=frame,
+        snapshot=missed.snapshot,
+        tail=missed.tail,
+        settings=settings,
+        personal=personal,
+    )

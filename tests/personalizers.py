@@ -1,0 +1,24 @@
+"""The private rounds of a client with a model runtime, without a federation around it."""
+
+from pathlib import Path
+
+from samara.client.personal.learner import State
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.runs import client_folder
+
+
+def runtime_personalizer(
+    runtime: ModelRuntime,
+    data: ClientData,
+    config: RunConfig,
+    run_id: bytes,
+    runs: Path | None = None,
+    common: State | None = None,
+) -> Personalizer:
+    folder = client_folder(config, run_id, data.client)
+    learner, every = RuntimeLearner(runtime, data), config.ledger.snapshot_every
+    return Personalizer(learner, config.terms, run_id, folder, every, runs, common)
