@@ -84,7 +84,7 @@ def sign(
         Path | None, typer.Option(help="Make the key in this file; the server does not need it.")
     ] = None,
 ) -> None:
-    """Sign a scenario, so that clients with it obey no other; scenario and --set of `server up`.
+    """Sign a scenario: clients that have it obey no other. Give what `server up` is given.
 
     Example: samara server sign field.toml --key operator.key --out field.signed
     """

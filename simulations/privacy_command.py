@@ -46,7 +46,7 @@ def privacy(
         list[str] | None, typer.Option("--set", help="Override a scenario's setting: key=value.")
     ] = None,
 ) -> None:
-    """Show what ε costs: the noise that a run's rounds would need, before there is a run.
+    """Show the noise that an ε asks of a run's rounds, before there is a run.
 
     Example: samara privacy --rounds 40 --clients 1000 --epsilon 2
     """

@@ -1,6 +1,7 @@
 """Tasks of a server, as a client is asked them."""
 
 import json
+from typing import Any
 
 from samara.shared.config import RunConfig
 from samara.shared.ledger.records import CatchUp
@@ -25,24 +26,17 @@ def mask_task(frame: bytes, settings: bytes = b"") -> Task:
 def train_task(
     frame: bytes, missed: CatchUp = NOTHING, settings: bytes = b"", shares: bytes = b""
 ) -> Task:
-    return Task(
-        kind=TaskKind.TRAIN,
-        instruction=frame,
-        snapshot=missed.snapshot,
-        tail=missed.tail,
-        settings=settings,
-        shares=shares,
-    )
+    return _instruction(TaskKind.TRAIN, frame, missed, settings, shares=shares)
 
 
 def evaluate_task(
     frame: bytes, missed: CatchUp = NOTHING, settings: bytes = b"", personal: bool = False
 ) -> Task:
-    return Task(
-        kind=TaskKind.EVALUATE,
-        instruction=frame,
-        snapshot=missed.snapshot,
-        tail=missed.tail,
-        settings=settings,
-        personal=personal,
-    )
+    return _instruction(TaskKind.EVALUATE, frame, missed, settings, personal=personal)
+
+
+def _instruction(
+    kind: TaskKind, frame: bytes, missed: CatchUp, settings: bytes, **more: Any
+) -> Task:
+    given = {"snapshot": missed.snapshot, "tail": missed.tail, "settings": settings}
+    return Task(kind=kind, instruction=frame, **given, **more)

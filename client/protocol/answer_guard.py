@@ -80,11 +80,7 @@ class AnswerGuard(Guard):
         signed: SignedRuns = SERVER_DECIDES,
     ) -> None:
         self._limits, self._learner, self._signed = limits, learner, signed
-        self._log, self._answered, self._passes = (
-            records.answer_log,
-            records.answered,
-            records.passes,
-        )
+        self._records, self._answered = records, records.answered
         self._trained = learner.layout.size
         self._budget = ScalarBudget(
             records.counts, learner.generations_of, self._trained, limits.scalar_limit
@@ -97,12 +93,12 @@ class AnswerGuard(Guard):
 
     def add_answer(self, task: Task, answer: bytes) -> None:
         """Log the answer to an instruction; see `AnswerLog.add`."""
-        self._log.add(task.instruction, answer, task.personal, self._trained)
+        self._records.answer_log.add(task.instruction, answer, task.personal, self._trained)
 
     def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
         """Log a refusal; a failure is a warning, since it holds nothing of the examples."""
         try:
-            self._log.add_refusal(task.instruction, refusal, task.personal, error)
+            self._records.answer_log.add_refusal(task.instruction, refusal, task.personal, error)
         except SamaraError as problem:
             log.warning("%s", problem)
 
@@ -112,7 +108,7 @@ class AnswerGuard(Guard):
         Raises:
             TrainerError: if the counts cannot be written.
         """
-        self._passes.add(run_id, self._learner.take_passes())
+        self._records.passes.add(run_id, self._learner.take_passes())
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
         """Keep what a hello introduces; it is on the disk when this returns.

@@ -115,10 +115,10 @@ class Participation:
     Attributes:
         terms: terms of the run, with its owner's own settings.
         run_id: run id, 8 bytes.
-        folder: folder of the client's own files in that of the run.
+        folder: folder of the run on this machine; that of a live client lies among its others.
         snapshot_every: records between snapshots of the personal ledger; 0 for none.
-        runs: folder of all runs of a live client, which takes private rounds between messages; None
-            in a simulation, where they are taken as soon as they are due.
+        is_live: whether private rounds are taken between messages. In a simulation they are taken
+            as soon as they are due.
         masking: its part in secure aggregation; None masks no reports.
         is_measured: whether it is evaluated without regard to differential privacy, as simulated
             clients may be.
@@ -128,7 +128,7 @@ class Participation:
     run_id: bytes
     folder: Path
     snapshot_every: int
-    runs: Path | None = None
+    is_live: bool = False
     masking: Masking | None = None
     is_measured: bool = False
 
@@ -140,7 +140,11 @@ class Participation:
     @property
     def takes_private_rounds_between(self) -> bool:
         """Return whether private rounds are taken before the server asks for the personal model."""
-        return self.runs is not None or self.terms.when != "end"
+        return self.is_live or self.terms.when != "end"
+
+    def own_folder(self, client: int) -> Path:
+        """Return the folder of a client's own files."""
+        return self.folder / "clients" / str(client)
 
 
 class Client:
@@ -354,7 +358,7 @@ class Client:
             try:
                 personalizer = self._personalizer(part, instruction.run_id, session)
                 noted = personalizer.note(session.position.round, session.state, session.digest)
-                if noted and part.runs is None:
+                if noted and not part.is_live:
                     personalizer.take()
             except SamaraError as error:
                 log.warning("client %d: the private rounds failed: %s", self._learner.client, error)
@@ -365,9 +369,9 @@ class Client:
             self._learner,
             part.terms,
             run_id,
-            part.folder,
+            part.own_folder(self._learner.client),
             part.snapshot_every,
-            part.runs,
+            part.folder.parent if part.is_live else None,
             session.common_state,
         )
 

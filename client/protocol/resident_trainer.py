@@ -242,14 +242,13 @@ class ResidentTrainer:
         scenario: SignedScenario | None = None,
     ) -> Client:
         config = self._local_config(server_config)
-        folder = self._sessions.folder_of(run_id)
         part = Participation(
             config.terms,
             run_id,
-            folder / "clients" / str(self.client),
+            self._sessions.folder_of(run_id),
             config.ledger.snapshot_every,
-            folder.parent,
-            self._masking_client(server_config),
+            is_live=True,
+            masking=self._masking_client(server_config),
         )
         learner = RuntimeLearner(runtime, self.data, self._generations.of_examples)
         signed = self._signed_runs(scenario, runtime)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -29,14 +29,14 @@ from samara.client.protocol.device_settings import (
 from samara.client.protocol.masking_client import MaskingClient, MaskingState
 from samara.client.protocol.privacy_budget import ChargeLog
 from samara.client.protocol.scalar_counts import ScalarCounts
-from samara.client.protocol.session import Session, SharedCatchUp
+from samara.client.protocol.session import Reach, Session, SessionStore, SharedCatchUp
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
 from samara.shared.machine import cores
-from samara.shared.runs import client_folder, run_id_of
+from samara.shared.runs import run_folder, run_id_of
 from samara.shared.signing import public_pem, sign
 
 _SESSION, _DEVICE, _MASKING = "session", "device", "masking"
@@ -47,16 +47,58 @@ def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
     return config if clients is None else config.among(clients)
 
 
-class _RunFacts(NamedTuple):
-    """The facts of a run that follow from its settings.
+class RunFacts(NamedTuple):
+    """The facts of a run for its simulated clients.
 
     Attributes:
-        part: the part of its clients in it, with the folder of all of them.
+        part: their part in it.
         limits: limits of their answers.
     """
 
     part: Participation
     limits: AnswerLimits
+
+    @classmethod
+    def of(cls, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime) -> Self:
+        """Return the facts that follow from the settings of a run.
+
+        Args:
+            config: settings of the run on the client.
+            server_config: settings of the run on the server.
+            runtime: runtime of the client.
+
+        Raises:
+            ConfigError: if this machine lacks code that the settings name.
+        """
+        check_extensions(config.flat(), on_client=True)
+        run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
+        part = Participation(
+            config.terms,
+            run_id,
+            run_folder(config, run_id),
+            config.ledger.snapshot_every,
+            is_measured=config.privacy.allows_evaluation,
+        )
+        return cls(part, owners_limits(config.data))
+
+    def client(
+        self,
+        learner: RuntimeLearner,
+        sessions: SessionStore,
+        reach: Reach = Session.catch_up,
+        masking: MaskingClient | None = None,
+    ) -> Client:
+        """Return a simulated client; its guard keeps nothing but the subjects of its limits."""
+        part, limits = replace(self.part, masking=masking), self.limits
+        guard = Guard()
+        if limits != AnswerLimits():
+            folder = part.own_folder(learner.client)
+            records = Records(
+                counts=ScalarCounts(folder if limits.scalar_limit else None),
+                charges=ChargeLog(folder if limits.epsilon_limit else None),
+            )
+            guard = AnswerGuard(limits, learner, records, part.terms.privacy)
+        return Client(learner, sessions, guard, part, reach)
 
 
 class RunCache:
@@ -75,7 +117,7 @@ class RunCache:
         self._files: dict[str, Any] = {}
         self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
-        self._facts: dict[tuple[RunConfig, RunConfig], _RunFacts] = {}
+        self._facts: dict[tuple[RunConfig, RunConfig], RunFacts] = {}
         self._parsed = lru_cache(maxsize=64)(_parse)
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
@@ -134,29 +176,11 @@ class RunCache:
 
     def facts_of(
         self, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime
-    ) -> _RunFacts:
-        """Return the facts of a run, each computed once.
-
-        Args:
-            config: settings of the run on the client.
-            server_config: settings of the run on the server.
-            runtime: runtime of the client.
-
-        Raises:
-            ConfigError: if this machine lacks code that the settings name.
-        """
+    ) -> RunFacts:
+        """Return the facts of a run, each computed once; see `RunFacts.of`."""
         key = config, server_config
         if key not in self._facts:
-            check_extensions(config.flat(), on_client=True)
-            run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
-            part = Participation(
-                config.terms,
-                run_id,
-                client_folder(config, run_id, 0).parent,
-                config.ledger.snapshot_every,
-                is_measured=config.privacy.allows_evaluation,
-            )
-            self._facts[key] = _RunFacts(part, owners_limits(config.data))
+            self._facts[key] = RunFacts.of(config, server_config, runtime)
         return self._facts[key]
 
     def _load(self, config: RunConfig) -> LoadedRun:
@@ -239,53 +263,33 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
     Raises:
         SamaraError: if the settings, or the files that they name, cannot be used.
     """
-    index = client_index_of(context)
+    index, sessions, reach = (
+        client_index_of(context),
+        _ContextSessions(context),
+        runs.catch_up.reach,
+    )
     if DEVICE_SETTINGS_KEY in context.node_config:
         server_config = runs.config_of(context.run_config, "run config")
         settings = json.loads(str(context.node_config[DEVICE_SETTINGS_KEY]))
         device_config = runs.config_of(settings, "device settings")
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
-        data, masking = run.data.undivided(index), None
-    else:
-        server_config = config = runs.config_of(
-            context.run_config, "run config", _client_count(context)
-        )
-        run = runs.run_for(config)
-        data = run.data.share_of(index, config.data.clients)
-        masking = _masking_of(context, index, config)
-    part, limits = runs.facts_of(config, server_config, run.runtime)
-    part = replace(
-        part,
-        folder=part.folder / str(index),
-        masking=masking,
-        is_measured=part.is_measured and bool(data.client_count),
-    )
-    learner, sessions = RuntimeLearner(run.runtime, data), _ContextSessions(context)
-    guard = simulated_guard(limits, learner, part)
-    return Client(learner, sessions, guard, part, runs.catch_up.reach)
-
-
-def simulated_guard(limits: AnswerLimits, learner: RuntimeLearner, part: Participation) -> Guard:
-    """Return the guard of a simulated client, which keeps what its limits are about alone."""
-    if limits == AnswerLimits():
-        return Guard()
-    records = Records(
-        counts=ScalarCounts(part.folder if limits.scalar_limit else None),
-        charges=ChargeLog(part.folder if limits.epsilon_limit else None),
-    )
-    return AnswerGuard(limits, learner, records, part.terms.privacy)
+        facts = runs.facts_of(config, server_config, run.runtime)
+        hidden = facts._replace(part=replace(facts.part, is_measured=False))  # as the live one is
+        learner = RuntimeLearner(run.runtime, run.data.undivided(index))
+        return hidden.client(learner, sessions, reach)
+    config = runs.config_of(context.run_config, "run config", _client_count(context))
+    run = runs.run_for(config)
+    learner = RuntimeLearner(run.runtime, run.data.share_of(index, config.data.clients))
+    facts = runs.facts_of(config, config, run.runtime)
+    return facts.client(learner, sessions, reach, _masking_of(context, index, config))
 
 
 def _masking_of(context: Context, index: int, config: RunConfig) -> MaskingClient | None:
     if not config.privacy.secure_aggregation:
         return None
-    device, minimum, bucket = (
-        _SimulatedDevice(context),
-        config.cohort.minimum,
-        config.privacy.bucket,
-    )
-    return MaskingClient(index, device, device, minimum, bucket)
+    device = _SimulatedDevice(context)
+    return MaskingClient(index, device, device, config.cohort.minimum, config.privacy.bucket)
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:

@@ -15,10 +15,9 @@ from flwr.app import Message
 from samara.client.app import task_of
 from samara.client.personal.methods import composition
 from samara.client.personal.runtime_learner import RuntimeLearner
-from samara.client.protocol.client import Client, Participation, make_refusal
-from samara.client.protocol.device_settings import owners_limits
+from samara.client.protocol.client import Client, make_refusal
 from samara.client.protocol.session import Session, decode_instruction, session_at
-from samara.client.protocol.simulated_client import simulated_guard
+from samara.client.protocol.simulated_client import RunFacts
 from samara.client.training.client_data import ClientData, ClientDataSource
 from samara.client.training.local_steps import clients_per_pass, take_local_steps_together
 from samara.client.training.model_runtime import ModelRuntime
@@ -31,7 +30,6 @@ from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
 from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.runs import client_folder, run_id_of
 from samara.shared.tasks.kinds import GenerationTask
 from samara.simulations.fleet.device import Device
 
@@ -62,6 +60,7 @@ class Clients:
         self._pool, self._of_thread = pool, threading.local()
         self._session: Session | None = None
         self._latest_frame = b""
+        self._facts: dict[str, RunFacts] = {}  # by quantization, which the model id depends on
 
     def read_session(self, run_id: bytes) -> Session | None:
         """Return the session that all clients share (see `SessionStore`)."""
@@ -195,19 +194,10 @@ class Clients:
         return frames
 
     def _client(self, number: int) -> Client:
-        config, runtime = self._config, self._runtime(number)
-        data = self._data_of(number)
-        run_id = run_id_of(config, runtime.layout, runtime.model_id)
-        part = Participation(
-            config.terms,
-            run_id,
-            client_folder(config, run_id, number),
-            config.ledger.snapshot_every,
-            is_measured=config.privacy.allows_evaluation,
-        )
-        learner = RuntimeLearner(runtime, data)
-        guard = simulated_guard(owners_limits(config.data), learner, part)
-        return Client(learner, self, guard, part)
+        runtime, kind = self._runtime(number), self._quantization(number)
+        if kind not in self._facts:
+            self._facts[kind] = RunFacts.of(self._config, self._config, runtime)
+        return self._facts[kind].client(RuntimeLearner(runtime, self._data_of(number)), self)
 
     def _data_of(self, number: int) -> ClientData:
         return self._data.share_of(number, len(self._devices))

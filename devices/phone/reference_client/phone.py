@@ -137,9 +137,8 @@ class Phone:
     def _part(
         self, run_id: bytes, terms: RunTerms, masks: PhoneMasks | None = None
     ) -> Participation:
-        run = self._folder.folder_of(run_id)
-        folder = run / "clients" / str(self._learner.client)
-        return Participation(terms, run_id, folder, SNAPSHOT_EVERY, run.parent, masks)
+        folder = self._folder.folder_of(run_id)
+        return Participation(terms, run_id, folder, SNAPSHOT_EVERY, is_live=True, masking=masks)
 
     def _client(self, part: Participation | None) -> Client:
         privacy = part.terms.privacy if part else None
