@@ -92,10 +92,10 @@ class CommandLine(TyperGroup):
 
 
 def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line in its new form, and what was changed, each in words. Pure.
+    """Return a command line in its new form, and its changes in words. Pure.
 
     Args:
-        words: what follows ``samara``.
+        words: command line after ``samara``.
     """
     new, changes = list(words), []
     for count in range(min(3, len(new)), 0, -1):

@@ -251,7 +251,7 @@ class RunConfig(Settings):
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the run: what it asks of a client; they are read once."""
+        """The terms of the run, by which it asks clients. They are read once."""
         return _terms_of(self)
 
     @property

@@ -67,8 +67,8 @@ class KeptFile(_Kept, Generic[Content]):
     """A small file, which is read whole and replaced whole; without a folder it is always empty.
 
     Attributes:
-        is_needed: whether a damaged file is an error. One that holds limits is needed, since an
-            empty one would lift them; another one is logged, and read as an empty one.
+        is_needed: whether a damaged file is an error. A file of limits is needed, since an empty
+            one would lift them. A file that is not needed is logged, and read as an empty one.
         empty: type of the content, made without arguments, where there is no file.
         style: arguments of `json.dumps`.
     """
@@ -116,7 +116,7 @@ class KeptFile(_Kept, Generic[Content]):
         return json.dumps(self._to_json(content), default=_plain, **self.style).encode()
 
     def _decode(self, data: bytes) -> Content:
-        """Read the bytes of a file; what it raises for damaged ones is one of `DAMAGE`."""
+        """Read the bytes of a file. Damaged ones raise an error of `DAMAGE`."""
         return self._parse(json.loads(data))
 
     def _to_json(self, content: Content) -> Any:
@@ -124,7 +124,7 @@ class KeptFile(_Kept, Generic[Content]):
         return content
 
     def _parse(self, value: Any) -> Content:
-        """Read a JSON value; what it raises for another one is one of `DAMAGE`."""
+        """Read a JSON value. An unfit one raises an error of `DAMAGE`."""
         raise NotImplementedError
 
 
@@ -179,7 +179,7 @@ class KeptLog(_Kept):
 def _append_line(file: Path, line: bytes) -> int:
     """Append a line to a file's last whole one; return the size of the file.
 
-    Half a last line is cut off: what it tells of has never left.
+    Half a last line is cut off. Its answer has never left.
 
     Raises:
         OSError: if reading or writing fails.

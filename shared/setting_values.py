@@ -93,7 +93,7 @@ TERMS: dict[str, Term] = {
     "privacy.secure-aggregation": Term(default=False),
     "privacy.bucket": Term(most=2**20, default=0),
 }
-"""The terms by dotted key. What is chosen by itself, as ``steps`` 0, has a value here."""
+"""The terms by dotted key. An automatic value, such as ``steps`` 0, is a number here."""
 
 
 def read_text(settings: Mapping[str, Any], key: str) -> str:

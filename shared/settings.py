@@ -172,7 +172,7 @@ def term(key: str, help: str, default: Any = None, least: float | None = None, *
         help: meaning, for people.
         default: value where nothing is set, of a term that stored settings must have.
         least: least value, where one below the range leaves the term open.
-        about: what `setting` takes besides.
+        about: further arguments of `setting`.
     """
     own = TERMS[key]
     default = own.default if default is None else default

@@ -24,7 +24,7 @@ _Generations = dict[str, dict[str, list[str]]]
 
 
 class Generations(KeptFile[_Generations]):
-    """The generations of one client, on disk; those that are not kept are one of each split."""
+    """The generations of one client, on disk. Without a folder each split is one generation."""
 
     name = GENERATIONS_FILE
     damaged = (

@@ -198,8 +198,8 @@ def _with_curvature(
 class InterruptedSteps(Generic[_Progress]):
     """The finished steps of a client's interrupted round, kept in memory until the round goes on.
 
-    What interrupts a round is an exception between two forward passes. The steps before it are not
-    repeated if the same round is begun again with the same examples.
+    An exception between two forward passes interrupts a round. The steps before it are not repeated
+    if the same round is begun again with the same examples.
     """
 
     def __init__(self) -> None:
