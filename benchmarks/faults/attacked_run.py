@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
-from benchmarks.faults.toy_clients import Device
+from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from samara.shared.ledger.reading import read_ledger
 
 HONEST = 2
@@ -62,7 +62,8 @@ def attack(
     settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
     del settings["out"]
     footprints: list[Footprint] = []
-    with LiveRun(folder, settings, names, address) as live, ExitStack() as devices:
+    live_run = LiveRun(folder, settings, names, address)
+    with heartbeats_end_with_the_run(), live_run as live, ExitStack() as devices:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(names), "the server")
         assert live.server is not None, "it was started above"

@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.server_kill import settings_of
-from benchmarks.faults.toy_clients import Device
+from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_phone import ToyPhone
 from samara.devices.live.keys import create_key, read_client_index
 from samara.server.live.keys import ClientKeys
@@ -136,7 +136,8 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
     phone_key = folder / f"{PHONE}.key"
     create_key(phone_key)
     (folder / f"{PHONE}.pem").write_bytes(SigningKey(phone_key).public)
-    with LiveRun(folder, settings, names, address) as live:
+    live_run = LiveRun(folder, settings, names, address)
+    with heartbeats_end_with_the_run(), live_run as live:
         keys = ClientKeys(live.run / "keys")
         gateway_key = keys.create(GATEWAY, gateway=True)
         phone = keys.add(PHONE, folder / f"{PHONE}.pem").client

@@ -29,7 +29,7 @@ from benchmarks.faults.runs_under_failures import again
 from benchmarks.faults.server_kill import check as check_toy_run
 from benchmarks.faults.server_kill import settings_of as toy_settings
 from benchmarks.faults.signed_requests import is_refused
-from benchmarks.faults.toy_clients import Device
+from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
 from samara.client.protocol.device_settings import CLIENT_INDEX
@@ -127,7 +127,8 @@ def rotate_phone(folder: Path, rounds: int) -> str:
     samara(folder, "server", "keys", "create", PHONE, "first.pem", "--run", run)
     (admitted / "first.pem").write_bytes((folder / "first.pem").read_bytes())
     client = read_client_index(folder / "first.key")
-    with _Threads() as threads, LiveRun(folder, settings, [*names, GATEWAY], address) as live:
+    live_run = LiveRun(folder, settings, [*names, GATEWAY], address)
+    with heartbeats_end_with_the_run(), _Threads() as threads, live_run as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") >= 3, "the server")
         start_gateway(live, address, door)
