@@ -29,7 +29,6 @@ SETTINGS: dict[str, Any] = {
     "data.clients": 1,
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "evaluate.test": False,
 }
 _FIRST_OF_A_ROUND, _LAST_OF_A_ROUND = "run_round", "append_round"
 """Names of the functions with which the server begins and ends a round."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samara.devices.hardware.offload_estimate import FirstOrderMethod
 
 _FIRST_PASS_EXAMPLES = 8
-"""The examples of a forward pass before the first step with a readout, as `micro-batch`."""
+"""The examples of a forward pass before the first step with a readout, where no bytes are set."""
 _WITHOUT_SCENARIO = ("optimizer", "quantization")
 """The parameters of an estimate that a scenario decides."""
 app = command_group("Device profiles, and estimates of what a step costs.")

@@ -122,13 +122,20 @@ def apart_table() -> str:
 
 def fixed_table() -> str:
     """Return the settings that earlier versions offered, with their values."""
-    lines = ["| key | value | of | another value |", "|---|---|---|---|"]
-    run = {key: s for key, s in describe(RunConfig).items() if s.retired}
-    for key, setting in run.items():
-        lines.append(f"| `{key}` | {_shown(setting.default)} | both | obeyed |")
-    for of, section in (("runs", RunConfig), ("`samara tune`", TuneSettings)):
+    lines = ["| key | value | of | now | another value |", "|---|---|---|---|---|"]
+    of = {"runs": RunConfig, "`samara tune`": TuneSettings}
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, section in of.items():
+        for key, setting in describe(section).items():
+            if setting.retired:
+                row = key, _shown(setting.default), setting.retired, "obeyed if recorded"
+                found.setdefault(row, []).append(name)
         for key, fixed in fixed_in(section).items():
-            lines.append(f"| `{key}` | {_shown(fixed.value)} | {of} | refused by name |")
+            other = "read past" if fixed.instead else "refused by name"
+            found.setdefault((key, _shown(fixed.value), fixed.instead, other), []).append(name)
+    for (key, value, now, other), names in found.items():
+        both = "both" if len(names) == len(of) else names[0]
+        lines.append(f"| `{key}` | {value} | {both} | {now or 'the value'} | {other} |")
     return "\n".join(lines)
 
 

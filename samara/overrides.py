@@ -8,7 +8,7 @@ from typing import Any
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.scenarios import read_scenario, scenario_file
-from samara.shared.settings import flattened
+from samara.shared.settings import flattened, refuse_retired
 
 Scenario = RunConfig | Mapping[str, Any] | str | os.PathLike[str]
 """Settings of a run: a shipped scenario's name, a scenario file, a mapping, or a `RunConfig`."""
@@ -25,13 +25,15 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
         ConfigError: if the scenario cannot be read, or listing every mistake.
     """
     if isinstance(scenario, RunConfig):
-        settings, source = dict(scenario.flat()), "settings"
-    elif isinstance(scenario, Mapping):
+        others = settings_of(overrides)
+        refuse_retired(RunConfig, others, scenario.flat(), "settings")
+        return RunConfig.of(scenario.flat() | others, "settings")
+    if isinstance(scenario, Mapping):
         settings, source = settings_of(scenario), "settings"
     else:
         file = scenario_file(Path(scenario))
         settings, source = flattened(read_scenario(file)), str(file)
-    return RunConfig.of(settings | settings_of(overrides), source)
+    return RunConfig.given(settings | settings_of(overrides), source)
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def tune(
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
-    wanted = TuneSettings.of(settings_of(settings or {}) | settings_of(more), "tune")
+    wanted = TuneSettings.given(settings_of(settings or {}) | settings_of(more), "tune")
     hide_widget_warning()
     watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
     return TuningRun(run_tuning(wanted, watching))

@@ -8,21 +8,16 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.sections import AdapterSettings, ModelSettings
 from samara.shared.settings import setting, term
 
+PASS_EXAMPLES = 8
+"""The most examples of a forward pass, where no bytes say how many."""
 TRUNK_CACHE_BYTES = 256 * 2**20
-"""Bytes for cached outputs of the layers below the adapters, where no setting says how many."""
+"""Bytes for cached outputs of the layers below the adapters, where no bytes of a pass are set."""
 
 SEED = term(
     "seed",
     "seed of all that is drawn: directions, batches, cohorts, splits and samples of the data",
     0,
     repetition=True,
-)
-MICRO_BATCH = setting(
-    8,
-    "most examples in one forward pass, grouped by similar length so that little is padding; 0 is "
-    "the whole batch. A `grouping` of `auto` may take fewer",
-    owner="device",
-    ge=0,
 )
 TASK = setting(
     EMBEDDED_DATA,

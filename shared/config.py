@@ -8,16 +8,16 @@ docs/reference/settings.md from the fields.
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from samara.shared.choices import AUTO, with_choices
 from samara.shared.common_settings import (
     ADAPTER,
-    MICRO_BATCH,
     MODEL,
     OUT,
+    PASS_EXAMPLES,
     SEED,
     TASK,
     TRUNK_CACHE_BYTES,
@@ -46,6 +46,7 @@ from samara.shared.sections import (
     aggregation_kind,
 )
 from samara.shared.settings import (
+    Fixed,
     Section,
     Settings,
     Text,
@@ -61,6 +62,10 @@ from samara.shared.tasks.catalog import TaskName
 from samara.shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
 
 METHODS = ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout")
+POOL = 4096
+"""Directions of a run's pool (FedKSeed, Qin et al., 2024)."""
+TRUNK_CACHES = 8
+"""Bytes for cached outputs of the layers below the adapters, per byte of a pass."""
 Method = Annotated[str, choice("personalization", METHODS)]
 """Ways to make each client's model out of the same number of rounds (docs/guides/personal.md)."""
 SeedPolicy = Literal["shared", "independent", "pool"]
@@ -84,6 +89,12 @@ def _built_in_method(method: str) -> str:
 
 class RunConfig(Settings):
     """Everything that decides what a run does."""
+
+    fixed: ClassVar = {
+        "trunk-cache": Fixed(
+            TRUNK_CACHE_BYTES, identity=False, instead="it is eight times `memory-budget`"
+        )
+    }
 
     method: Method = setting(
         "finetune",
@@ -129,11 +140,21 @@ class RunConfig(Settings):
         owner="device",
         page="concepts/steps.md",
     )
-    micro_batch: int = MICRO_BATCH
+    micro_batch: int = setting(
+        PASS_EXAMPLES,
+        "most examples in one forward pass; 0 is the whole batch",
+        owner="device",
+        retired=f"a pass has as many examples as fit `memory-budget`; where that is 0, at most "
+        f"{PASS_EXAMPLES}",
+        ge=0,
+    )
     memory_budget: int = setting(
         0,
-        "bytes of a pass besides the weights; micro-batches are cut to fit, once for a run. 0: 32 "
-        "MiB on a CPU, or twice one example's if more; no limit on a GPU or with streamed blocks",
+        "bytes of a forward pass besides the weights: it has as many examples, of similar length, "
+        "as fit, at most `batch`, decided once for a run. Eight times as many are for cached "
+        "outputs of the layers below the adapters. 0 is at most 8 examples, cut to 32 MiB on a "
+        "CPU, or to twice one example's if more; and 256 MiB of outputs",
+        page="concepts/steps.md",
         identity=False,
         owner="device",
         ge=0,
@@ -184,10 +205,12 @@ class RunConfig(Settings):
         "independent",
         "`independent`: every client tries directions of its own, lower variance; `shared`: all "
         "try the same, the broadcast does not grow with the cohort; `pool`: every client tries "
-        "its own out of `pool-size` directions that are fixed for the whole run, which bounds the "
+        f"its own out of {POOL:,} directions that are fixed for the whole run, which bounds the "
         "cost of a rebuild",
     )
-    pool_size: int = term("pool-size", 'seeds of the run\'s pool, for `seed-policy = "pool"`', 4096)
+    pool_size: int = term(
+        "pool-size", "directions of the pool", POOL, retired=f"a pool has {POOL:,} directions"
+    )
     task: TaskName = TASK
     threads: int = setting(
         0,
@@ -199,18 +222,11 @@ class RunConfig(Settings):
         owner="device",
         ge=0,
     )
-    trunk_cache: int = setting(
-        TRUNK_CACHE_BYTES,
-        "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
-        "forward pass",
-        identity=False,
-        owner="device",
-        ge=0,
-    )
     trunk_cache_folder: Text = setting(
         "",
-        "folder that holds these outputs on disk, in half precision, within the same number of "
-        "bytes; may be shared by runs. Empty holds them in memory, exactly",
+        "folder that holds outputs of the layers below the adapters on disk, in half precision, "
+        "within eight times `memory-budget`; may be shared by runs. Empty holds them in memory, "
+        "exactly",
         identity=False,
         owner="device",
     )
@@ -243,6 +259,17 @@ class RunConfig(Settings):
     def private_rounds(self) -> int:
         """The rounds that a client trains alone: the rest of the budget."""
         return self.rounds + self.personal.rounds - self.federated_rounds
+
+    @property
+    def examples_in_pass(self) -> int:
+        """The most examples of a forward pass that fit any budget; 0 for the whole batch."""
+        is_open = self.memory_budget and self.micro_batch == PASS_EXAMPLES
+        return 0 if is_open else self.micro_batch
+
+    @property
+    def trunk_cache(self) -> int:
+        """The bytes for cached outputs of the layers below the adapters."""
+        return TRUNK_CACHES * self.memory_budget or TRUNK_CACHE_BYTES
 
     @property
     def makes_personal_models(self) -> bool:
@@ -399,4 +426,4 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
     """
     assigned = dict(map(parse_assignment, assignments))
     source = f"{path} with the given options" if assigned else str(path)
-    return RunConfig.of(flattened(read_scenario(path)) | assigned, source)
+    return RunConfig.given(flattened(read_scenario(path)) | assigned, source)

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from samara.shared.settings import Section, Text, setting
+from samara.shared.settings import Fixed, Section, Text, setting
 
 Hours = Annotated[tuple[float, float], Field(strict=False)]
 """Begin and end in hours of the day; the end may be past midnight."""
@@ -94,6 +94,8 @@ def read_tables(value: object) -> object:
 class FleetSettings(Section):
     """Emulated devices in place of clients that are as fast as this machine."""
 
+    fixed: ClassVar = {"rows": Fixed(512)}
+
     devices: Annotated[
         tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(read_tables)
     ] = setting(
@@ -110,11 +112,6 @@ class FleetSettings(Section):
         "",
         "the model whose times, memory and energy the devices have: `tinyllama-1.1b`, "
         "`llama2-7b`, or a folder with a `config.json`. Empty is the run's own",
-    )
-    rows: int = setting(
-        512,
-        "most rows of several clients in one forward pass; 0 trains one client at a time",
-        ge=0,
     )
 
     @field_serializer("devices")

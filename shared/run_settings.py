@@ -9,9 +9,7 @@ from samara.shared.blobs import file_settings
 from samara.shared.config import RunConfig
 from samara.shared.errors import LedgerError
 from samara.shared.files import write_durably
-from samara.shared.settings import Scalar, describe
-
-SETTINGS_FILE = "settings.json"
+from samara.shared.settings import SETTINGS_FILE, Scalar, describe
 
 
 def settings_of_run(config: RunConfig) -> dict[str, Scalar]:
@@ -61,11 +59,8 @@ def check_settings(folder: Path, config: RunConfig) -> None:
     Raises:
         LedgerError: naming each setting that differs, with both values.
     """
-    try:
-        stored = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if isinstance(stored, dict) and (different := describe_differences(stored, config)):
+    stored = RunConfig.recorded(folder)
+    if stored and (different := describe_differences(stored, config)):
         raise LedgerError(
             f"{folder}: the run there was begun with other settings: {', '.join(different)}; a run "
             "keeps its settings: set them back to go on with it, or begin a new run in another "

@@ -28,6 +28,19 @@ LearningRate = Annotated[float | Literal["auto"], PlainValidator(_rate)]
 class ModelSettings(Section):
     """The frozen base model."""
 
+    fixed: ClassVar = {
+        "stream-direct": Fixed(
+            False,
+            identity=False,
+            instead="blocks on disk are read past the page cache if memory cannot hold them",
+        ),
+        "stream-folder": Fixed(
+            "",
+            identity=False,
+            instead="quantized blocks are in the cache folder, which `XDG_CACHE_HOME` moves",
+        ),
+    }
+
     path: Text = setting(
         EMBEDDED_MODEL,
         "a model folder, a name on the Hugging Face hub, or `embedded` for the small model that "
@@ -36,7 +49,10 @@ class ModelSettings(Section):
         identity=False,
     )
     family: Literal["auto", "causal", "masked", "encoder"] = setting(
-        "auto", "`causal`, `masked`, `encoder`, or `auto` to read it from the model folder"
+        "auto",
+        "`causal`, `masked`, `encoder`, or `auto` to read it from the model folder",
+        retired="it follows from the model folder, from `modules.json`, or `architectures` in "
+        "`config.json`",
     )
     torch_device: Text = setting(
         "cpu", "torch device, such as `cpu` or `cuda`", former="model.device"
@@ -60,17 +76,6 @@ class ModelSettings(Section):
         "`auto`, which streams blocks only if the model would not fit. Does not change the results",
         identity=False,
         page="guides/streaming.md",
-    )
-    stream_direct: bool = setting(
-        False,
-        "read blocks without the system's page cache, which other processes can then use; the disk "
-        "must allow it. Does not change the results",
-        identity=False,
-    )
-    stream_folder: Text = setting(
-        "",
-        "folder for quantized blocks that are streamed; empty is `~/.cache/samara/blocks`",
-        identity=False,
     )
 
 
@@ -109,9 +114,15 @@ class AdapterSettings(Section):
     alpha: float = setting(
         16.0, "scale of LoRA-FA: its product is multiplied by alpha / rank", gt=0
     )
-    seed: int = setting(0, "seed of the frozen matrices A", retired=True, ge=0, lt=2**63)
+    seed: int = setting(
+        0,
+        "seed of the frozen matrices A",
+        retired="every adapter has the same frozen matrices A",
+        ge=0,
+        lt=2**63,
+    )
     distribution: Literal["gaussian", "rademacher"] = setting(
-        "gaussian", "distribution of the directions", retired=True
+        "gaussian", "distribution of the directions", retired="directions are normally distributed"
     )
     label_bias: bool = setting(False, "also train one number per label")
     basis: Text = setting(
@@ -173,7 +184,9 @@ eight bytes several times."""
 class CohortSettings(Section):
     """The clients that take part in a round, and how much a report weighs."""
 
-    fixed: ClassVar = {"most-elements": Fixed(MOST_ELEMENTS, identity=False)}
+    fixed: ClassVar = {
+        "most-elements": Fixed(MOST_ELEMENTS, identity=False),
+    }
 
     fraction: float = setting(1.0, "share of the clients picked for a round", gt=0, le=1)
     available: int = setting(
@@ -235,12 +248,14 @@ class CohortSettings(Section):
     )
     patience: int = setting(
         3,
-        "failures in a row after which a client rests, twice as many rounds each time, at most 64",
+        "failures in a row after which a client rests",
+        retired="a client rests after three failures in a row",
         ge=1,
     )
     empty_rounds: int = setting(
         10,
-        "rounds in a row without a usable report after which the run ends with the reasons",
+        "rounds in a row without a usable report after which the run ends",
+        retired="ten rounds in a row without a usable report end a run",
         ge=1,
     )
     newcomers: int = setting(
@@ -312,7 +327,11 @@ class EvaluateSettings(Section):
         before=0,
         ge=0,
     )
-    test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
+    test: bool = setting(
+        True,
+        "evaluate on test examples too",
+        retired="test examples are evaluated, except in the trials of `--sweep`",
+    )
     passages: int = setting(
         2,
         "in a simulation of texts: test examples of each client whose beginnings base, global and "

@@ -4,11 +4,13 @@ A setting is declared once, by `setting`: default, help, whether it belongs to a
 owns it and which methods read it. Documentation, checks and the run id are made of that.
 """
 
+import json
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -27,6 +29,9 @@ from samara.shared.extensions import Kind, names, stored_name
 from samara.shared.setting_values import MOST_WHOLE, TERMS
 
 log = logging.getLogger(__name__)
+
+SETTINGS_FILE = "settings.json"
+"""Name of the file in a run's folder with the settings that it was begun with."""
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
@@ -82,8 +87,8 @@ class Setting:
             is left out of the run id, so that runs of those versions keep theirs.
         apart: why `samara tune` has a default, a range or a meaning of its own for a key of a run;
             empty where it has the run's, or the key is no key of a run.
-        retired: whether only runs that were recorded with another value read it; it is obeyed, and
-            no page offers it.
+        retired: what its value follows from now, for people; empty for a setting that there is. A
+            run that was recorded with another value goes on with it, and no new run may have it.
     """
 
     key: str
@@ -99,7 +104,7 @@ class Setting:
     words: tuple[str, ...]
     before: Scalar | None
     apart: str
-    retired: bool
+    retired: str
 
     @property
     def makes_a_variant(self) -> bool:
@@ -125,7 +130,7 @@ def setting(
     words: tuple[str, ...] = (),
     before: Scalar | None = None,
     apart: str = "",
-    retired: bool = False,
+    retired: str = "",
     **constraints: Any,
 ) -> Any:
     """Declare a setting as a field of a `Section`; see `Setting` for what is not listed here.
@@ -196,10 +201,13 @@ class Fixed(NamedTuple):
     Attributes:
         value: the value that it always has.
         identity: whether it is part of the run id, so that runs of those versions keep theirs.
+        instead: what decides in its place, for people. Another value is then read past, with a
+            warning, since it changed no result; without, it is refused.
     """
 
     value: Scalar
     identity: bool = True
+    instead: str = ""
 
 
 class Section(BaseModel):
@@ -254,6 +262,26 @@ class Settings(Section):
     def flat(self) -> dict[str, Scalar]:
         """Return all settings by dotted key, as Flower's run config holds them."""
         return flattened(self.model_dump(by_alias=True))
+
+    @classmethod
+    def given(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings that somebody gives, as `of` does, and refuse retired ones.
+
+        A run that was begun with a retired setting may have it in the folder ``out``.
+
+        Raises:
+            ConfigError: if there are retired ones, or listing every mistake.
+        """
+        flat = flattened(settings)
+        out = flat.get("out")
+        recorded = cls.recorded(Path(out)) if isinstance(out, str) and out else {}
+        refuse_retired(cls, flat, recorded, source)
+        return cls.of(flat, source)
+
+    @staticmethod
+    def recorded(folder: Path) -> Mapping[str, Any]:
+        """Return the settings that the run in a folder was begun with; none if there is no run."""
+        return read_recorded(folder / SETTINGS_FILE)
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key."""
@@ -330,6 +358,20 @@ def fixed_in(section: type[Section], prefix: str = "") -> Mapping[str, Fixed]:
     return fixed
 
 
+def read_recorded(file: Path) -> Mapping[str, Any]:
+    """Return the object in a file of JSON; an empty one if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@cache
+def _warn_of_unread_key(key: str, instead: str) -> None:
+    log.warning("%s: is no setting any more, and not read: %s", key, instead)
+
+
 @cache
 def _warn_of_former_key(former: str, key: str) -> None:
     log.warning("%s: this setting is called %s now; the old name still works", former, key)
@@ -338,15 +380,46 @@ def _warn_of_former_key(former: str, key: str) -> None:
 def with_current_names(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their keys of now, without those whose value is fixed.
 
-    One whose value is another than the fixed one stays, and is refused; so does a former key beside
-    its key of now.
+    One whose value is another than the fixed one stays, and is refused, if it changed results; so
+    does a former key beside its key of now.
     """
     former, fixed = former_keys(section), fixed_in(section)
     named = {
         former[key] if key in former and former[key] not in flat else key: value
         for key, value in flat.items()
     }
-    return {k: v for k, v in named.items() if k not in fixed or not _is_same(v, fixed[k].value)}
+    others = {k: v for k, v in named.items() if k in fixed and not _is_same(v, fixed[k].value)}
+    for key in [key for key in others if fixed[key].instead]:
+        _warn_of_unread_key(key, fixed[key].instead)
+        del others[key]
+    return {k: v for k, v in named.items() if k not in fixed} | others
+
+
+def refuse_retired(
+    section: type[Section], given: Mapping[str, Any], recorded: Mapping[str, Any], source: str
+) -> None:
+    """Refuse retired settings that somebody gives to a new run.
+
+    Args:
+        section: where they are declared.
+        given: settings by dotted key.
+        recorded: settings that the run was begun with; empty for a new one.
+        source: place that they come from, named in the error.
+
+    Raises:
+        ConfigError: naming each, and what its value follows from now.
+    """
+    mistakes = [
+        f"{key}: is no setting of new runs any more: {setting.retired}; leave it out"
+        for key, setting in describe(section).items()
+        if setting.retired
+        and not _is_same(given.get(key, setting.default), setting.default)
+        and given[key] != recorded.get(key)
+    ]
+    if mistakes:
+        head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"
+        goes_on = "a run that was begun with it goes on in its own folder: name that by out"
+        raise ConfigError("\n  ".join([head, *mistakes, goes_on]))
 
 
 def unknown_keys(section: type[Section], flat: Mapping[str, Any]) -> list[str]:
@@ -355,7 +428,7 @@ def unknown_keys(section: type[Section], flat: Mapping[str, Any]) -> list[str]:
     return sorted(flat.keys() - known)
 
 
-def _is_same(value: object, other: Scalar) -> bool:
+def _is_same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other
 
 

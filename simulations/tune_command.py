@@ -69,7 +69,7 @@ def tune(
         return
     if devices:
         raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
-    wanted = TuneSettings.of(given, "tune")
+    wanted = TuneSettings.given(given, "tune")
     with stoppable():
         folder = run_tuning(wanted, watched_tuning())
     from samara.client.tuning.run import read_result

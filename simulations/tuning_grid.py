@@ -93,7 +93,7 @@ def make_trials(
             own: dict[str, Any] = {**given, **choices, **place, "seed": seed}
             if devices:
                 own["model.torch-device"] = next(turns)
-            return TuneSettings.of(own, name or "tune")
+            return TuneSettings.given(own, name or "tune")
 
         return Trial(name, choices, with_seeds(settings_of, seeds))
 

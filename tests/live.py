@@ -58,7 +58,6 @@ ONE_SMALL_STEP: dict[str, Any] = {
     "learning-rate": 0.01,
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "evaluate.test": False,
 }
 """Settings of rounds that take next to no time, with which nothing is measured."""
 _SECONDS = 120.0

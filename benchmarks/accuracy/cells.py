@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
+from samara.shared.config import TRUNK_CACHES, RunConfig
 from samara.shared.frames.instructions import Split
 from samara.shared.settings import parse_assignment
 
@@ -123,7 +123,7 @@ def settings_of(arguments: argparse.Namespace, cell: Cell, settings: dict[str, A
             "cohort.available": cell.clients,
             "personal.rounds": 0,
             "threads": 1,
-            "trunk-cache": CACHE_BYTES,
+            "memory-budget": CACHE_BYTES // TRUNK_CACHES,
             "trunk-cache-folder": str(arguments.out / "representations"),
             "out": str(arguments.out / "run"),
             **settings,

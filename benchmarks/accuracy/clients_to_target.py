@@ -48,7 +48,6 @@ def carry_out(arguments: argparse.Namespace, clients: int, policy: str, seed: in
         "steps": STEPS,
         "queries": QUERIES,
         "batch": BATCH,
-        "micro-batch": 0,
         "rounds": most,
         "evaluate.every": max(1, CLIENT_ROUNDS // clients),
         "seed-policy": policy,

@@ -59,7 +59,7 @@ def attack(
     names = [f"device-{number}" for number in range(HONEST + hostile)]
     address = free_address()
     more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
-    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
+    settings = settings_of(folder / "run", rounds, 30.0) | more
     del settings["out"]
     footprints: list[Footprint] = []
     live_run = LiveRun(folder, settings, names, address)

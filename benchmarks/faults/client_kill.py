@@ -39,8 +39,6 @@ def settings_of(clients: int) -> dict[str, Scalar]:
         "evaluate.every": 0,
         "cohort.available": clients,
         "cohort.timeout": 30.0,
-        "cohort.patience": 100,
-        "cohort.empty-rounds": 1000,
         "ledger.snapshot-every": 0,
     }
 

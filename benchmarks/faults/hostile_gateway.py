@@ -131,7 +131,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
     address = free_address()
     clients, last_sound = HONEST + 1, max(1, rounds // 4)
     more = {"cohort.fraction": 1.0, "cohort.available": clients, "data.clients": clients}
-    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
+    settings = settings_of(folder / "run", rounds, 30.0) | more
     del settings["out"]
     phone_key = folder / f"{PHONE}.key"
     create_key(phone_key)

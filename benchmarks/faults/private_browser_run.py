@@ -30,7 +30,6 @@ from samara.shared.settings import Scalar
 PRIVATE: dict[str, Scalar] = {
     "method": "global",
     "personal.rounds": 0,
-    "evaluate.test": False,
     "learning-rate": 0.1,
     "seed-policy": "shared",
     "aggregation.rule": "mean",

@@ -60,7 +60,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
     """
     settings: dict[str, Scalar] = {"rounds": MOST_ROUNDS, "steps": 1, "queries": 4, "batch": 16}
     settings |= {"personal.rounds": 0, "evaluate.every": 0, "cohort.available": 2}
-    settings |= {"cohort.timeout": 60.0, "cohort.patience": 100, "ledger.snapshot-every": 0}
+    settings |= {"cohort.timeout": 60.0, "ledger.snapshot-every": 0}
     address = free_address()
     with LiveRun(folder, settings, [BOARD, OTHER], address) as live:
         live.start_server()

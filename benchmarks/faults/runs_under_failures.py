@@ -36,8 +36,6 @@ SETTINGS: dict[str, Scalar] = {
     "personal.rounds": 0,
     "evaluate.every": 0,
     "cohort.timeout": 20.0,
-    "cohort.patience": 2,
-    "cohort.empty-rounds": 1000,
     "ledger.snapshot-every": 0,
 }
 ROUNDS = 100_000

@@ -61,7 +61,6 @@ def settings_of(out: Path, rounds: int, timeout: float) -> dict[str, Scalar]:
         "cohort.fraction": 0.75,
         "cohort.available": CLIENTS,
         "cohort.timeout": timeout,
-        "cohort.patience": 100,
         "ledger.snapshot-every": 0,
     }
 

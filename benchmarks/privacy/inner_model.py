@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.linear_model import Floats, Texts
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
+from samara.shared.config import TRUNK_CACHES, RunConfig
 from samara.shared.frames.instructions import Split
 from samara.shared.model.perturbations import Perturbations
 
@@ -32,7 +32,7 @@ class InnerModel:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        own = {"threads": 1, "trunk-cache": TRUNK_BYTES, "data.clients": 1}
+        own = {"threads": 1, "memory-budget": TRUNK_BYTES // TRUNK_CACHES, "data.clients": 1}
         self._runtime, source = load_run(RunConfig.of({**settings, **own}, "benchmark"))
         data = source.share_of(0, 1)
         self._texts = {split: data.tokenized(split) for split in Split}

@@ -41,7 +41,6 @@ SETTINGS: dict[str, Scalar] = {
     "steps": 4,
     "queries": 8,
     "batch": 8,
-    "micro-batch": 4,
     "learning-rate": 0.2,
     "adapter.layers": "top:2",
     "adapter.rank": 4,

@@ -32,9 +32,7 @@ labels = [0, 1]
 SETTINGS: dict[str, Any] = {
     "queries": 4,
     "batch": 4,
-    "micro-batch": 0,
     "learning-rate": 0.01,
-    "trunk-cache": 0,
     "threads": 1,
     "model.max-length": 32,
     "evaluate.every": 0,

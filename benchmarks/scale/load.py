@@ -63,7 +63,6 @@ def settings_of(clients: int, cohort: float, rounds: int) -> dict[str, Scalar]:
         "cohort.timeout": 1800.0,
         "personal.rounds": 0,
         "evaluate.every": 0,
-        "evaluate.test": False,
         "ledger.snapshot-every": 10,
     }
 

@@ -62,11 +62,9 @@ SETTINGS: dict[str, Scalar] = {
     "adapter.alpha": 4.0,
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "evaluate.test": False,
     "ledger.snapshot-every": 100,
     "cohort.available": LIGHTS + len(REAL),
     "cohort.timeout": 30.0,
-    "cohort.empty-rounds": 100,
 }
 LEAVING, AWAY = 1 / 2000, 30.0
 RESTART_ROUNDS, SAMPLE_SECONDS = 100, 10.0

@@ -164,7 +164,6 @@ def main() -> None:
     settings: dict[str, Scalar] = SETTINGS | {
         "rounds": arguments.rounds,
         "cohort.available": len(names),
-        "evaluate.test": False,
         "cohort.timeout": arguments.idle + 1800.0,  # the run waits for the last client
     }
     with ExitStack() as stack:

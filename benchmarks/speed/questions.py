@@ -102,7 +102,6 @@ def run(settings: ClientSettings, asked: dict[str, Any], out: Path) -> None:
     flat = {
         "cohort.available": 1,
         "evaluate.every": 0,
-        "evaluate.test": False,
         "method": "global",
     } | asked
     config = RunConfig.of(flat | {"out": str(out), "seed": asked["rounds"]}, "benchmark")

@@ -152,7 +152,7 @@ class Bench:
         config = RunConfig.of(
             {
                 "grouping": "auto",
-                "micro-batch": 0,
+                "memory-budget": 2**40,
                 "queries": settings.queries,
                 "batch": len(prompts),
                 "model.torch-device": settings.device,

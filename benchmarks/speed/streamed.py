@@ -13,6 +13,7 @@ taken without a limit by a resident model, whose projected gradients must be the
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,7 +30,7 @@ import torch
 from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.streamed import make_forward_engine
-from samara.client.streaming.loading import load_model
+from samara.client.streaming import loading
 from samara.devices.hardware.memory_limit import run_with_memory_limit
 from samara.shared.directions import directions
 from samara.shared.label_scores import cross_entropy
@@ -50,10 +51,12 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
     settings = {
         "path": str(folder),
         "stream": stream_from,
-        "stream_direct": arguments.direct,
         "quantization": arguments.quantization,
     }
-    loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    loading.HELD_SHARE = 0.0 if arguments.direct else math.inf
+    loaded = loading.load_model(
+        ModelSettings.model_validate(settings, by_alias=False, by_name=True)
+    )
     base, store, stream = loaded.base, loaded.store, loaded.make_stream(loaded.base)
     scorer = CausalScorer(base, TASK, arguments.tokens)
     adapter = inject(base, AdapterSettings(layers="all", rank=4), 2)

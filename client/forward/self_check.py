@@ -120,12 +120,12 @@ def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
     elif not are_equal(base, torch.cat(list(tiled_logits(base, hidden))), output.logits[0]):
         return (
             "its head computes with more than the last hidden states of its text model; choose "
-            "another model, or set model.family = encoder"
+            "another model, or name its body in config.json, as architectures"
         )
     if base.family == "causal" and not are_equal(base, of_beginning, hidden[: len(of_beginning)]):
         return (
-            "it reads a text in both directions, which a causal LM does not; set model.family = "
-            "masked or encoder"
+            "it reads a text in both directions, which a causal LM does not; name its masked LM or "
+            "its body in config.json, as architectures"
         )
     base.verdicts[_HEAD] = True
     return ""

@@ -219,7 +219,7 @@ def write_block_file(
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise ModelError(
-            f"{file}: cannot be written: {error}; free space on this disk, or set stream-folder"
+            f"{file}: cannot be written: {error}; free space on this disk, or set XDG_CACHE_HOME"
         ) from error
     locations = tensor_locations(file)
     return {name: locations[name] for name in tensors}

@@ -19,7 +19,7 @@ from samara.client.streaming.block_store import (
     write_block_file,
 )
 from samara.client.streaming.packed_block import ALIGNMENT, PackedBlock
-from samara.client.streaming.reading import read, read_directly
+from samara.client.streaming.reading import ReadRange, read, read_directly
 from samara.client.streaming.sizes import read_model_sizes
 from samara.client.streaming.stream import BlockStream
 from samara.client.streaming.tensor_locations import TensorLocation, tensor_locations
@@ -41,6 +41,9 @@ Tier = Literal["host", "disk"]
 
 _FREE_SHARE = 0.25
 """Share of the free memory that weights must leave free if they are to be kept in it."""
+HELD_SHARE = 0.5
+"""Share of the free memory up to which blocks on disk are left to the page cache. Larger ones would
+drop each other's pages from it, and those of other processes."""
 _BUFFERS = 2
 """Fewest blocks in memory at a time."""
 _KIND = "quantized blocks 2"
@@ -105,8 +108,9 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         settings.path, settings.family, settings.torch_device, settings.quantization, settings.dtype
     )
     locations = _locations(settings, base, entries)
-    read_range = read_directly if settings.stream_direct else read
-    store: BlockStore = FileStore(locations, _packed_blocks(base, locations), read=read_range)
+    packed = _packed_blocks(base, locations)
+    read_range = _choose_reading(locations, packed) if tier == "disk" else read
+    store: BlockStore = FileStore(locations, packed, read=read_range)
     if tier == "host":
         pinned = base.network.device.type == "cuda"
         store = HostStore(store, base.network.dtype, pinned)
@@ -118,6 +122,20 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         "the host's memory" if tier == "host" else "disk",
     )
     return LoadedModel(base, store)
+
+
+def _choose_reading(
+    locations: list[dict[str, TensorLocation]], packed: list[PackedBlock]
+) -> ReadRange:
+    """Choose direct reads if memory cannot hold the blocks and the disk has such reads."""
+    if sum(block.bytes for block in packed) <= free_memory() * HELD_SHARE:
+        return read
+    file = next(iter(locations[0].values())).file
+    try:
+        read_directly(file, 0, memoryview(bytearray(1)))
+    except ModelError:
+        return read
+    return read_directly
 
 
 def choose_tier(settings: ModelSettings) -> Tier | None:
@@ -204,7 +222,7 @@ def _quantized_locations(
     The model's linear layers are replaced by quantized ones on the meta device.
     """
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
-    folder = stream_folder(settings) / cache_key(_KIND, model=model_inputs(base)).hex()
+    folder = stream_folder() / cache_key(_KIND, model=model_inputs(base)).hex()
     locations = []
     for index, (block, block_entries) in enumerate(zip(base.blocks, entries, strict=True)):
         file = folder / f"block-{index:05d}.safetensors"
@@ -222,15 +240,13 @@ def _quantized_locations(
     return locations
 
 
-def stream_folder(settings: ModelSettings) -> Path:
+def stream_folder() -> Path:
     """Return the folder for blocks that differ from those of the checkpoint.
 
     Raises:
-        ModelError: if ``model.stream-folder`` is not set and the user has no home folder.
+        ModelError: if the user has no home folder.
     """
-    if settings.stream_folder:
-        return Path(settings.stream_folder).expanduser()
     try:
         return cache_folder("blocks")
     except RuntimeError as error:
-        raise ModelError("there is no home folder for blocks; set model.stream-folder") from error
+        raise ModelError("there is no home folder for blocks; set XDG_CACHE_HOME") from error

@@ -105,6 +105,6 @@ def _read(file: Path, flags: int, offset: int, buffer: memoryview, needed: int) 
 
 def _no_direct_reads(file: Path) -> str:
     return (
-        f"{file}: the file system that it is on takes no direct reads; leave model.stream-direct "
-        "out, or put the file on a disk of this machine"
+        f"{file}: the file system that it is on takes no direct reads; put the file on a disk of "
+        "this machine"
     )

@@ -166,7 +166,7 @@ def choose_schedule(
     groupings: tuple[Grouping, ...] = (
         distinct_groupings(config.queries) if config.grouping == "auto" else (config.grouping,)
     )
-    limit = min(config.micro_batch or config.batch, config.batch)
+    limit = min(config.examples_in_pass or config.batch, config.batch)
     largest, peaks = {}, list[int]()
     for grouping in groupings:
 
@@ -176,7 +176,7 @@ def choose_schedule(
 
         largest[grouping] = _largest_micro_batch(config, peak, limit, is_streamed)
     if config.grouping != "auto" and largest[config.grouping] == limit:
-        return Schedule(config.grouping, config.micro_batch)
+        return Schedule(config.grouping, config.examples_in_pass)
     candidates = [
         Schedule(grouping, size)
         for grouping, size in largest.items()
@@ -213,7 +213,7 @@ def choose_first_pass(
     Raises:
         ConfigError: if a forward pass of one example exceeds the memory budget.
     """
-    size, peaks = config.micro_batch or usual, list[int]()
+    size, peaks = config.examples_in_pass or usual, list[int]()
 
     def peak(micro_batch: int) -> int:
         with measure_peak_memory(torch.device(config.model.torch_device)) as measured:

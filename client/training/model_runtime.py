@@ -125,7 +125,8 @@ class ModelRuntime:
             if predecessor is not None and predecessor.config is config
             else backend_for(self.torch_device, config.threads)
         )
-        room = config.trunk_cache
+        # Clients of a fleet use an example once or twice, and share the passes of its trunk.
+        room = 0 if config.fleet.devices and settings.inner_layers else config.trunk_cache
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         if settings.inner_layers and self._trunk_cache is None:
             self._trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
@@ -240,7 +241,7 @@ class ModelRuntime:
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:
         """The settings by which a readout's features may be, besides; a damping by its content."""
-        return self.layout.damping, self.config.micro_batch, self.config.memory_budget
+        return self.layout.damping, self.config.examples_in_pass, self.config.memory_budget
 
     @cached_property
     def objective(self) -> Objective:
@@ -262,7 +263,7 @@ class ModelRuntime:
             training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
             if isinstance(self.forward, ReadoutForward):
                 usual = EVALUATION_MICRO_BATCH
-                top = [self.tokenize(e) for e in training[-(config.micro_batch or usual) :]]
+                top = [self.tokenize(e) for e in training[-(config.examples_in_pass or usual) :]]
                 first_pass = choose_first_pass(config, self.forward, top, usual, is_streamed)
                 return Execution(first_pass, torch.get_num_threads())
             count = min(config.batch, len(training))

@@ -17,10 +17,10 @@ from samara.client.tuning.classifier import ClassifierScorer, read_classifier
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.run import read_result
 from samara.client.tuning.run_space import make_space, scaling_plan
-from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.settings import IDENTITY_FILE, TuneSettings
 from samara.client.tuning.tensor_file import TensorFile, digest_of
 from samara.client.tuning.trajectory import read_trajectory
-from samara.client.tuning.tuning_folder import IDENTITY_FILE, MODEL_PATH, hash_of
+from samara.client.tuning.tuning_folder import MODEL_PATH, hash_of
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.settings import with_current_keys

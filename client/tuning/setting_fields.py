@@ -16,9 +16,9 @@ from samara.client.tuning.methods import (
 from samara.client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
 from samara.shared.common_settings import (
     ADAPTER,
-    MICRO_BATCH,
     MODEL,
     OUT,
+    PASS_EXAMPLES,
     SEED,
     TASK,
     TRUNK_CACHE_BYTES,
@@ -71,7 +71,13 @@ class TuneFields(Settings):
         ge=0,
         apart="16 is the batch of the papers that a run on one device repeats",
     )
-    micro_batch: int = MICRO_BATCH
+    micro_batch: int = setting(
+        PASS_EXAMPLES,
+        "most examples in one forward pass, grouped by similar length so that little is padding; 0 "
+        "is the whole batch. A gradient is the sum of those of its passes",
+        ge=0,
+        apart="methods that differentiate keep what no measured pass shows",
+    )
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(
         "both",
         "perturbations of a step that share a forward pass",

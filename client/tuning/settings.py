@@ -1,6 +1,7 @@
 """Settings of a tuning run: one frozen model, all mistakes reported at once."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
@@ -17,7 +18,10 @@ from samara.client.tuning.methods import (
 )
 from samara.client.tuning.setting_fields import TuneFields
 from samara.shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
-from samara.shared.settings import Scalar, flattened, nest
+from samara.shared.settings import Scalar, flattened, nest, read_recorded
+
+IDENTITY_FILE = "tune.json"
+"""Name of the file in a run's folder with all that decides what it computes."""
 
 
 class TuneSettings(TuneFields):
@@ -38,6 +42,12 @@ class TuneSettings(TuneFields):
         if mistakes := mistakes_in(self):
             raise ValueError("\n".join(mistakes))
         return self
+
+    @staticmethod
+    def recorded(folder: Path) -> Mapping[str, Any]:
+        """Return the settings that the run in a folder was begun with; none if there is no run."""
+        config = read_recorded(folder / IDENTITY_FILE).get("config")
+        return config if isinstance(config, dict) else {}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.

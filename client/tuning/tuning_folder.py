@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.settings import IDENTITY_FILE, TuneSettings
 from samara.client.tuning.tuning_setup import draw_examples
 from samara.shared.errors import ConfigError
 from samara.shared.files import make_folder, write_durably
@@ -21,7 +21,7 @@ from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example, hash_whole_examples
 from samara.shared.tasks.sources import SPLITS
 
-IDENTITY_FILE, RESULT_FILE = "tune.json", "result.json"
+RESULT_FILE = "result.json"
 MODEL_PATH = "model_path"
 """Key of the result that says where the base model is; the identity has the model's hash."""
 

@@ -55,8 +55,8 @@ def workload_of(config: RunConfig, shape: ModelShape) -> Workload:
 def examples_in_pass(config: RunConfig) -> int:
     """Return the most examples of a forward pass."""
     if config.adapter.inner_layers:
-        return min(config.batch, config.micro_batch or config.batch)
-    return min(config.batch, config.micro_batch or EVALUATION_MICRO_BATCH, UNIT)
+        return min(config.batch, config.examples_in_pass or config.batch)
+    return min(config.batch, config.examples_in_pass or EVALUATION_MICRO_BATCH, UNIT)
 
 
 def label_count(task: str) -> int:

@@ -160,7 +160,7 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
             return None
         folder = Path(model.path).expanduser()
         if model.quantization != "none":
-            folder = stream_folder(model)
+            folder = stream_folder()
         files = sorted(folder.rglob("*.safetensors"), key=lambda file: file.stat().st_size)
         if not files:
             return None

@@ -181,7 +181,7 @@ def resolve_device_settings(
         if key in described and described[key].owner == "server":
             raise ConfigError(f"--set {key}: the server decides this setting; set it there")
         device_settings[key] = value
-    config = RunConfig.of(device_settings, "client up")
+    config = RunConfig.given(device_settings, "client up")
     return {key: value for key, value in config.flat().items() if key in device_settings}
 
 

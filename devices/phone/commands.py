@@ -93,7 +93,7 @@ def export(
     (require_onnx if is_onnx else require_executorch)()
     print(f"{model}: making a program of it, which takes some minutes", file=sys.stderr)
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
-    config = RunConfig.of(flat, "phone export")
+    config = RunConfig.given(flat, "phone export")
     ready = prepare_model(config, quantization.value, answer_tokens)
     shapes = ProgramShapes(queries, batch, seq)
     manifest = export_program(
@@ -131,7 +131,7 @@ def rows(
 
     flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
     flat |= dict(map(parse_assignment, settings or []))
-    count = write_examples(RunConfig.of(flat, "phone rows"), program, client, out)
+    count = write_examples(RunConfig.given(flat, "phone rows"), program, client, out)
     print(f"{out}: {count} examples")
 
 
@@ -348,7 +348,7 @@ def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
 
     given = dict(map(parse_assignment, assignments))
     theirs = [key for key, about in describe(RunConfig).items() if about.owner == "either"]
-    RunConfig.of(given, "phone up")
+    RunConfig.given(given, "phone up")
     if others := given.keys() - set(theirs):
         raise ConfigError(
             f"phone up: {', '.join(sorted(others))}: not for the owner of a phone to decide; "

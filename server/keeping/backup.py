@@ -44,7 +44,7 @@ from samara.shared.installed_code import samara_version
 from samara.shared.ledger.copying import copy_ledger
 from samara.shared.ledger.reading import LOCK_FILE
 from samara.shared.result import RESULT_FILE
-from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.settings import SETTINGS_FILE
 
 MANIFEST_FILE = "backup.json"
 BLOBS_FOLDER = "blobs"

@@ -39,9 +39,8 @@ from samara.shared.ledger.reading import read_ledger
 from samara.shared.ledger.records import Record
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 from samara.shared.result import RESULT_FILE
-from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
-from samara.shared.settings import unknown_keys
+from samara.shared.settings import SETTINGS_FILE, unknown_keys
 from samara.shared.step_size import STEP_SIZE_FILE
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"

@@ -23,8 +23,8 @@ from samara.shared.files import make_folder, sync_folder
 from samara.shared.ledger.reading import read_header
 from samara.shared.ledger.recovery import recover
 from samara.shared.round_delta import RoundDelta
-from samara.shared.run_settings import SETTINGS_FILE
 from samara.shared.run_terms import RunTerms
+from samara.shared.settings import SETTINGS_FILE
 from samara.shared.step_size import STEP_SIZE_FILE
 
 _UNFINISHED = ".restoring"

@@ -30,7 +30,7 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
     if scenario is not None:
         config = load_scenario(scenario, assignments)
     else:
-        config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
+        config = RunConfig.given(dict(map(parse_assignment, assignments)), "--set")
     if config.evaluate.limit:
         raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
     cohort = config.cohort

@@ -14,7 +14,7 @@ from samara.shared.events import EventFollower
 from samara.shared.ledger.reading import read_ledger, segment_paths
 from samara.shared.ledger.records import Record
 from samara.shared.result import RESULT_FILE
-from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.settings import SETTINGS_FILE
 
 
 def read_status(run: Path) -> RunStatus:

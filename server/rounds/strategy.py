@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from samara.server.restored_run import RestoredRun
 from samara.server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from samara.server.rounds.event_log import (
     EvaluationEvent,
@@ -367,8 +368,10 @@ class ScalarStrategy(Strategy):
     def _stop_if_nothing_is_learned(self, event: RoundEvent) -> None:
         """Raise `TrainingError` after too many rounds in a row without a usable report."""
         most = min(self._config.cohort.empty_rounds, self._last_round)
-        if self._cohorts or self.event_log.unused_rounds < most:
-            return
+        unused = self.event_log.unused_rounds
+        restored = RestoredRun.read(self._store.folder)
+        if self._cohorts or unused < most or (restored and event.round - unused <= restored.round):
+            return  # after a backup, who follows a signed scenario answers no lost round twice
         reasons = describe_refusals(event.refused)
         raise TrainingError(
             f"round {event.round}: no report could be used in {most} rounds in a row. "

@@ -164,7 +164,7 @@ def check_complete(
     if lacking:
         raise ModelError(
             f"{folder}: the checkpoint lacks {shown(lacking)}, or calls them otherwise; download "
-            "the whole model with its own config.json, or set model.family to what the model is"
+            "the whole model with its own config.json, whose architectures say what the model is"
         )
     for name, shapes in sorted(misshapen.items()):
         if not _is_unused(name):

@@ -279,7 +279,7 @@ class MaskedScorer(Scorer):
             )
         mask = base.tokenizer.mask_token
         if mask is None:
-            raise ModelError(f"{base.folder}: its tokenizer has no mask token; set model.family")
+            raise ModelError(f"{base.folder}: its tokenizer has no mask token; get the model's own")
         self._before = mask if task.word_is_inside else task.question_before_word + mask
         self._after = task.question_after_word
 

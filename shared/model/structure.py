@@ -30,7 +30,8 @@ def detect_family(folder: Path) -> Family:
         architecture = str(settings["architectures"][0])
     except (KeyError, TypeError, IndexError) as error:
         raise ModelError(
-            f"{folder / 'config.json'}: does not name an architecture; set model.family"
+            f"{folder / 'config.json'}: does not name an architecture; add the class "
+            'of the model, such as "architectures": ["LlamaForCausalLM"]'
         ) from error
     is_causal, is_masked = (architecture in names for names in _classes_with_a_head())
     if is_causal and is_masked:  # XLM is both, as its configuration says
@@ -97,8 +98,8 @@ def loader_for(settings: Any, family: Family) -> Any:
         loader = transformers.AutoModelForImageTextToText
     if kind not in loader._model_mapping:
         raise ModelError(
-            f"transformers has no {family} model for {kind.__name__}; set model.family to what the "
-            "model is, or choose another model"
+            f"transformers has no {family} model for {kind.__name__}; correct architectures in "
+            "config.json, or choose another model"
         )
     return loader
 

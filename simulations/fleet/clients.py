@@ -33,6 +33,8 @@ from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.tasks.kinds import GenerationTask
 from samara.simulations.fleet.device import Device
 
+MOST_ROWS = 512
+"""The most rows of several clients in one forward pass."""
 _EVALUATED_TOGETHER = 16
 """Number of clients whose examples are sorted by length together in an evaluation."""
 
@@ -116,7 +118,7 @@ class Clients:
         groups = []
         for alike in by_quantization.values():
             schedule = self._runtime(alike[0]).schedule
-            size = clients_per_pass(self._config.fleet.rows, instruction, schedule)
+            size = clients_per_pass(MOST_ROWS, instruction, schedule)
             groups += [alike[start : start + size] for start in range(0, len(alike), size)]
         index_of = {number: index for index, number in enumerate(numbers)}
         return sorted(groups, key=lambda group: index_of[group[0]])

@@ -281,7 +281,7 @@ def _workload(
     sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
     places = [len(own) for prompt in prompts for own in prompt.supervised]
     grouping: Grouping = "both" if config.grouping == "auto" else config.grouping
-    examples = min(config.micro_batch or config.batch, config.batch)
+    examples = min(config.examples_in_pass or config.batch, config.batch)
     blocks, adapted = len(shape.blocks), runtime.adapted_block_count
     top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks
     work = Workload(

@@ -55,7 +55,6 @@ adapter.layers = "top:1"
 data.clients = 2
 personal.rounds = 1
 evaluate.every = 0
-evaluate.test = false
 """
 TOLERANCE = 1e-4
 """Of projected gradients, as a part of a step's largest: float32 losses are rounded, then / 2ε."""

@@ -20,7 +20,6 @@ SETTINGS = {
     "queries": 4,
     "batch": 8,
     "personal.rounds": 0,
-    "evaluate.test": "false",
 }
 SMALL = f"""services:
   server:

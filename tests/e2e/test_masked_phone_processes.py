@@ -32,7 +32,6 @@ SETTINGS = {
     "method": "global",
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "evaluate.test": False,
     "seed-policy": "shared",
     "aggregation.rule": "mean",
     "cohort.minimum": 3,

@@ -24,7 +24,6 @@ SETTINGS = {
     "batch": 8,
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "evaluate.test": False,
     "cohort.available": len(NAMES),
     "cohort.minimum": len(NAMES),
     "cohort.timeout": 600.0,

@@ -56,7 +56,6 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
         "batch": 8,
         "personal.rounds": 0,
         "evaluate.every": 0,
-        "evaluate.test": False,
         "cohort.available": 3,
         "cohort.minimum": 3,
         "cohort.timeout": 600.0,

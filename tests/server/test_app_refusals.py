@@ -191,7 +191,7 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     weights[name] = weights[name].copy()
     weights[name][[vocabulary["not"], vocabulary["very"]]] = np.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    config = config_of(settings, model__path=str(broken), cohort__empty_rounds=2)
+    config = config_of(settings, model__path=str(broken), rounds=2)
     message = r"round 2: no report could be used in 2 rounds.*its local step 1 failed \(code 10\)"
     with pytest.raises(TrainingError, match=message):
         simulate(config)

@@ -14,15 +14,19 @@ from helpers import ROOT
 from pydantic import ValidationError
 
 from samara.client.protocol.device_settings import with_device_settings
-from samara.client.tuning.settings import TuneSettings
+from samara.client.tuning.settings import IDENTITY_FILE, TuneSettings
 from samara.devices.live.settings import resolve_device_settings
+from samara.overrides import config_of
 from samara.shared.choices import OPEN
 from samara.shared.config import METHODS, RunConfig, load_scenario
 from samara.shared.errors import ConfigError
 from samara.shared.fleet_settings import DeviceGroup
+from samara.shared.run_settings import settings_of_run
 from samara.shared.settings import (
+    SETTINGS_FILE,
     Section,
     _warn_of_former_key,
+    _warn_of_unread_key,
     describe,
     fixed_in,
     parse_assignment,
@@ -118,7 +122,7 @@ def test_five_mistakes_are_reported_at_once() -> None:
         ("learning_rate", "learning-rate"),
         ("lerning-rate", "learning-rate"),
         ("data.client", "data.clients"),
-        ("trunk_cache", "trunk-cache"),
+        ("memory_budget", "memory-budget"),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest(key: str, nearest: str) -> None:
@@ -276,7 +280,7 @@ def test_a_device_owns_model_data_task_and_execution() -> None:
     owned = {key for key, setting in describe(RunConfig).items() if setting.owner == "device"}
     assert {key for key in owned if "." not in key} == {
         *("gradients", "grouping", "micro-batch", "memory-budget", "task", "threads"),
-        *("trunk-cache", "trunk-cache-folder"),
+        "trunk-cache-folder",
     }
     assert {key.split(".")[0] for key in owned if "." in key} == {"model", "data"}
 
@@ -366,6 +370,84 @@ def test_a_run_that_was_recorded_with_a_retired_value_goes_on_with_it() -> None:
     config = RunConfig.of(stored, "test")
     assert (config.adapter.seed, config.adapter.distribution) == (5, "rademacher")
     assert config.identity().items() >= stored.items()
+
+
+OLD_SCENARIO = """
+rounds = 8
+steps = 2
+queries = 4
+batch = 12
+micro-batch = 4
+seed = 3
+threads = 1
+trunk-cache = 1048576
+adapter.layers = "top:1"
+seed-policy = "pool"
+pool-size = 64
+
+[model]
+family = "causal"
+stream-direct = true
+
+[data]
+clients = 3
+partition = "dirichlet"
+alpha = 0.3
+
+[cohort]
+patience = 3
+empty-rounds = 10
+"""
+"""The settings of the run of `tests/golden/recorded-settings.json`, written by the version
+that had all of these keys."""
+
+
+def test_a_run_that_was_recorded_before_goes_on_in_its_folder_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_unread_key.cache_clear()
+    scenario, run = tmp_path / "old.toml", tmp_path / "run"
+    scenario.write_text(OLD_SCENARIO)
+    with pytest.raises(ConfigError) as caught:
+        load_scenario(scenario, [f"out={run}"])
+    named = [line.strip().split(": ")[0] for line in str(caught.value).splitlines()[1:-1]]
+    assert named == ["micro-batch", "pool-size", "model.family"]
+    assert "it follows from the model folder" in str(caught.value)
+    run.mkdir()
+    recorded = (ROOT / "tests" / "golden" / "recorded-settings.json").read_text()
+    (run / SETTINGS_FILE).write_text(recorded)
+    config = load_scenario(scenario, [f"out={run}"])
+    assert settings_of_run(config) == json.loads(recorded)
+    assert (config.examples_in_pass, config.model.family) == (4, "causal")
+    assert [line.split(": ")[0] for line in caplog.messages] == [
+        "trunk-cache",
+        "model.stream-direct",
+    ]
+    with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs"):
+        load_scenario(scenario, [f"out={run}", "micro-batch=2"])
+
+
+def test_a_recorded_tuning_goes_on_with_a_retired_value(tmp_path: Path) -> None:
+    given = {"optimizer": "mezo", "adapter.seed": 5, "out": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"adapter\.seed: is no setting of new runs any more"):
+        TuneSettings.given(given, "tune")
+    identity = TuneSettings.of(given, "tune").identity()
+    (tmp_path / IDENTITY_FILE).write_text(json.dumps({"config": identity}))
+    assert TuneSettings.given(given, "tune").adapter.seed == 5
+
+
+def test_keys_given_to_a_device_or_in_python_are_refused_too() -> None:
+    with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs any more"):
+        resolve_device_settings("embedded", "messages", "messages", "cpu", ["micro-batch=2"])
+    for scenario in ({"rounds": 2}, RunConfig()):
+        with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs any more"):
+            config_of(scenario, {"micro_batch": 2})
+
+
+def test_the_bytes_of_a_pass_decide_its_examples_and_what_is_kept() -> None:
+    usual, wide = RunConfig(), RunConfig.of({"memory-budget": 2**20}, "test")
+    assert (usual.examples_in_pass, usual.trunk_cache) == (8, 2**28)
+    assert (wide.examples_in_pass, wide.trunk_cache) == (0, 2**23)
 
 
 def test_the_identity_of_a_run_is_that_of_the_version_with_all_keys() -> None:

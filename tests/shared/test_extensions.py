@@ -131,7 +131,7 @@ def test_a_client_without_the_code_refuses_the_run_by_name(
     small: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samara.register.objective("own", lambda scores, labels: 1, version="1")
-    config = RunConfig.of(small | {"objective": "own", "cohort.empty-rounds": 1}, "test")
+    config = RunConfig.of(small | {"objective": "own", "rounds": 1}, "test")
     # The server does not look at the clients' code; the clients are those of this process.
     monkeypatch.setattr("samara.simulations.simulate.check_extensions", lambda flat: None)
     extensions._registered.clear()
@@ -203,7 +203,7 @@ def test_wrong_estimates_are_refused(
 
     samara.register.estimator("short", short)
     with pytest.raises(samara.SamaraError):
-        samara.simulate(small, gradients="short", **{"cohort.empty-rounds": 1})
+        samara.simulate(small, gradients="short", rounds=1)
     assert "for 2 directions" in caplog.text
 
 

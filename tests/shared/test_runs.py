@@ -11,14 +11,13 @@ from helpers import layout_of
 import samara.command
 from samara.shared.config import RunConfig
 from samara.shared.errors import LedgerError
-from samara.shared.run_settings import SETTINGS_FILE, check_settings, record_settings
+from samara.shared.run_settings import check_settings, record_settings
 from samara.shared.runs import run_id_of
-from samara.shared.settings import describe
+from samara.shared.settings import SETTINGS_FILE, describe
 
 OTHER: dict[str, Any] = {
     "memory-budget": 2**30,
     "threads": 3,
-    "trunk-cache": 0,
     "trunk-cache-folder": "cache",
     "out": "elsewhere",
     "model.path": "moved",
@@ -31,8 +30,6 @@ OTHER: dict[str, Any] = {
     "data.keep": 5,
     "data.keep-days": 2.0,
     "model.stream": "disk",
-    "model.stream-direct": True,
-    "model.stream-folder": "blocks",
     "ledger.snapshot-every": 7,
     # What the server checks of hellos before a run begins.
     "cohort.quorum": 3,

@@ -219,7 +219,7 @@ def test_the_moments_of_faults_are_in_the_order_of_time(tmp_path: Path) -> None:
 
 def test_the_server_gets_its_own_settings_and_longer_deadlines(tmp_path: Path) -> None:
     config = RunConfig.of(
-        {"cohort.timeout": 10.0, "rounds": 3, "micro-batch": 2, "data.clients": 2}
+        {"cohort.timeout": 10.0, "rounds": 3, "data.clients": 2}
         | {"fleet.devices": '[{"device": "laptop", "share": 1}]'},
         "test",
     )

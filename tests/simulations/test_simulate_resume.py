@@ -28,7 +28,7 @@ from samara.shared.ledger.reading import read_ledger
 from samara.shared.ledger.verification import verify_ledger
 from samara.shared.result import RESULT_FILE, read_result
 from samara.shared.round_delta import RoundDelta
-from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.settings import SETTINGS_FILE
 from samara.shared.step_size import Observation
 from samara.simulations.adapter import export
 from samara.simulations.simulate import simulate
@@ -164,7 +164,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
 
     monkeypatch.setattr(aggregation, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
-    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
+    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7))
     steps = {step.round: step for step in replay_run(folder)}
     sixth = read_result(folder)["rounds"][5]
     assert sixth["problem"] == "the loss rose: back to the state after round 4"
@@ -296,7 +296,7 @@ def test_a_run_goes_on_though_its_model_moved_and_is_executed_otherwise(
     whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
     serve_until_killed(config_of(settings), 5)
     moved = shutil.copytree(settings["model.path"], tmp_path / "moved")
-    elsewhere = {"model__path": str(moved), "memory_budget": 2**30, "trunk_cache": 2**20}
+    elsewhere = {"model__path": str(moved), "memory_budget": 2**30}
     config = config_of(settings, **elsewhere, threads=2, ledger__snapshot_every=2)
     resumed = simulate(config)
     assert read_result(resumed)["final_digest"] == read_result(whole)["final_digest"]

@@ -70,7 +70,7 @@ def test_without_weights_it_is_the_base_model_bit_for_bit(
     family: str, readout: Settings, model_folder: ModelFolder
 ) -> None:
     settings = readout | {"model.path": str(model_folder(family))}
-    inside = loaded(settings, adapter__layers="top:1", trunk_cache=0)
+    inside = loaded(settings, adapter__layers="top:1")
     run = loaded(settings, micro_batch=EVALUATION_MICRO_BATCH)
     prompts = run.data.share_of(0, 3).tokenized(Split.VALIDATION).prompts
     theirs = inside.data.share_of(0, 3).tokenized(Split.VALIDATION).prompts
@@ -141,10 +141,13 @@ def test_clients_that_share_a_product_get_their_own_scores(readout: Settings) ->
         np.testing.assert_allclose(together[:, 7 * client :][:, :7], scores, atol=1e-5)
 
 
-def test_a_step_does_not_depend_on_what_is_kept(readout: Settings) -> None:
+def test_a_step_does_not_depend_on_what_is_kept(
+    readout: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole splits are computed alike: after an eviction, from a subset, in another order."""
     plain = loaded(readout)
-    forgetful = loaded(readout, trunk_cache=1)
+    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 1)
+    forgetful = loaded(readout)
     splits = {}
     for name, run in (("plain", plain), ("forgetful", forgetful)):
         splits[name] = [run.data.share_of(c, 3).tokenized(Split.TRAIN).prompts for c in range(3)]

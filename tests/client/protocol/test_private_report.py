@@ -140,7 +140,7 @@ def test_a_report_that_no_honest_client_sends_is_refused_alone(
 
 def test_simulated_clients_keep_to_their_budget_over_a_restart(settings: Settings) -> None:
     limit = epsilon_of(2 * rho_of(4.0 / 2), 1e-5)
-    config = private(settings, "local", data__epsilon_limit=limit, rounds=3, cohort__empty_rounds=9)
+    config = private(settings, "local", data__epsilon_limit=limit, rounds=3)
     serve_until_killed(config, messages=5)
     result = RunResult.read(simulate(config))
     assert [entry.reports for entry in result.rounds] == [3, 3, 0]

@@ -49,11 +49,11 @@ def server_config(settings: Settings) -> RunConfig:
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0, personal__rounds=2)
 
 
-def load_resident(settings: Settings, folder: Path, *more: str) -> ResidentTrainer:
+def load_resident(settings: Settings, folder: Path, *more: str, **passes: Any) -> ResidentTrainer:
     own = resolve_device_settings(
         settings["model.path"], settings["data.path"], settings["task"], "cpu", ["threads=1", *more]
     )
-    return ResidentTrainer.load(RunConfig.of(own, "test"), 7, folder)
+    return ResidentTrainer.load(RunConfig.of(own | passes, "test"), 7, folder)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
 
     def report(folder: Path, disturbed: bool) -> tuple[bytes, list[Any]]:
         """A report, and what was answered between the passes of its steps."""
-        resident = load_resident(settings, folder, "micro-batch=2")
+        resident = load_resident(settings, folder, **{"micro-batch": 2})
         config = config_of(settings, method="global")
         client = resident.client_for(sent(config))
         assert resident.runtime.execution  # decided in one turn, in which no question is answered

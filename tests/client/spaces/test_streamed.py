@@ -262,9 +262,8 @@ def test_a_failed_step_leaves_theta_where_it_was(shape_folder: Shape, tmp_path: 
     np.testing.assert_array_equal(rig.space.evaluate(rig.run), fresh.space.evaluate(fresh.run))
 
 
-def test_quantized_weights_are_refused(shape_folder: Shape, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused(shape_folder: Shape) -> None:
     settings = {"path": str(shape_folder("OPT", True)), "quantization": "int8", "stream": "disk"}
-    settings["stream_folder"] = str(tmp_path)
     loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
     assert loaded.store is not None
     with pytest.raises(ModelError, match="quantized weights cannot be trained"):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,11 @@ def test_a_file_that_goes_missing_and_comes_back(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_file_that_becomes_shorter(direct: bool, folder: Path) -> None:
-    stream = stream_of(folder, stream_direct=direct)
+def test_a_file_that_becomes_shorter(
+    direct: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "HELD_SHARE", 0.0 if direct else inf)
+    stream = stream_of(folder)
     os.truncate(folder / FILE, (folder / FILE).stat().st_size // 2)
     with pytest.raises(ModelError, match=r"is truncated: it ends before byte .* get it again"):
         through(stream)
@@ -86,6 +90,33 @@ def test_direct_reads_give_the_same_bytes(
             read_directly(file, first, memoryview(buffer))
 
 
+def reads_of(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> set[bool]:
+    """Return whether reads of all blocks were direct, under a free memory of some bytes."""
+    monkeypatch.setattr(loading, "free_memory", lambda: free)
+    whole, found = os.open, set[bool]()
+
+    def note(file: Any, flags: int, *more: Any) -> int:
+        found.add(bool(flags & os.O_DIRECT))
+        return whole(file, flags, *more)
+
+    stream = stream_of(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", note)
+        through(stream)
+    return found
+
+
+def test_blocks_that_half_of_the_memory_cannot_hold_are_read_directly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_check_memory", lambda settings: None)
+    store = load_model(settings_of(folder)).store
+    assert store is not None
+    blocks = sum(block.bytes for block in store.packed_blocks)
+    assert reads_of(folder, 2 * blocks, monkeypatch) == {False}
+    assert reads_of(folder, 2 * blocks - 2, monkeypatch) == {True}
+
+
 def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.open
 
@@ -94,10 +125,11 @@ def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.Mon
             raise OSError(errno.EINVAL, "Invalid argument")
         return whole(file, flags, *more)
 
-    stream = stream_of(folder, stream_direct=True)
+    monkeypatch.setattr(loading, "HELD_SHARE", 0.0)
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ModelError, match=r"takes no direct reads; leave model\.stream-direct out"):
-        through(stream)
+    with pytest.raises(ModelError, match=r"takes no direct reads; put the file on a disk of"):
+        read_directly(folder / FILE, 0, memoryview(bytearray(1)))
+    through(stream_of(folder))
 
 
 def test_a_truncated_file_is_found_before_anything_is_loaded(folder: Path) -> None:

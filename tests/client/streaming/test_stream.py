@@ -112,15 +112,15 @@ def test_schedulings_differ_in_time_only(scheduling: Scheduling, shape_folder: S
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_quantized_blocks_are_made_once_and_stream_as_they_are(
-    quantization: str, shape_folder: Shape, tmp_path: Path
+    quantization: str, shape_folder: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = shape_folder("OPT", False)
     wanted = Rig(folder, quantization=quantization).scores()
-    settings = {"quantization": quantization, "stream_folder": str(tmp_path)}
-    first = Rig(folder, "disk", **settings)
+    first = Rig(folder, "disk", quantization=quantization)
     made = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     assert len(made) == len(first.base.blocks)
-    again = Rig(folder, "disk", **settings)
+    again = Rig(folder, "disk", quantization=quantization)
     assert made == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     for rig in (first, again):
         np.testing.assert_array_equal(rig.scores(), wanted)

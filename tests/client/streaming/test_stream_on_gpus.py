@@ -81,16 +81,13 @@ def test_two_gpus_stream_side_by_side(model_folder: ModelFolder) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_quantized_blocks_stream_to_a_gpu(
-    quantization: str, model_folder: ModelFolder, tmp_path: Path
-) -> None:
+def test_quantized_blocks_stream_to_a_gpu(quantization: str, model_folder: ModelFolder) -> None:
     folder = model_folder("causal")
     plain = load(folder, "cpu", "off", quantization=quantization)
     with torch.inference_mode():
         expected = plain.base.network(IDS).logits
     with pretended_gpus():
-        settings = {"quantization": quantization, "stream_folder": str(tmp_path)}
-        found = streamed(load(folder, "cuda:1", "disk", **settings)).cpu()
+        found = streamed(load(folder, "cuda:1", "disk", quantization=quantization)).cpu()
     assert torch.equal(found, expected)
 
 

@@ -62,7 +62,7 @@ def test_clients_side_by_side_change_nothing(
     layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three at once give the ledgers, also the private ones, of one after the other."""
-    settings |= {"adapter.layers": layers, "personal.rounds": 2, "trunk-cache": 2**20}
+    settings |= {"adapter.layers": layers, "personal.rounds": 2}
     folders = []
     for cores in (1, 3):
         monkeypatch.setattr("samara.simulations.simulate.cores", lambda cores=cores: cores)

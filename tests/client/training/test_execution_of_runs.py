@@ -55,7 +55,9 @@ def test_auto_takes_the_fastest_inside_the_budget() -> None:
 
 def test_a_budget_cuts_the_micro_batch() -> None:
     assert decide(**{"grouping": "both", "memory-budget": 330}) == Schedule("both", 4)
-    assert decide(**{"grouping": "inner", "memory-budget": 10**6}) == Schedule("inner", 8)
+    assert decide(**{"grouping": "inner", "memory-budget": 10**6}) == Schedule("inner", 0)
+    many = {"batch": 32, "memory-budget": 10 * 8 * 20}
+    assert decide(Stopwatch(4, 32), **many) == Schedule("both", 20)
     assert decide(**{"grouping": "auto", "micro-batch": 3, "memory-budget": 10**6}) == Schedule(
         "both", 3
     )
@@ -78,7 +80,7 @@ def test_without_a_budget_passes_on_a_cpu_stay_small() -> None:
     assert decide(Stopwatch(4, 8, mib), is_streamed=True) == Schedule("both", 8)
     # a model that is kept, since it fits
     assert decide(Stopwatch(4, 8, mib), **{"model.stream": "auto"}) == Schedule("both", 4)
-    assert decide(Stopwatch(4, 8, mib), **{"memory-budget": 2**40}) == Schedule("both", 8)
+    assert decide(Stopwatch(4, 8, mib), **{"memory-budget": 2**40}) == Schedule("both", 0)
 
 
 def test_evaluation_takes_no_more_rows_than_a_step() -> None:

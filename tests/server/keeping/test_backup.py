@@ -32,7 +32,7 @@ from samara.shared.errors import ArchiveError, ConfigError, LedgerError, SamaraE
 from samara.shared.events import is_part, read_whole_events
 from samara.shared.ledger.reading import read_ledger, segment_paths
 from samara.shared.result import RESULT_FILE, read_result
-from samara.shared.run_settings import SETTINGS_FILE
+from samara.shared.settings import SETTINGS_FILE
 from samara.simulations.engine import InProcessGrid
 from samara.simulations.simulate import simulate
 
@@ -62,7 +62,7 @@ def serve_until(
 @pytest.fixture
 def begun(settings: Settings, tmp_path: Path) -> tuple[RunConfig, InProcessGrid, Path]:
     """A run of five rounds that was killed in its last, its clients, and a backup of round 1."""
-    config = config_of(settings, rounds=5, ledger__snapshot_every=2, cohort__empty_rounds=3)
+    config = config_of(settings, rounds=5, ledger__snapshot_every=2)
     grid, file = grid_of(config), tmp_path / "backup"
 
     def take(message: int) -> None:
@@ -191,7 +191,7 @@ def test_files_that_clients_need_travel_along(
 
 def private(settings: Settings, **changes: Any) -> RunConfig:
     own = {"privacy__mode": "central", "privacy__epsilon": 8.0, "privacy__clip": 1.0, "rounds": 6}
-    own |= {"seed_policy": "shared", "aggregation__rule": "mean", "cohort__empty_rounds": 3}
+    own |= {"seed_policy": "shared", "aggregation__rule": "mean"}
     own |= {"evaluate__every": 0, "evaluate__test": False, "cohort__minimum": 2}
     return config_of(settings, **own | changes)
 
@@ -352,7 +352,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Any, data_f
         "batch": 2,
         "threads": 1,
         "evaluate.every": 0,
-        "evaluate.test": False,
         "out": str(tmp_path_factory.mktemp("finished") / "run"),
     }
     run = simulate(RunConfig.of(settings, "test"))

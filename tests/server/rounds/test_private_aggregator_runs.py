@@ -178,7 +178,7 @@ def test_a_run_whose_budget_is_spent_asks_nobody(settings: Settings) -> None:
 
 
 def test_a_refusal_does_not_say_what_is_wrong_with_the_examples(settings: Settings) -> None:
-    config = private(settings, data__least_batch=1000, rounds=1, cohort__empty_rounds=1)
+    config = private(settings, data__least_batch=1000, rounds=1)
     with pytest.raises(TrainingError) as ended:
         serve(config, grid_of(config))
     assert "it does not say why, since the run has differential privacy (code 23)" in str(

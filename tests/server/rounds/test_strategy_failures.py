@@ -15,6 +15,7 @@ from samara.client.protocol.device_settings import CLIENT_INDEX
 from samara.server.app import serve
 from samara.server.live.keys import KEYS_VARIABLE, ClientKeys
 from samara.server.live.status import read_status
+from samara.server.restored_run import RestoredRun
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from samara.server.store import replay_run
 from samara.server.transport.deadline_grid import DeadlineGrid
@@ -75,7 +76,7 @@ def contributors(run: Path) -> list[list[int]]:
 
 
 def test_who_is_absent_does_not_hold_the_round(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "run", cohort__patience=100)
+    config = config_of(tmp_path / "run")
     run = serve(config, grid_of(config, lambda client, n: None if (client, n) == (2, 2) else 0))
     assert contributors(run) == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     rounds = read_result(run)["rounds"]
@@ -131,13 +132,22 @@ def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: 
     assert contributors(tmp_path / "run") == [[0, 1, 2, 3], [], []]
 
 
+def test_a_restored_run_is_not_ended_before_its_first_report(tmp_path: Path) -> None:
+    """Who follows a signed scenario answers no round twice that came after the backup."""
+    config = config_of(tmp_path / "run", rounds=4, cohort__empty_rounds=2)
+    (tmp_path / "run").mkdir()
+    RestoredRun(time="", taken="", round=0, moved=False).write(tmp_path / "run")
+    serve(config, grid_of(config, lambda client, n: None if n < 4 else 0))
+    assert len(contributors(tmp_path / "run")) == 4
+
+
 def test_a_device_that_keeps_failing_rests(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "run", rounds=8, cohort__patience=2)
-    grid = grid_of(config, lambda client, n: None if client == 1 and n < 6 else 0)
+    config = config_of(tmp_path / "run", rounds=9)
+    grid = grid_of(config, lambda client, n: None if client == 1 and n < 7 else 0)
     rounds = read_result(serve(config, grid))["rounds"]
-    assert [event["absent"] for event in rounds] == [[1], [1], [], [1], [], [], [], []]
-    assert [event["resting"] for event in rounds] == [[], [1], [], [1], [1], [], [], []]
-    assert contributors(Path(config.out))[6] == [0, 1, 2, 3]
+    assert [event["absent"] for event in rounds] == [[1], [1], [1], [], [1], [], [], [], []]
+    assert [event["resting"] for event in rounds] == [[], [], [1], [], [1], [1], [], [], []]
+    assert contributors(Path(config.out))[7] == [0, 1, 2, 3]
 
 
 def test_a_round_ends_with_the_first_of_those_who_were_asked(tmp_path: Path) -> None:
@@ -179,7 +189,7 @@ class Repeating(InProcessGrid):
 def test_a_client_that_answers_twice_is_counted_once_and_not_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = config_of(tmp_path / "run", cohort__patience=1)
+    config = config_of(tmp_path / "run")
     run = serve(config, Repeating(app, CLIENTS, config.flat()))
     assert contributors(run) == [[0, 1, 2, 3]] * 4
     result = read_result(run)

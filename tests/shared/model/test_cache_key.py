@@ -170,7 +170,7 @@ def test_a_damping_is_measured_again_under_any_other_input(
 
 
 def test_quantized_blocks_have_a_folder_of_their_own_under_any_other_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: list[Path] = []
     monkeypatch.setattr(streaming, "quantize_block", lambda *_: {})
@@ -181,7 +181,7 @@ def test_quantized_blocks_have_a_folder_of_their_own_under_any_other_input(
         return {}
 
     monkeypatch.setattr(streaming, "write_block_file", write)
-    settings = ModelSettings.model_validate({"stream-folder": str(tmp_path)})
+    settings = ModelSettings()
 
     def quantize(base: Model) -> None:
         streaming._quantized_locations(settings, replace(base, blocks=(None,)), [{}])  # type: ignore[arg-type]

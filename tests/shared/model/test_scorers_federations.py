@@ -294,11 +294,12 @@ def test_live_clients_train_texts_as_simulated_ones_do(
 
 
 def test_a_fleet_trains_texts_as_the_same_clients_do_without_one(
-    texts: Settings, tmp_path: Path
+    texts: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each device alone in its passes; time and energy come from a profile."""
-    here = {"method": "finetune", "micro_batch": 4, "queries": 2}
-    fleet = {"fleet__devices": '[{"device": "laptop", "share": 1}]', "fleet__rows": 0}
+    monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
+    here = {"method": "finetune", "queries": 2}
+    fleet = {"fleet__devices": '[{"device": "laptop", "share": 1}]'}
     plain, emulated = (
         RunResult.read(simulate(config_of(texts, **here, **own, out=str(tmp_path / str(len(own))))))
         for own in ({}, fleet)
@@ -312,7 +313,7 @@ def test_a_fleet_trains_texts_as_the_same_clients_do_without_one(
 
 
 def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path: Path) -> None:
-    here = {"method": "global", "grouping": "both", "micro_batch": 4}
+    here = {"method": "global", "grouping": "both"}
     digests = {
         RunResult.read(
             simulate(config_of(texts, **here, model__stream=stream, out=str(tmp_path / stream)))

@@ -66,7 +66,6 @@ def settings_of_clients(
                 "threads=1",
                 f"model.quantization={quantization}",
                 f"model.stream={'host' if number else 'off'}",
-                f"model.stream-folder={place / 'blocks'}",
             ],
         )
         own.append(

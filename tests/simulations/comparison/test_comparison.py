@@ -125,9 +125,9 @@ def test_seeds_are_averaged_within_a_client(compare: Compare) -> None:
     assert len(both.quality) == 12
 
 
-def test_threads_and_a_cache_make_no_other_variant(compare: Compare) -> None:
-    one = result_of(seed=0, threads=1, trunk_cache=2**28)
-    other = result_of(seed=1, threads=2, trunk_cache=2**30)
+def test_threads_and_a_budget_make_no_other_variant(compare: Compare) -> None:
+    one = result_of(seed=0, threads=1, memory_budget=0)
+    other = result_of(seed=1, threads=2, memory_budget=2**30)
     assert len(compare(one, other).runs.variants) == 1
 
 

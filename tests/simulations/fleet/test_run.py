@@ -53,7 +53,6 @@ def fleet(settings: Settings) -> Settings:
         "cohort.timeout": 300.0,
         "cohort.late-rounds": 1,
         "evaluate.every": 2,
-        "trunk-cache": 0,
     }
 
 
@@ -122,12 +121,12 @@ def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None
 
 
 def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
-    fleet: Settings, tmp_path: Path
+    fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same frames, so one client at a time gives the very ledger of the in-process engine."""
+    monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
     calm = fleet | {
         "fleet.devices": [{"device": "laptop", "share": 1}],
-        "fleet.rows": 0,
         "cohort.late-rounds": 0,
         "cohort.oversample": 1.0,
     }
@@ -172,7 +171,7 @@ def test_a_device_that_is_too_small_is_ended_every_time_and_the_run_goes_on(
     fleet: Settings,
 ) -> None:
     groups = [GROUPS[0], {"device": "orin-nano-4gb", "share": 1, "quantization": "fp32"}]
-    changed = fleet | {"fleet.devices": groups, "cohort.patience": 2}
+    changed = fleet | {"fleet.devices": groups}
     result = RunResult.read(simulate(config_of(changed)))
     assert result.fleet is not None
     small = [d for d in result.fleet.devices.values() if d.device == "orin-nano-4gb"]
@@ -216,11 +215,10 @@ def instruction_of(runtime: ModelRuntime, config: RunConfig) -> TrainInstruction
 
 
 @pytest.mark.parametrize(
-    ("projections", "layers", "cache"),
-    [("auto", "top:2", 0), ("auto", "top:2", 2**20), ("gate_proj,up_proj", "top:1", 0)],
+    ("projections", "layers"), [("auto", "top:2"), ("gate_proj,up_proj", "top:1")]
 )
 def test_clients_that_share_passes_report_what_they_report_alone(
-    projections: str, layers: str, cache: int, settings: Settings
+    projections: str, layers: str, settings: Settings
 ) -> None:
     """But for rounding, which is 10·u/ε in docs/concepts/steps.md, and what earlier steps moved."""
     config = config_of(
@@ -229,7 +227,6 @@ def test_clients_that_share_passes_report_what_they_report_alone(
         steps=3,
         queries=3,
         micro_batch=2,
-        trunk_cache=cache,
         adapter__projections=projections,
         adapter__layers=layers,
         adapter__label_bias=True,
@@ -300,7 +297,6 @@ def test_a_readout_pays_for_the_model_in_the_first_round_alone(
         batch=1000,
         fleet__devices=device,
         fleet__timed_as="tinyllama-1.1b",
-        fleet__rows=10**9,
         out=str(tmp_path / "run"),
     )
     result = RunResult.read(simulate(config))

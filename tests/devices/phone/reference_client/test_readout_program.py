@@ -81,7 +81,6 @@ def made(
             "data.clients": 3,
             "data.partition": "iid",
             "task": "messages" if embedded else "sst2",
-            "micro-batch": 4,
             "threads": 1,
             "out": str(programs / "run"),
         } | {f"adapter.{key.replace('_', '-')}": value for key, value in adapter.items()}
