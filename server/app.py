@@ -21,6 +21,7 @@ from samara.server.live.server_log import write_server_log
 from samara.server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from samara.server.rounds.clustered_strategy import ClusteredStrategy
 from samara.server.rounds.clusters import cluster_folder
+from samara.server.rounds.cohort_sampling import draw_cohort_secrets
 from samara.server.rounds.event_log import Meter, count_scalars
 from samara.server.rounds.missing_gain import describe_missing_gain
 from samara.server.rounds.readout_strategy import ReadoutStrategy
@@ -101,7 +102,8 @@ def serve(
         cohorts: cohorts of a recorded run, to be repeated as far as it went.
         clock: the clock of the run; the real one by default.
         meters: what else is counted in rounds, for their events and the result.
-        patient: whether to go on waiting for clients if no connected one can take part.
+        patient: whether the run is live: it goes on waiting for clients if no connected one can
+            take part, and a secret decides who is asked.
         known: further keys of the result, known to who has the data of all clients.
 
     Raises:
@@ -120,6 +122,8 @@ def serve(
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
     check_settings(folder, config)
+    if patient:
+        draw_cohort_secrets(folder, config)
     strategy: ScalarStrategy | ClusteredStrategy
     if config.method == "cluster":
         strategy = ClusteredStrategy(config, folder, layout, run_id, roster)

@@ -26,7 +26,8 @@ def backup(
     )
     print(f"{taken.file}: {rounds}, {taken.files:,} files, {taken.bytes:,} bytes")
     if taken.secrets:
-        print(f"it holds {len(taken.secrets)} private keys and is not encrypted: keep it secret")
+        held = f"it holds {len(taken.secrets)} private keys or secrets"
+        print(f"{held} and is not encrypted: keep it secret")
     if taken.left_out:
         print(f"left out: {', '.join(taken.left_out)}")
     for key, blob in taken.missing.items():

@@ -126,6 +126,13 @@ class BlobStore:
         except OSError:
             return 0
 
+    def held_bytes(self, blob: bytes) -> int:
+        """Return how many bytes of a blob are here, whole or in parts, without verifying them."""
+        try:
+            return self._path(blob).stat().st_size
+        except OSError:
+            return self.received_bytes(blob)
+
     def receive(self, blob: bytes, size: int, offset: int, content: bytes | memoryview) -> int:
         """Append a part of a blob to what has arrived; it is then on the disk.
 

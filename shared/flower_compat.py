@@ -253,6 +253,32 @@ def end_tasks_of_lost_messages() -> None:
     internal._pull_and_store_message = pull_and_store_or_end
 
 
+def note_messages(note: Callable[[str, int], None]) -> None:
+    """Have the SuperNode of this process say what comes before it fetches the parts of a message.
+
+    Args:
+        note: called with the message type and the number of parts.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    internal: Any = import_module(_START_CLIENT)
+    pull_and_store = internal._pull_and_store_message
+
+    def pull_and_note(**given: Any) -> Any:
+        receive = given["receive"]
+
+        def receive_and_note() -> Any:
+            if received := receive():
+                message, tree = received
+                parts = sum(1 for _ in iterate_object_tree(tree))
+                note(message.metadata.message_type, parts)
+            return received
+
+        return pull_and_store(**given | {"receive": receive_and_note})
+
+    internal._pull_and_store_message = pull_and_note
+
+
 class _GivenReplies:
     """A SuperNode's state whose replies to be sent are given."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from samara.server.rounds.buckets import NOISE_OF_A_MEDIAN
-from samara.server.rounds.planner import sample_cohort
+from samara.server.rounds.cohort_sampling import sample_cohort
 from samara.shared.config import load_scenario
 from samara.shared.errors import ConfigError
 from samara.shared.privacy.mechanism import MASKED_TRUST, TRUST, make_mechanism

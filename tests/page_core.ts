@@ -7,7 +7,7 @@ import { PhoneError } from "./src/errors.ts";
 import { epsilonOf } from "./src/accountant.ts";
 import * as instructions from "./src/instructions.ts";
 import { readLayout } from "./src/layout.ts";
-import { begin, catchUp, type Session } from "./src/ledger.ts";
+import { begin, catchUp, mostMessageBytes, mostRecordBytes, type Session } from "./src/ledger.ts";
 import * as frames from "./src/masking-frames.ts";
 import * as keys from "./src/masking-keys.ts";
 import { bucketOf, neighbourhoodOf } from "./src/neighbours.ts";
@@ -187,6 +187,7 @@ const functions = {
     const layout = await readLayout(text);
     return { hash: toHex(layout.hash), size: layout.size };
   },
+  mostBytes: (elements: number) => [mostRecordBytes(elements), mostMessageBytes(elements)],
   /** The session at the goal, from one that has replayed `earlier` before. */
   async catchUp(
     text: string,

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
@@ -26,6 +27,7 @@ from samara.client.protocol.session import (
     decode_instruction,
     session_at,
 )
+from samara.client.protocol.stepwise_catch_up import reach_in_steps
 from samara.shared.errors import DataError, FrameError, MaskingError, SamaraError
 from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
 from samara.shared.frames.instructions import (
@@ -46,13 +48,14 @@ log = logging.getLogger("samara.client")
 
 INSTRUCTIONS = (TaskKind.TRAIN, TaskKind.EVALUATE)
 """Kinds of tasks that are instructions of a run."""
-Pausing = Callable[[float], AbstractContextManager[None]]
-"""Context in which a client computes an answer that the server awaits for so many seconds."""
+Pausing = Callable[[float], AbstractContextManager[Callable[[], bool]]]
+"""Context in which a client computes an answer that the server awaits for so many seconds, with a
+function that returns whether it no longer does."""
 
 
-def unpaused(seconds: float) -> AbstractContextManager[None]:
+def unpaused(seconds: float) -> AbstractContextManager[Callable[[], bool]]:
     """Return the context of computing that nothing pauses."""
-    return nullcontext()
+    return nullcontext(lambda: False)
 
 
 class Guard:
@@ -263,7 +266,7 @@ class Client:
             self._mask(task.shares)
         session = self._sessions.read_session(instruction.run_id)
         if session is None or session.token != token:
-            session = self._catch_up(session, instruction, task, part)
+            session = self._catch_up(session, instruction, task, part, pausing)
             if stored := self._guard.find_report(token):
                 return stored
             self._guard.check_report(instruction, token)
@@ -300,7 +303,7 @@ class Client:
         instruction = EvaluateInstruction.decode(task.instruction)
         token = token_of(task.instruction)
         session = self._sessions.read_session(instruction.run_id)
-        session = self._catch_up(session, instruction, task, part)
+        session = self._catch_up(session, instruction, task, part, pausing)
         if stored := self._guard.find_evaluation(instruction, token, task.personal):
             return stored
         if part.hides_examples:
@@ -343,15 +346,20 @@ class Client:
         instruction: Instruction,
         task: Task,
         part: Participation,
+        pausing: Pausing,
     ) -> Session:
         """Return the session at an instruction's start, which is kept.
 
-        A state from which private rounds are due is noted. Without idle time they are taken. If
-        they fail, the federation's instruction is carried out all the same.
+        A live client's catch-up obeys the owner's limits, and what it has replayed is kept. A state
+        from which private rounds are due is noted. Without idle time they are taken. If they fail,
+        the federation's instruction is carried out all the same.
         """
         missed = CatchUp(task.snapshot, task.tail)
         before = session
-        session = session_at(session, self._learner, instruction, missed, self._reach)
+        if part.is_live and len(missed):
+            session = self._catch_up_in_steps(session, instruction, missed, part, pausing)
+        else:
+            session = session_at(session, self._learner, instruction, missed, self._reach)
         if before is None or session.position != before.position:
             self._sessions.write_session(instruction.run_id, session)
         if part.takes_private_rounds_between:
@@ -363,6 +371,29 @@ class Client:
             except SamaraError as error:
                 log.warning("client %d: the private rounds failed: %s", self._learner.client, error)
         return session
+
+    def _catch_up_in_steps(
+        self,
+        session: Session | None,
+        instruction: Instruction,
+        missed: CatchUp,
+        part: Participation,
+        pausing: Pausing,
+    ) -> Session:
+        """Return the session at an instruction's start, after each step of which it is kept.
+
+        Raises:
+            PausedError: if the owner's limits forbid it until the server no longer waits.
+            CatchUpError: if it does not get there by then.
+        """
+        terms = part.terms
+        seconds = terms.deadline
+        if isinstance(instruction, TrainInstruction):
+            seconds = instruction.deadline or seconds
+        keep = partial(self._sessions.write_session, instruction.run_id)
+        with pausing(seconds) as is_late:
+            reach = reach_in_steps(keep, is_late, bool(terms.intercept_round))
+            return session_at(session, self._learner, instruction, missed, reach)
 
     def _personalizer(self, part: Participation, run_id: bytes, session: Session) -> Personalizer:
         return Personalizer(

@@ -1,4 +1,4 @@
-"""The pauses of a trainer between forward passes, while a limit of its device is exceeded."""
+"""The pauses of a trainer between passes and slices of a replay, while its device must rest."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ _SECONDS_BETWEEN = 0.2
 
 
 class Pauses:
-    """Pauses the thread that answers a message before its next forward pass.
+    """Pauses the thread that answers a message before its next forward pass or slice of a replay.
 
     A pause changes no result: the pass is taken later. If it lasts until the server no longer waits
     for the answer, the message is refused, and computed anew if it is sent again.
@@ -39,20 +39,23 @@ class Pauses:
         self._until: float | None = None
 
     @contextmanager
-    def message(self, deadline: float) -> Iterator[None]:
+    def message(self, deadline: float) -> Iterator[Callable[[], bool]]:
         """Answer a message in the block, by the thread that takes the forward passes.
 
         Args:
             deadline: seconds that the server waits for the answer.
+
+        Yields:
+            A function that returns whether the server no longer waits.
 
         Raises:
             PausedError: if work may not even begin.
         """
         if reason := self.reason():
             raise PausedError(f"paused: {reason}")
-        self._until = self._clock() + deadline
+        self._until = until = self._clock() + deadline
         try:
-            yield
+            yield lambda: self._clock() >= until
         finally:
             self._until = None
 
@@ -65,7 +68,7 @@ class Pauses:
         if self._until is None or not (reason := self.reason()):
             return
         begun = self._clock()
-        log.info("pausing between two forward passes: %s", reason)
+        log.info("pausing: %s", reason)
         while reason:
             now = self._clock()
             if now >= self._until:

@@ -1,19 +1,27 @@
 """The session of a client in a run: its round, state and digest, and its last report.
 
-A session is immutable: catching up returns another one, or raises and changes nothing. Between
-messages it is kept as bytes.
+A session is immutable: catching up returns another one, or raises and changes nothing. A long
+catch-up has steps, after each of which there is a session that can be kept. Between messages it is
+kept as bytes.
 """
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.errors import CatchUpError, FrameError, LedgerError
+from samara.shared.errors import (
+    CatchUpError,
+    FrameError,
+    LedgerError,
+    ReplayError,
+    SamaraError,
+)
 from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     INTERCEPT_TRACK,
@@ -29,13 +37,19 @@ from samara.shared.ledger.records import (
     Snapshot,
     read_records,
     records_after,
-    replay_records,
+    replay_batch,
 )
-from samara.shared.replay import Backend, DenseValues, digest, replay, zero_state
+from samara.shared.replay import Backend, DenseValues, Shrink, digest, replay, zero_state
 from samara.shared.round_delta import encode_dense_values, read_dense_values
 from samara.shared.wire import Kind, Reader, kind_of
 
 Instruction = TrainInstruction | EvaluateInstruction
+STEP_RECORDS = 256
+"""The most records between two digests that are checked; hashing d numbers takes time."""
+STEP_ELEMENTS = 2**34
+"""About the most elements of directions in a step: some 15 s of one core."""
+MOST_SHRINKS = 8
+"""The most shrinks of one record, each of which reads the whole state."""
 WRONG_LAYOUT = (
     "give both the same model and adapter settings; a phone's program is exported with them"
 )
@@ -84,6 +98,26 @@ class Session:
     ) -> Self:
         """Return the session at the server's round, after replaying the rounds that it lacks.
 
+        The last session of `steps_to`, which see, also for arguments and errors.
+        """
+        steps = self.steps_to(catch_up, header, layout, goal_round, goal_digest, backend)
+        return deque(steps, maxlen=1)[0]
+
+    def steps_to(
+        self,
+        catch_up: CatchUp,
+        header: LedgerHeader,
+        layout: Layout,
+        goal_round: int,
+        goal_digest: bytes,
+        backend: Backend | None = None,
+    ) -> Iterator[Self]:
+        """Yield sessions on the way to the server's round, the last one at it.
+
+        Each step replays some records and checks the digest after them. Before the first one it is
+        checked that the records lead to the server's round and digest, so that no more than a false
+        digest inside them can be found by replaying, which is not repeated.
+
         If the catch-up leads from the beginning, or a snapshot, to the server's round, but not from
         this session's, the state is rebuilt from it: the server goes on from a backup that lacks
         rounds of this session (docs/decisions/0033).
@@ -103,66 +137,82 @@ class Session:
         """
         goal = goal_round, goal_digest
         try:
-            return self._follow(catch_up, header, layout, goal, backend)
+            session, tail = self._begin_of(catch_up, header, layout, goal)
         except CatchUpError as error:
             if not (self.position.round and len(catch_up)):
                 raise
             try:
-                rebuilt = Session.begin(header, layout)._follow(
-                    catch_up, header, layout, goal, backend
-                )
+                anew = Session.begin(header, layout)
+                rebuilt, tail = anew._begin_of(catch_up, header, layout, goal)
             except CatchUpError:
                 raise error from None
-            return replace(
+            session = replace(
                 self,
                 position=rebuilt.position,
                 state=rebuilt.state,
                 digest=rebuilt.digest,
                 common=rebuilt.common,
             )
+        records = read_records(io.BytesIO(tail), session.position, header.track)
+        yield session
+        for batch in _batches(records, layout.size):
+            try:
+                state = replay_batch(session.state, batch, layout, backend)
+            except LedgerError as error:
+                raise self._cannot(error, goal_round) from error
+            added = [record.delta.common_intercept for record in batch]
+            session = replace(
+                session,
+                position=batch[-1].position,
+                state=state,
+                digest=batch[-1].end_digest,
+                common=next(filter(None, reversed(added)), session.common),
+            )
+            yield session
 
-    def _follow(
-        self,
-        catch_up: CatchUp,
-        header: LedgerHeader,
-        layout: Layout,
-        goal: tuple[int, bytes],
-        backend: Backend | None,
-    ) -> Self:
-        """Return the session after the rounds of a catch-up that it lacks; see `catch_up`."""
-        start, state, end_digest = self.position, self.state, self.digest
-        goal_round, goal_digest = goal
-        common = self.common
+    def _begin_of(
+        self, catch_up: CatchUp, header: LedgerHeader, layout: Layout, goal: tuple[int, bytes]
+    ) -> tuple[Self, bytes]:
+        """Return the session, here or at a snapshot, that records lead on from, and these records.
 
-        def missed() -> Iterator[Record]:
-            nonlocal common
-            for record in read_records(io.BytesIO(tail), start, header.track):
-                common = record.delta.common_intercept or common
-                yield record
+        Nothing is replayed.
 
+        Raises:
+            CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
+                or do not end at the goal.
+        """
+        session = self
         try:
             if catch_up.snapshot:
                 snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
                 if snapshot.position.round > self.position.round:
-                    start, state = snapshot.position, snapshot.state
-                    end_digest = snapshot.link.end_digest
-            tail = records_after(catch_up.tail, start.round)
-            state, last = replay_records(lambda: state, missed, layout, backend)
-        except LedgerError as error:
-            raise CatchUpError(
-                f"cannot catch up from round {self.position.round}: {error}",
-                (goal_round, self.position.round),
-            ) from error
-        position = last.position if last else start
-        end_digest = last.end_digest if last else end_digest
+                    session = replace(
+                        self,
+                        position=snapshot.position,
+                        state=snapshot.state,
+                        digest=snapshot.link.end_digest,
+                    )
+            tail = records_after(catch_up.tail, session.position.round)
+            position, end_digest = session.position, session.digest
+            for record in read_records(io.BytesIO(tail), position, header.track):
+                _check_entries(record, layout)
+                position, end_digest = record.position, record.end_digest
+        except (LedgerError, ReplayError) as error:
+            raise self._cannot(error, goal[0]) from error
         if (position.round, end_digest) != goal:
             raise CatchUpError(
                 f"the session is at round {position.round} with digest {end_digest.hex()[:12]}, "
-                f"and the server asks for round {goal_round} with {goal_digest.hex()[:12]}; send "
+                f"and the server asks for round {goal[0]} with {goal[1].hex()[:12]}; send "
                 f"the rounds after {self.position.round}",
-                (goal_round, position.round),
+                (goal[0], position.round),
             )
-        return replace(self, position=position, state=state, digest=end_digest, common=common)
+        return session, tail
+
+    def _cannot(self, error: SamaraError, goal_round: int) -> CatchUpError:
+        return CatchUpError(
+            f"cannot catch up from round {self.position.round}: {error}",
+            (goal_round, self.position.round),
+        )
 
     @property
     def common_state(self) -> NDArray[np.int64] | None:
@@ -270,6 +320,36 @@ def session_at(
         goal = instruction.round, instruction.digest
     begun = session or Session.begin(header, layout)
     return reach(begun, catch_up, header, layout, *goal, replayer.backend)
+
+
+def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]:
+    """Yield records in steps: of at most `STEP_RECORDS`, and about `STEP_ELEMENTS` of directions.
+
+    A record is not divided, since only its end has a digest.
+    """
+    batch: list[Record] = []
+    cost = 0
+    for record in records:
+        batch.append(record)
+        cost += sum(len(group.scalars.coefficients) for group in record.delta.groups) * elements
+        if len(batch) == STEP_RECORDS or cost >= STEP_ELEMENTS:
+            yield batch
+            batch, cost = [], 0
+    if batch:
+        yield batch
+
+
+def _check_entries(record: Record, layout: Layout) -> None:
+    """Raise an error if a record has more shrinks, or other dense values, than a round may have.
+
+    Raises:
+        LedgerError: if it has more shrinks.
+        ReplayError: if it has other dense values.
+    """
+    shrinks = sum(isinstance(entry, Shrink) for entry in record.delta.entries)
+    if shrinks > MOST_SHRINKS:
+        raise LedgerError(f"round {record.delta.round}: it has {shrinks} shrinks")
+    record.delta.check_dense_values(layout)
 
 
 def decode_instruction(frame: bytes) -> Instruction:

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import grpc
 
 from samara.devices.live.certificate_errors import explain_certificate_error
-from samara.devices.live.gateway_protocol import KEEPALIVE, MAX_TASK_BYTES
+from samara.devices.live.gateway_protocol import KEEPALIVE
 from samara.devices.live.tls_contexts import unverified_context, verifying_context
 from samara.shared.addresses import parse_address
+from samara.shared.message_sizes import most_task_bytes
 
 OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_TASK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a gateway limits the streams of a connection
     ("grpc.enable_http_proxy", 0),
     *KEEPALIVE,
@@ -30,11 +31,14 @@ class GatewayEndpoint:
         address: host:port.
         authority: PEM file of the certificate authority; None means the system's.
         insecure: whether the connection is plain text.
+        elements: function that returns the elements of the largest state of the client's runs,
+            which bounds what is received; a connection that a longer message breaks is made anew.
     """
 
     address: str
     authority: Path | None = None
     insecure: bool = False
+    elements: Callable[[], int] = lambda: 0
 
     def channel(self) -> Any:
         """Return a gRPC channel to the gateway.
@@ -42,12 +46,14 @@ class GatewayEndpoint:
         Raises:
             DeviceError: if the authority is no certificate that can be read.
         """
+        most = ("grpc.max_receive_message_length", most_task_bytes(self.elements()))
+        options = (most, *OPTIONS)
         if self.insecure:
-            return grpc.insecure_channel(self.address, OPTIONS)
+            return grpc.insecure_channel(self.address, options)
         verifying_context(self.authority)
         authority = self.authority.read_bytes() if self.authority else None
         credentials = grpc.ssl_channel_credentials(authority)
-        return grpc.secure_channel(self.address, credentials, OPTIONS)
+        return grpc.secure_channel(self.address, credentials, options)
 
     def diagnose(self) -> str:
         """Return what is wrong with TLS to the gateway, with the remedy; empty if nothing is.

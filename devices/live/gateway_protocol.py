@@ -7,7 +7,8 @@ from samara.shared.wire import MAX_FRAME_BYTES
 PROTOCOL = 1
 """Version of the stream's messages, which the challenge names."""
 MAX_TASK_BYTES = 2 * MAX_FRAME_BYTES + 2**20
-"""Largest message to a phone, in bytes: a catch-up's snapshot and tail, and an instruction."""
+"""Largest message that a gateway sends: a catch-up's snapshot and tail, and an instruction. Who
+receives it takes less (`samara.shared.message_sizes`)."""
 FINISHED = grpc.StatusCode.OUT_OF_RANGE
 """Status code of streams that end because the run is finished."""
 _TIMEOUT = ("grpc.keepalive_timeout_ms", 20_000)

@@ -1,11 +1,13 @@
 """The stream as a client's wire: one connection to a gateway, which wakes the client."""
 
 import threading
+from functools import partial
 
 from samara.devices.live.board import Board
 from samara.devices.live.gateway_endpoint import GatewayEndpoint
 from samara.devices.live.gateway_stream import attach
 from samara.devices.live.keys import OWN_KEY_FILE
+from samara.devices.live.received_bytes import largest_state
 from samara.devices.live.server_contact import Reachability
 from samara.devices.live.settings import ClientSettings
 from samara.shared.errors import SamaraError
@@ -30,8 +32,9 @@ class StreamWire:
         self._failure: SamaraError | None = None
         self._board = Board(settings.socket, settings.client_index)
         self._key = SigningKey(settings.key or settings.folder / OWN_KEY_FILE)
+        elements = partial(largest_state, settings.folder)
         self._first, *self._others = [
-            GatewayEndpoint(address, settings.certificates, settings.insecure)
+            GatewayEndpoint(address, settings.certificates, settings.insecure, elements)
             for address in settings.gateways
         ]
         self._reachability = Reachability(settings.folder)

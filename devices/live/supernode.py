@@ -15,6 +15,7 @@ import uvicorn
 
 from samara.devices.live.certificate_errors import certificate_error_in, explain_certificate_error
 from samara.devices.live.processes import exit_with_parent, status_of_rejection
+from samara.devices.live.received_bytes import ReceivedBytes, largest_state, limit_received
 from samara.devices.live.server_contact import Reachability
 from samara.shared.rejection import HEADER, rejection_in
 
@@ -90,16 +91,23 @@ def main() -> None:
     log.setLevel(logging.INFO)
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     watch_requests(Reachability(Path(folder)))
+    received = ReceivedBytes(lambda: largest_state(Path(folder)))
+    limits = FOR_GATEWAY not in arguments  # one of its messages is for many phones
+    if limits:
+        limit_received(received)
     silence_foreign_lines()
     from samara.shared.flower_compat import (
         end_tasks_of_lost_messages,
         flower_supernode,
+        note_messages,
         pass_on_many_messages_at_once,
         transfer_parts_together,
     )
 
     end_tasks_of_lost_messages()
     transfer_parts_together()
+    if limits:
+        note_messages(received.begin)
     if FOR_GATEWAY in arguments:
         arguments.remove(FOR_GATEWAY)
         pass_on_many_messages_at_once(_LONGEST_PAUSE)

@@ -26,6 +26,7 @@ from samara.server.live.run_lock import (
 )
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.restored_run import RESTORED_FILE
+from samara.server.rounds.cohort_sampling import COHORT_SECRET_FILE
 from samara.server.store import (
     LAYOUT_FILE,
     LEDGER_FOLDER,
@@ -65,7 +66,7 @@ class Backup:
         rounds: last round of each ledger, by the folder of its run or cluster under the run's.
         files: number of files in it.
         bytes: size of the file.
-        secrets: paths in it that are private keys.
+        secrets: paths in it that are private keys, or secrets that cohorts follow from.
         left_out: paths in the run's folder that are neither in it nor of a server that runs.
         missing: by setting, the hash of a file that clients need and this machine lacks.
     """
@@ -141,7 +142,7 @@ def _write(run: Path, target: Path, moved: bool) -> Backup:
         raise ArchiveError(f"{error.filename or place}: {error.strerror}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    secrets = [path for path in paths if path.endswith(".key")]
+    secrets = [path for path in paths if path.endswith((".key", COHORT_SECRET_FILE))]
     return Backup(target, rounds, len(files), size, secrets, left_out, missing)
 
 

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from samara.server.keeping.folder_checks import check_certificates, check_keys, check_permissions
+from samara.server.keeping.folder_checks import (
+    check_certificates,
+    check_cohort_secret,
+    check_keys,
+    check_permissions,
+)
 from samara.server.live.connections import read_connections
 from samara.server.live.flower_processes import find_superlinks
 from samara.server.live.keys import KEYS_FOLDER
@@ -71,6 +76,9 @@ def examine(run: Path) -> Iterator[CheckResult]:
         return
     for store in cluster_folders(run) or [run]:
         yield from _check_store(run, store)
+        if (run / FLOWER_FOLDER).exists():
+            settings = _read_settings(run) or {}
+            yield from check_cohort_secret(store, settings.get("cohort.fraction", 1.0))
 
 
 def _check_server(run: Path) -> Iterator[CheckResult]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.run_supervisor import FLOWER_FOLDER
+from samara.server.rounds.cohort_sampling import COHORT_SECRET_FILE, read_cohort_secret
 from samara.server.watch.dashboard import TOKEN_FILE
 from samara.shared.certificates import (
     CERTIFICATES_FOLDER,
@@ -26,6 +27,8 @@ _SECRETS = (
     TOKEN_FILE,
     f"{FLOWER_FOLDER}/control.secret",
     f"{FLOWER_FOLDER}/superlink.db*",
+    COHORT_SECRET_FILE,
+    f"*/{COHORT_SECRET_FILE}",
 )
 
 
@@ -108,3 +111,27 @@ def check_keys(run: Path) -> Iterator[CheckResult]:
         finding = f"{len(private)} private keys of clients lie here, such as {private[0].name}"
         remedy = "delete each once its client has it"
         yield CheckResult(Outcome.WARN, "keys", finding, remedy)
+
+
+def check_cohort_secret(store: Path, fraction: float) -> Iterator[CheckResult]:
+    """Check the secret that decides which clients of a live run are asked.
+
+    Args:
+        store: folder of the run, or of one of its clusters.
+        fraction: share of the clients that a round asks.
+    """
+    try:
+        has_secret = bool(read_cohort_secret(store))
+    except SamaraError as error:
+        remedy = "copy it from a backup: samara server restore into another folder"
+        yield CheckResult(Outcome.FAIL, "cohorts", str(error), remedy)
+        return
+    if has_secret:
+        yield CheckResult(Outcome.PASS, "cohorts", "a secret decides which clients are asked")
+    elif fraction < 1:
+        finding = (
+            f"{store / COHORT_SECRET_FILE} is missing: the run's public seed decides which clients "
+            "are asked, and a client can make keys that are asked often"
+        )
+        remedy = "copy it from a backup; a run of an earlier version has none: begin another"
+        yield CheckResult(Outcome.WARN, "cohorts", finding, remedy)

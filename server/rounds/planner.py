@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from samara.server.restored_run import RestoredRun
+from samara.server.rounds.cohort_sampling import read_cohort_secret, sample_cohort
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
 from samara.server.store import RunStore
 from samara.server.transport.messages import make_message, report_token
 from samara.server.transport.roster import Roster, RosterEntry, await_clients
 from samara.shared.config import RunConfig
-from samara.shared.directions import cohort_keys
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
@@ -186,6 +185,7 @@ class RoundPlanner:
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = health, cohorts
         self.terms, self._newcomers = config.terms, config.newcomers
+        self._key = read_cohort_secret(store.folder) or config.seed
         self._strays = StrayClients(RestoredRun.read(store.folder))
 
     @property
@@ -285,16 +285,15 @@ class RoundPlanner:
             if missing := [client for client in recorded if client not in connected]:
                 raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
             return recorded, 0
-        config, settings = self._config, self._config.cohort
+        settings = self._config.cohort
         training = [client for client in connected if client not in self._newcomers]
         awake = [client for client in training if not self._health.is_resting(client, number)]
         if len(awake) < self.minimum:
             awake = training
-        wanted = sample_cohort(config.seed, number, awake, settings.fraction, self.minimum)
+        wanted = sample_cohort(self._key, number, awake, settings.fraction, self.minimum)
         size = math.ceil(round(settings.oversample * len(wanted), 9))
-        cohort = sample_cohort(
-            config.seed, number, awake, settings.fraction, max(self.minimum, size)
-        )
+        most = max(self.minimum, size)
+        cohort = sample_cohort(self._key, number, awake, settings.fraction, most)
         return cohort, len(wanted)
 
     def _train_instruction(
@@ -327,28 +326,3 @@ class RoundPlanner:
             group = str(last_round + 1)
             messages.append(make_message(entry.node, message_type, group, frame, catch_up, seconds))
         return messages, bytes_down
-
-
-def sample_cohort(
-    run_seed: int, round_number: int, clients: Iterable[int], fraction: float, minimum: int
-) -> list[int]:
-    """Return the cohort of a round.
-
-    A number is derived for every client from the run seed, the round and the client index, and
-    the clients with the smallest numbers are picked. So one connected client more or less changes
-    at most one client of the cohort.
-
-    Args:
-        run_seed: seed of the run.
-        round_number: number of the round.
-        clients: indices of the clients to choose from.
-        fraction: share of them to pick, rounded up.
-        minimum: fewest clients to pick, if there are so many.
-
-    Returns:
-        Client indices, ascending.
-    """
-    candidates = np.array(sorted(set(clients)), np.uint32)
-    size = min(len(candidates), max(minimum, math.ceil(round(fraction * len(candidates), 9))))
-    order = np.argsort(cohort_keys(run_seed, round_number, candidates), kind="stable")
-    return sorted(int(client) for client in candidates[order[:size]])

@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def _up(
     if (charges := ChargeLog(home).read()) or limits.epsilon_limit:
         log.info("%s", describe_charges(charges, limits.epsilon_limit))
     learner = PhoneLearner(program, examples, read_client_index(key_file))
+    endpoint = replace(endpoint, elements=lambda: learner.layout.size)
     phone = PhoneWorker(Phone(learner, home, limits, owners, key))
     failures: list[SamaraError] = []
 

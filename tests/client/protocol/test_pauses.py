@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from asking import evaluate_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of
-from helpers import instruction_with
+from helpers import delta_of, history_of, instruction_with
 from residents import resident
 
 from samara.client.protocol.remote_trainer import RemoteTrainer
@@ -20,7 +20,7 @@ from samara.shared.errors import RefusalCode
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.wire import Kind, kind_of
 
 
@@ -145,3 +145,24 @@ def test_an_evaluation_is_refused_once_its_server_no_longer_waits(
         found = remote.answer(evaluate_task(asked, settings=sent(config))).frame
     assert Refusal.decode(refused).code == RefusalCode.PAUSED
     assert kind_of(found) is Kind.EVALUATION
+
+
+def test_a_client_that_may_not_work_does_not_catch_up(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    hot = [True]
+    mine, socket = resident(settings, 7, short / "client"), short / "client.sock"
+    layout = mine.client_under(server_config) and mine.runtime.layout
+    history = history_of([delta_of(1), delta_of(2)], layout)
+    fields = {"round": 3, "layout_hash": layout.hash, "start_digest": history.digests[2]}
+    frame = instruction_with(run_id=history.header.run_id, **fields).encode()
+    task = train_task(frame, CatchUp(tail=history.tail(0)), settings=sent(server_config))
+    with (
+        serve_trainer(lambda: mine, socket, lambda: "91 °C is over 85 °C" if hot[0] else ""),
+        RemoteTrainer(str(socket)) as remote,
+    ):
+        refused = Refusal.decode(remote.answer(task).frame)
+        assert (refused.code, refused.round) == (RefusalCode.PAUSED, 0)
+        assert not [*(short / "client").glob("runs/*/session")]
+        hot[0] = False
+        assert kind_of(remote.answer(task).frame) is Kind.REPORT

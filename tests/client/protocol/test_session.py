@@ -1,13 +1,15 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
+from numpy.typing import NDArray
 
+from samara.client.protocol import session as session_module
 from samara.client.protocol.session import Session, SharedCatchUp
 from samara.shared.errors import CatchUpError
-from samara.shared.ledger import records
 from samara.shared.ledger.records import CatchUp, LedgerHeader, Record, Snapshot
 
 LAYOUT = layout_of()
@@ -90,20 +92,46 @@ def test_any_truncation_of_a_tail_is_refused(session: Session) -> None:
         assert_refused(session, tail[:size], 3, "round [123]")
 
 
-def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("every", [1, 2, 3, 256])
+def test_a_record_that_leads_elsewhere_than_it_says_is_found_by_one_replay(
+    every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where digests are checked at the end only."""
+    """Also where digests are checked at the end only, and from the beginning of a long ledger."""
     position, tail = HISTORY.position(1), HISTORY.tail(0, 1)
-    for number, end_digest in ((2, bytes(32)), (3, HISTORY.digests[3])):
-        record = Record.create(position, HISTORY.deltas[number - 1], end_digest)
+    for number, end_digest in ((2, bytes(32)), (3, HISTORY.digests[3]), (4, bytes(32))):
+        delta = HISTORY.deltas[number - 1] if number < 4 else delta_of(4)
+        record = Record.create(position, delta, end_digest)
         position, tail = record.position, tail + record.encode()
-    catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
-    wrong = Record.create(position, delta_of(4), bytes(32))
-    for every in (1, 2, 3, 256):
-        monkeypatch.setattr(records, "CHECK_EVERY", every)
-        begun = Session.begin(HEADER, LAYOUT)
-        assert_refused(begun, tail + wrong.encode(), 3, "round 2: replaying it gives another")
+    monkeypatch.setattr(session_module, "STEP_RECORDS", every)
+    replayed: list[int] = []
+    replay_batch = session_module.replay_batch
+
+    def counted(
+        state: NDArray[np.int64], batch: Sequence[Record], *others: Any
+    ) -> NDArray[np.int64]:
+        replayed.extend(record.delta.round for record in batch)
+        return replay_batch(state, batch, *others)
+
+    monkeypatch.setattr(session_module, "replay_batch", counted)
+    begun = Session.begin(HEADER, LAYOUT)
+    ahead = catch_up(begun, CatchUp(tail=HISTORY.tail(0, 1)), 1)
+    for session in (begun, replace(ahead, position=replace(ahead.position, head=bytes(32)))):
+        replayed.clear()
+        before = session.to_bytes()
+        with pytest.raises(CatchUpError, match=r"round [24]: replaying it gives another digest"):
+            session.catch_up(CatchUp(tail=tail), HEADER, LAYOUT, 4, bytes(32))
+        assert replayed == sorted(set(replayed))
+        assert session.to_bytes() == before
+
+
+def test_records_that_lead_elsewhere_are_not_replayed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own hashes say where they lead."""
+    monkeypatch.setattr(session_module, "replay_batch", None)
+    assert_refused(session, HISTORY.tail(1, 2), 3, "is at round 2")
+    with pytest.raises(CatchUpError, match="is at round 3"):
+        session.catch_up(CatchUp(tail=HISTORY.tail(1)), HEADER, LAYOUT, 3, bytes(32))
 
 
 # Catching up by a snapshot

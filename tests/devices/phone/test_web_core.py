@@ -27,6 +27,7 @@ from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.round_cost import RoundCost
 from samara.shared.layout import Layout
+from samara.shared.message_sizes import most_record_bytes, most_task_bytes
 from samara.shared.replay import (
     CoefficientBlock,
     DenseValues,
@@ -170,6 +171,12 @@ def test_the_golden_ledger_is_followed_by_its_tail_and_from_its_snapshot(run_cor
         "weights": weights,
     }
     assert results == [expected] * len(ways) + ["LedgerError"] * len(refused)
+
+
+def test_the_page_takes_as_many_bytes_as_other_clients(run_core: RunCore) -> None:
+    sizes = [0, 512, 100_000, 2**25]
+    expected = [[most_record_bytes(size), most_task_bytes(size)] for size in sizes]
+    assert run_core([["mostBytes", size] for size in sizes]) == expected
 
 
 def test_layouts_of_the_golden_files(run_core: RunCore) -> None:

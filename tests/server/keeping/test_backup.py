@@ -368,7 +368,7 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
     assert taken.exit_code == 0, taken.output
     file = tmp_path / "backups" / "run-round-3.backup"
     assert f"{file}: round 3" in taken.output
-    assert "it holds 2 private keys and is not encrypted" in taken.output
+    assert "it holds 2 private keys or secrets and is not encrypted" in taken.output
     out = tmp_path / "out"
     made = CliRunner().invoke(app, ["restore", str(file), "--out", str(out)])
     assert f"samara server up --run {out}" in made.output.replace("\n", " ")

@@ -10,7 +10,7 @@ from helpers import instruction_with, report_to
 from numpy.typing import NDArray
 
 from samara.server.rounds.aggregation import aggregate, check_report
-from samara.server.rounds.planner import sample_cohort
+from samara.server.rounds.cohort_sampling import sample_cohort
 from samara.shared.directions import directions
 from samara.shared.errors import ReplayError, ReportError, SamaraError
 from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of

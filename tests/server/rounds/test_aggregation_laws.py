@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from samara.server.rounds.aggregation import aggregate
-from samara.server.rounds.planner import sample_cohort
+from samara.server.rounds.cohort_sampling import sample_cohort
 from samara.server.rounds.rule import Rule
 from samara.shared.frames.instructions import SeedPolicy
 from samara.shared.frames.report import Report

@@ -6,6 +6,7 @@ import { fetchFile, fetchIndex, forgetFiles, sizeOf } from "./download.ts";
 import { PlainError, problemOf, ProgramError, StorageError, StoppedError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import { readCode, register } from "./join.ts";
+import { mostMessageBytes } from "./ledger.ts";
 import { added } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
 import { Model } from "./model.ts";
@@ -51,6 +52,7 @@ export class Client {
   readonly #changed: () => void;
   #joined: Joined | null = null;
   #loaded: Promise<Loaded> | null = null;
+  #mostBytes = mostMessageBytes(0);
   #stream: Stream | null = null;
   #connection: Connection = "closed";
   #activity: Activity = NOTHING;
@@ -249,6 +251,7 @@ export class Client {
     const address = new URL("/stream", location.href);
     address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     this.#stream ??= new Stream(address.href, key, {
+      mostBytes: () => this.#mostBytes,
       answer: (task) => this.#alone(() => this.#answer(task)),
       changed: (connection) => {
         this.#connection = connection;
@@ -375,6 +378,7 @@ export class Client {
     )
       throw new ProgramError("the program is not the one that its manifest describes");
     const { layout, modelId, readout } = program;
+    this.#mostBytes = mostMessageBytes(layout.size);
     const model = new Model(index, program, (done, of) => this.#do({ name: "loading", done, of }));
     const book = new ExampleBook(this.#store, {
       program: await hashOf(index),

@@ -21,6 +21,24 @@ const HASH_BYTES = 32;
 const IDENTITY_BYTES = 56;
 const LINK_BYTES = 100;
 const SNAPSHOT_BYTES = IDENTITY_BYTES + LINK_BYTES + 4 + HASH_BYTES;
+const MEBIBYTE = 2 ** 20;
+/** Records that servers of earlier versions send in place of a shorter state. */
+const MOST_SHORT_BYTES = 4 * MEBIBYTE;
+/** A part of a blob, or a list of masking keys. */
+const MOST_PART_BYTES = 4 * MEBIBYTE;
+/** Settings of a run, and a frame with shares. */
+const MOST_OTHER_BYTES = MEBIBYTE + 2 ** 16;
+
+/** Returns the most bytes of the records of a catch-up, for a state of so many elements. */
+export function mostRecordBytes(elements: number): number {
+  return Math.max(SNAPSHOT_BYTES + 8 * elements, MOST_SHORT_BYTES);
+}
+
+/** Returns the most bytes of any message of a gateway, for a state of so many elements. */
+export function mostMessageBytes(elements: number): number {
+  const catchUpBytes = SNAPSHOT_BYTES + 8 * elements + mostRecordBytes(elements);
+  return MOST_OTHER_BYTES + Math.max(MOST_PART_BYTES, catchUpBytes);
+}
 
 /** The identity of a ledger: its track, run (8 bytes) and layout hash. */
 export interface LedgerHeader {
@@ -96,6 +114,9 @@ async function follow(
   layout: Layout,
   goal: { readonly round: number; readonly digest: Bytes },
 ): Promise<Session> {
+  const most = mostRecordBytes(layout.size);
+  if (tail.length > most)
+    throw new LedgerError(`the server sent ${tail.length} bytes of records, more than ${most}`);
   let reached = session;
   if (snapshot.length) {
     const later = await readSnapshot(snapshot, header, layout);

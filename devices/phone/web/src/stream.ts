@@ -22,6 +22,8 @@ export type Connection =
 
 /** What a stream tells, and asks. */
 export interface StreamOwner {
+  /** Returns the most bytes of a message that is read; a longer one ends the stream. */
+  mostBytes(): number;
   answer(task: Task): Promise<Bytes>;
   changed(connection: Connection): void;
 }
@@ -72,8 +74,14 @@ export class Stream {
     this.#socket = socket;
     let work = Promise.resolve();
     socket.onmessage = ({ data }) => {
+      const message = new Uint8Array(data as ArrayBuffer);
+      if (message.length > this.#owner.mostBytes()) {
+        console.warn("the stream ends: a message of", message.length, "bytes");
+        socket.close(4000);
+        return;
+      }
       work = work
-        .then(() => this.#take(socket, new Uint8Array(data as ArrayBuffer)))
+        .then(() => this.#take(socket, message))
         .catch((error: unknown) => {
           console.warn("the stream ends:", error);
           socket.close(4000);

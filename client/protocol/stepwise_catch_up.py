@@ -1,0 +1,115 @@
+"""A live client's catch-up: in slices that pauses and questions come between, and steps on disk.
+
+Replay takes as long as its records say, which a server sends. Its size is bounded by that of the
+state, since a server sends the state where the records are longer; servers of earlier versions sent
+up to 64 KiB of records in any case, and all records before a common intercept.
+"""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.client.forward.turns import forward_pass
+from samara.client.protocol.session import Reach, Session
+from samara.shared.directions import Distribution
+from samara.shared.errors import CatchUpError
+from samara.shared.layout import Layout
+from samara.shared.ledger.records import CatchUp, LedgerHeader
+from samara.shared.message_sizes import most_record_bytes
+from samara.shared.replay import Backend
+
+log = logging.getLogger("samara.client")
+
+SLICE_ELEMENTS = 2**27
+"""About the most elements of directions between two pauses: some 0.1 s of one core."""
+
+
+class SlicedBackend:
+    """A replay backend that takes a turn for every slice of directions, as a forward pass does.
+
+    Args:
+        backend: the backend that computes.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        """The name of the backend that computes."""
+        return self._backend.name
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """Add Σ c·z(seed) to a state in place; see `Backend.fold`."""
+        count = max(1, SLICE_ELEMENTS // max(1, len(state)))
+        for first in range(0, len(seeds), count):
+            part = slice(first, first + count)
+            with forward_pass():
+                self._backend.fold(state, seeds[part], coefficients[part], distribution)
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> NDArray[np.int16]:
+        """Return directions, int16 [n, count]; see `Backend.directions`."""
+        return self._backend.directions(seeds, count, distribution, first)
+
+
+def reach_in_steps(
+    keep: Callable[[Session], None], is_late: Callable[[], bool], has_intercept: bool
+) -> Reach:
+    """Return a function that brings a session to the server's round step by step.
+
+    Args:
+        keep: function that keeps the session after a step, on disk.
+        is_late: function that returns whether the server no longer waits.
+        has_intercept: whether the run's last round is a common intercept.
+    """
+
+    def reach(
+        session: Session,
+        catch_up: CatchUp,
+        header: LedgerHeader,
+        layout: Layout,
+        goal_round: int,
+        goal_digest: bytes,
+        backend: Backend | None = None,
+    ) -> Session:
+        """Return the session at the server's round; see `Session.catch_up`, also for errors.
+
+        Raises:
+            CatchUpError: also if the records are longer than they may be, or the server no longer
+                waits; what has been replayed by then is kept, and the server sends the rest.
+        """
+        before = session.position
+        most = most_record_bytes(layout.size, has_intercept)
+        if len(catch_up.tail) > most:
+            raise CatchUpError(
+                f"the server sent {len(catch_up.tail)} bytes of records, of which at most {most} "
+                f"may be sent in place of a state of {layout.size} elements",
+                (goal_round, before.round),
+            )
+        sliced = SlicedBackend(backend) if backend else None
+        goal = header, layout, goal_round, goal_digest, sliced
+        reached = session
+        for reached in session.steps_to(catch_up, *goal):
+            number = reached.position.round
+            if reached.position == before or number in (0, goal_round):
+                continue  # it is kept already, nothing is replayed yet, or the caller keeps it
+            keep(reached)
+            if is_late():
+                raise CatchUpError(
+                    "catching up took so long that the server no longer waits; the next catch-up "
+                    f"goes on after round {number}",
+                    (goal_round, number),
+                )
+        return reached
+
+    return reach

@@ -1,0 +1,54 @@
+"""Files that a server sends a client: their bytes on its disk are bounded, by run and in all."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from samara.client.protocol import blob_receiver
+from samara.client.protocol.blob_receiver import receive_part
+from samara.shared.blob_store import BlobStore
+from samara.shared.errors import BlobError, FrameError
+from samara.shared.frames.blob import BlobPart, BlobReceipt
+
+FILES = [bytes([number]) * 1000 for number in range(4)]
+HASHES = [hashlib.sha256(file).digest() for file in FILES]
+
+
+def sent(number: int, first: int = 0, end: int = 1000) -> bytes:
+    """A part of one of the files, as a server sends it."""
+    return BlobPart(HASHES[number], 1000, first, FILES[number][first:end]).encode()
+
+
+def disk_bytes(store: BlobStore) -> int:
+    return sum(file.stat().st_size for file in store.folder.iterdir())
+
+
+def test_the_files_of_a_run_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file declares counts before its first byte is written."""
+    monkeypatch.setattr(blob_receiver, "MOST_RUN_BYTES", 2500)
+    store = BlobStore(tmp_path / "store")
+    for number in (0, 1):
+        receive_part(sent(number), HASHES[:3], 7, store)
+    with pytest.raises(BlobError, match="at most 2500 of all"):
+        receive_part(sent(2, 0, 100), HASHES[:3], 7, store)
+    again = BlobReceipt.decode(receive_part(sent(1), HASHES[:3], 7, store))
+    assert again.received == 1000
+    assert disk_bytes(store) == 2000
+    receive_part(sent(2, 0, 100), [HASHES[2]], 7, store)  # of another run
+    with pytest.raises(FrameError, match="is none that the run's settings name"):
+        receive_part(sent(3), HASHES[:3], 7, store)
+
+
+def test_the_files_of_all_runs_are_bounded(tmp_path: Path) -> None:
+    """Whole or not, the least recently used ones make room."""
+    store = BlobStore(tmp_path / "store", max_bytes=2500)
+    for number in (0, 1, 2, 3, 0, 1):
+        for first, end in ((0, 400), (400, 900)):
+            receive_part(sent(number, first, end), [HASHES[number]], 7, store)
+            assert disk_bytes(store) <= 2500
+        if number % 2:
+            receive_part(sent(number, 900), [HASHES[number]], 7, store)
+            assert disk_bytes(store) <= 2500
