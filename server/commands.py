@@ -76,7 +76,7 @@ def up(
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
     from samara.server.live.live_config import read_live_config, write_scenario
     from samara.server.live.run_display import RunDisplay
-    from samara.server.live.run_lock import check_not_moved
+    from samara.server.live.run_lock import check_not_moved, check_not_served
     from samara.server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from samara.server.live.superlink import max_reply_bytes
     from samara.server.live.superlink_process import SuperLinkProcess
@@ -87,6 +87,7 @@ def up(
 
     run = run.resolve()
     check_not_moved(run)
+    check_not_served(run)
     config = read_live_config(scenario, [*(settings or []), f"out={run}"], "server up")
     check_settings(run, config)
     make_private_folder(run)

@@ -4,6 +4,7 @@ Every message says what was wrong, where, and what to do about it; the command l
 without a traceback and exits with status 1.
 """
 
+import errno
 from enum import IntEnum
 from typing import ClassVar
 
@@ -41,6 +42,17 @@ class RefusalCode(IntEnum):
     HIDDEN = 23
     BUDGET = 24
     MASKING = 25
+    DISK = 26
+
+
+_DISK_PROBLEMS = {
+    errno.ENOSPC: 1,
+    errno.EDQUOT: 2,
+    errno.EFBIG: 3,
+    errno.EROFS: 4,
+    errno.EIO: 5,
+}
+"""Problems of a disk, by the numbers that refusals have for them."""
 
 
 class SamaraError(Exception):
@@ -103,6 +115,33 @@ class LedgerError(SamaraError):
     """A ledger file is damaged, belongs to another run, or is in use by another process."""
 
     refusal_code = RefusalCode.FILE
+
+
+class DiskError(LedgerError):
+    """A disk takes no more, or none of what is written to it.
+
+    Its first number says which problem: 1 for no space, 2 for a quota, 3 for a file's size, 4 for
+    a disk that is read only, 5 for an error of input or output.
+    """
+
+    refusal_code = RefusalCode.DISK
+
+
+def find_disk_error(error: BaseException) -> DiskError | None:
+    """Return an error that names a disk as its reason, with the text of the one that was raised.
+
+    Args:
+        error: what was raised, whose causes are looked at too; None is returned if it is no
+            problem of a disk.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DiskError):
+            return cause
+        if isinstance(cause, OSError) and (number := _DISK_PROBLEMS.get(cause.errno or 0)):
+            return DiskError(str(error), (number, 0))
+        cause = cause.__cause__
+    return None
 
 
 class ArchiveError(SamaraError):

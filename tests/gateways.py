@@ -54,7 +54,8 @@ class Served:
         self._thread.start()
         self.gateway = Gateway(admitted, registered)
         proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
-        self._server, self.port = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
+        self._server = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
+        self.port, self.port_of_grpc = self._server.port, self._server.connections.port_of_grpc
         self.endpoint = GatewayEndpoint(
             f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None
         )

@@ -22,6 +22,7 @@ from samara.client.protocol.session_store import decode_session
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.store import METRICS_FILE, read_layout, replay_run
 from samara.shared.events import EventFollower
+from samara.shared.http.guard import is_loopback
 from samara.shared.replay import digest
 from samara.shared.settings import Scalar
 
@@ -103,7 +104,9 @@ class LiveRun:
     def start_server(self, *options: str) -> None:
         """Start `samara server up`, or start it again."""
         host, port = self.address.rsplit(":", 1)
-        command = ["server", "up", "--run", str(self.run), "--host", "0.0.0.0", "--port", port]
+        # in a network namespace clients have another address than the server's own processes
+        listen = "127.0.0.1" if is_loopback(host) else "0.0.0.0"
+        command = ["server", "up", "--run", str(self.run), "--host", listen, "--port", port]
         command += ["--name", host]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={json.dumps(value)}"]

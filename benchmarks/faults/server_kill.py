@@ -148,15 +148,15 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     acknowledged: dict[int, str] = {}
     killed: Counter[str] = Counter()
     metrics = EventFollower(run / METRICS_FILE)
-    command = _server_command(run, port, settings)
+    command = server_command(run, port, settings)
     with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
         server, fleet = subprocess.Popen(command, stdout=said, stderr=said), None
         try:
-            _wait(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
-            fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
+            wait_for(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
+            fleet = subprocess.Popen(fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
             while sum(killed.values()) < kills:
                 known = max(acknowledged, default=0)
-                _wait(lambda known=known: _new(metrics, acknowledged) > known, folder)  # type: ignore[misc]
+                wait_for(lambda known=known: new_rounds(metrics, acknowledged) > known, folder)  # type: ignore[misc]
                 assert server.poll() is None, (folder / "said").read_text()[-2000:]
                 time.sleep(float(rng.uniform(0, 3)))
                 target = TARGETS[rng.integers(len(TARGETS))]
@@ -176,7 +176,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
                 fleet.wait()
             server.terminate()
             server.wait()
-    _new(metrics, acknowledged)
+    new_rounds(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
     nodes: list[UserConfig] = [
         {CLIENT_INDEX: key.client} for key in ClientKeys(run / KEYS_FOLDER).read_all()
@@ -220,7 +220,8 @@ def check(
     )
 
 
-def _server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[str]:
+def server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[str]:
+    """The command that serves a run to toy clients of this machine."""
     command = [sys.executable, "-m", "samara", "server", "up", "--run", str(run)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     for key, value in settings.items():
@@ -228,13 +229,14 @@ def _server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[s
     return command
 
 
-def _fleet_command(run: Path, port: int) -> list[str]:
+def fleet_command(run: Path, port: int) -> list[str]:
+    """The command of the toy clients."""
     fleet = [sys.executable, "-m", "benchmarks.faults.toy_clients"]
     fleet += ["--superlink", f"127.0.0.1:{port}", "--devices", str(CLIENTS)]
     return [*fleet, "--ca", str(run / "certificates" / "ca.pem"), "--keys", str(run / KEYS_FOLDER)]
 
 
-def _new(metrics: EventFollower, acknowledged: dict[int, str]) -> int:
+def new_rounds(metrics: EventFollower, acknowledged: dict[int, str]) -> int:
     """Take in what the run wrote; returns the last round."""
     events = [event for event in metrics.read_new() if event["event"] == "round"]
     acknowledged |= {event["round"]: event["digest"] for event in events}
@@ -254,7 +256,8 @@ def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process |
     return None
 
 
-def _wait(ready: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
+def wait_for(ready: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
+    """Wait for something; what was said is shown if it does not come."""
     end = time.monotonic() + seconds
     while not ready():
         log = folder / "run" / "flower" / "superlink.log"

@@ -38,13 +38,19 @@ def literal(name: str, value: str) -> bytes:
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-_HELLO = _PREFACE + frame(_SETTINGS, 0, 0, b"")
-_CALLED = _HELLO + frame(_HEADERS, _END_HEADERS, 1, b"".join(literal(*f) for f in _CALL.items()))
+def call_frame(stream: int) -> bytes:
+    """The frame that opens a stream to the gateway's service; the number is odd."""
+    return frame(_HEADERS, _END_HEADERS, stream, b"".join(literal(*f) for f in _CALL.items()))
+
+
+HELLO = _PREFACE + frame(_SETTINGS, 0, 0, b"")
+"""The first bytes of a client's connection."""
+_CALLED = HELLO + call_frame(1)
 KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no TLS": (False, b"\x16\x03\x01\x02\x00", b"\1"),
     "no HTTP/2": (True, b"", b""),
-    "half a frame": (True, _HELLO + frame(_HEADERS, 0, 1, bytes(4096))[:9], b"\0"),
-    "no call": (True, _HELLO, b""),
+    "half a frame": (True, HELLO + frame(_HEADERS, 0, 1, bytes(4096))[:9], b"\0"),
+    "no call": (True, HELLO, b""),
     "half a proof": (True, _CALLED + frame(_DATA, 0, 1, _MESSAGE), frame(_DATA, 0, 1, b"\0")),
 }
 """The kinds of connections: with TLS or not, the first bytes, and the bytes of every second."""

@@ -50,8 +50,8 @@ async def hosted() -> None:
     gateway = Gateway(admitted.__contains__)
     tls = make_certificates(folder / CERTIFICATES_FOLDER, [])
     proof = tls.certificate.read_bytes(), tls.key.read_bytes()
-    _, port = await start_gateway(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
-    print(f"{PORT_LINE}{port}", flush=True)
+    server = await start_gateway(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
+    print(f"{PORT_LINE}{server.port}", flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         instruction = line.strip().encode()
@@ -95,8 +95,13 @@ class Host:
         return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, CHANNEL_OPTIONS)
 
     @property
+    def process(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def memory(self) -> float:
-        """ResidentTrainer, MiB."""
+        """Resident memory, MiB."""
         rss: int = psutil.Process(self._process.pid).memory_info().rss
         return round(rss / 2**20, 1)
 

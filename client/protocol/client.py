@@ -28,7 +28,13 @@ from samara.client.protocol.session import (
     session_at,
 )
 from samara.client.protocol.stepwise_catch_up import reach_in_steps
-from samara.shared.errors import DataError, FrameError, MaskingError, SamaraError
+from samara.shared.errors import (
+    DataError,
+    FrameError,
+    MaskingError,
+    SamaraError,
+    find_disk_error,
+)
 from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
 from samara.shared.frames.instructions import (
     INTERCEPT_TRACK,
@@ -186,13 +192,18 @@ class Client:
             return self._reply(task, pausing)
         except SamaraError as error:
             return self.refuse(task, error)
+        except OSError as error:
+            if disk_error := find_disk_error(error):
+                return self.refuse(task, disk_error)
+            raise
 
     def refuse(self, task: Task, error: SamaraError) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session.
 
-        With differential privacy it is a constant one if it is about examples.
+        A full disk is named as that, whatever could not be written. With differential privacy the
+        refusal is a constant one if it is about examples.
         """
-        frame = refused_frame(task)
+        frame, error = refused_frame(task), find_disk_error(error) or error
         if self._part and self._part.terms.privacy:
             error = without_examples(error)
         refusal = make_refusal(frame, self._learner.client, self._last_round(frame), error)

@@ -43,6 +43,7 @@ from samara.shared.errors import (
     ModelError,
     SamaraError,
     ScenarioError,
+    find_disk_error,
 )
 from samara.shared.extensions import check_extensions
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
@@ -177,6 +178,10 @@ class ResidentTrainer:
             client = self.client_for(task.settings)
         except SamaraError as error:
             return self._client.refuse(task, error)
+        except OSError as error:
+            if disk_error := find_disk_error(error):
+                return self._client.refuse(task, disk_error)
+            raise
         return client.answer(task, pausing)
 
     def client_for(self, settings: bytes) -> Client:

@@ -8,6 +8,7 @@ the same for boards.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,21 +25,22 @@ from samara.devices.phone.gateway_requests import (
     GatewayRequest,
     SignedAnswer,
 )
-from samara.devices.phone.phone_stream import GrpcStream, PhoneStream
+from samara.devices.phone.phone_stream import PhoneStream
 from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import DeviceError, FrameError
+from samara.shared.log_budget import LogBudget
 from samara.shared.proto.trainer_pb2 import Challenge, FromPhone, Task, ToPhone
-from samara.shared.proto.trainer_pb2_grpc import GatewayServicer
 from samara.shared.rate_limit import RateLimit
 from samara.shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
 from samara.shared.wire import Kind, kind_of
+
+log = logging.getLogger("samara.gateway")
 
 NONCE_BYTES, SESSION_BYTES = 32, 8
 MAX_ANSWER_BYTES = 2 * 2**20
 """Largest message from a phone, in bytes."""
 MAX_STREAMS = 4096
-MAX_UNAUTHENTICATED = 64
-"""Most streams that have not proved a key yet."""
+"""Most streams over gRPC that have proved a key."""
 PROOF_SECONDS = 10.0
 """Seconds from the challenge to its proof."""
 LINGER_SECONDS = 0.25
@@ -69,8 +71,8 @@ class _AttachedPhone:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Gateway(GatewayServicer):  # type: ignore[misc]
-    """The holder of the phones' streams, which sends them requests; also the service of gRPC.
+class Gateway:
+    """The holder of the phones' streams, which sends them requests.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
@@ -79,6 +81,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     Attributes:
         session: random bytes, by which the server knows that this is another process.
+        lines: budget of the log's lines about what strangers do.
         refused: number of rejected streams by reason.
         told: client indices of the phones that were told that the run is finished.
     """
@@ -88,13 +91,13 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         admitted: Callable[[bytes], bool],
         registered: Callable[[bytes], bool] | None = None,
     ) -> None:
-        self._admission = Admission(admitted, registered)
+        self.lines = LogBudget(log)
+        self._admission = Admission(admitted, registered, self.lines)
         self._phones: dict[int, _AttachedPhone] = {}
         self._requests: list[GatewayRequest] = []
         self._in_parts: list[GatewayRequest] = []  # those of them whose answers are taken in parts
         self._attachments = RateLimit(ATTACHMENTS_PER_MINUTE)
         self._detached_at: dict[int, float] = {}
-        self._unauthenticated = 0
         self._is_finished = False
         self.session = secrets.token_bytes(SESSION_BYTES)
         self.refused: dict[str, int] = {}
@@ -218,13 +221,6 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         left = max(self._detached_at.get(client, 0.0), asked)
         return client in self._phones or time.monotonic() < left + RECONNECT_SECONDS
 
-    async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802
-        """Serve one phone's stream over gRPC; see trainer.proto."""
-        try:
-            await self.serve(GrpcStream(context))
-        except RejectionError as rejection:
-            await context.abort(rejection.code, rejection.reason)
-
     async def serve(self, stream: PhoneStream) -> None:
         """Serve one phone's stream until it ends.
 
@@ -237,6 +233,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 await self._serve_phone(_AttachedPhone(public_key, is_board), stream)
         except RejectionError as rejection:
             self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
+            self.lines.warn(stream.host, f"was not attached: {rejection.reason}")
             raise
         if self._is_finished:
             self.told.add(client_index_of_key(public_key))
@@ -247,15 +244,9 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
         Also whether it says that it is a board, which matters to nobody but itself.
         """
-        if self._unauthenticated >= MAX_UNAUTHENTICATED:
-            raise RejectionError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "too many streams without a proof; try again later",
-            )
-        self._unauthenticated += 1
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        challenge = Challenge(version=PROTOCOL, nonce=nonce, takes_boards=True)
         try:
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            challenge = Challenge(version=PROTOCOL, nonce=nonce, takes_boards=True)
             async with asyncio.timeout(PROOF_SECONDS):
                 await stream.write(ToPhone(challenge=challenge))
                 message = await stream.read()
@@ -263,8 +254,6 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             raise RejectionError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"no proof of the key within {PROOF_SECONDS:g} s"
             ) from None
-        finally:
-            self._unauthenticated -= 1
         if message is None or message.WhichOneof("content") != "proof":
             raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "the first message must be a proof of the key"
@@ -283,6 +272,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many attachments in a minute; try again later",
             )
+        stream.keep()
         return public_key, message.proof.is_board
 
     async def _serve_phone(self, phone: _AttachedPhone, stream: PhoneStream) -> None:

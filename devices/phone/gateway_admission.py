@@ -1,23 +1,18 @@
 """The admission of keys to a gateway, and the error that ends a stream."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable
 
 import grpc
 
 from samara.shared.errors import DeviceError
+from samara.shared.log_budget import LogBudget
 from samara.shared.rate_limit import RateLimit, network_of
-
-log = logging.getLogger("samara.gateway")
 
 MAX_ASKED = 4
 """Most new keys that the server is asked for at once."""
 NEW_KEYS_PER_MINUTE = 6
 """Most new keys of one network address that the server is asked for in a minute."""
-WARNING_SECONDS = 60.0
-"""Least time between two log lines about a server that cannot be asked."""
 
 
 class RejectionError(Exception):
@@ -35,13 +30,18 @@ class Admission:
         admitted: function that returns whether a public key (PEM) may attach.
         registered: function that asks the server whether any other key may attach, in a thread of
             its own; None admits no others.
+        lines: budget of the log's lines about what strangers do.
     """
 
     def __init__(
-        self, admitted: Callable[[bytes], bool], registered: Callable[[bytes], bool] | None
+        self,
+        admitted: Callable[[bytes], bool],
+        registered: Callable[[bytes], bool] | None,
+        lines: LogBudget,
     ) -> None:
+        self._lines = lines
         self._admitted, self._registered = admitted, registered
-        self._asked, self._warned_at = 0, -WARNING_SECONDS
+        self._asked = 0
         self._new_keys = RateLimit(NEW_KEYS_PER_MINUTE)
 
     async def check(self, public_key: bytes, host: str) -> None:
@@ -71,9 +71,7 @@ class Admission:
             if not await asyncio.to_thread(self._registered, public_key):
                 raise RejectionError(denied, "this key is not registered at the server")
         except DeviceError as error:
-            if (now := time.monotonic()) >= self._warned_at + WARNING_SECONDS:
-                self._warned_at = now
-                log.warning("new phones are not admitted at present: %s", error)
+            self._lines.warn("new phones", "are not admitted at present: %s", error)
             raise RejectionError(
                 later, "the server cannot be asked for this key; try again later"
             ) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import secrets
 import signal
 import threading
@@ -82,6 +83,8 @@ def _check_superlink_settings(settings: GatewaySettings) -> None:
 
 
 def _serve(settings: GatewaySettings, secret: Path) -> None:
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     certificate = GatewayCertificate(settings)
     if not settings.insecure and settings.certificate is None:
         authority = settings.folder / CERTIFICATES_FOLDER / "ca.pem"
@@ -111,10 +114,8 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     gateway = Gateway(admitted, registered)
     pages = _page_server(settings, gateway, asked)
     current = certificate.current
-    server, port = run(
-        start_gateway(gateway, settings.listen, *current, lambda: certificate.current)
-    )
-    log.info("phones attach at port %d", port)
+    server = run(start_gateway(gateway, settings.listen, *current, lambda: certificate.current))
+    log.info("phones attach at port %d", server.port)
     if pages and settings.web:
         run(pages.start(settings.web.address))
         log.info("browsers open %s", settings.web.url)
@@ -151,6 +152,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         if pages:
             run(pages.stop())
         run(server.stop(_GRACE_SECONDS))
+        gateway.lines.close()
         loop.call_soon_threadsafe(loop.stop)
 
 
@@ -182,7 +184,7 @@ def _page_server(
     from samara.devices.phone.page_server.published_files import page_files, program_files
 
     files = page_files(web.page_folder) | program_files(web.program)
-    app = PageApp(gateway, files, JoinRelay(asked), web.origin)
+    app = PageApp(gateway, files, JoinRelay(asked, gateway.lines), web.origin)
     if web.has_tls and settings.certificate and settings.certificate_key:
         return PageServer(app, settings.certificate, settings.certificate_key)
     return PageServer(app)

@@ -1,4 +1,8 @@
-"""The gRPC server in which a gateway's phones find it."""
+"""The gRPC server in which a gateway's phones find it.
+
+It listens on this machine alone. Phones reach it through `PassedConnections`, and a stream of any
+other connection is not served.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +11,23 @@ import grpc
 
 from samara.devices.live.gateway_protocol import GATEWAY_KEEPALIVE, MAX_TASK_BYTES
 from samara.devices.phone.gateway import MAX_ANSWER_BYTES, MAX_STREAMS, Gateway
+from samara.devices.phone.gateway_admission import RejectionError
+from samara.devices.phone.passed_connections import (
+    MAX_UNPROVEN,
+    MAX_UNPROVEN_OF_NETWORK,
+    MAX_UNPROVEN_STREAMS,
+    PassedConnections,
+)
+from samara.devices.phone.phone_stream import GrpcStream
 from samara.shared.errors import DeviceError
-from samara.shared.proto.trainer_pb2_grpc import add_GatewayServicer_to_server
+from samara.shared.http.limited_listener import LimitedListener
+from samara.shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port in use is an error
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", MAX_TASK_BYTES),
-    ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
+    ("grpc.max_concurrent_streams", MAX_UNPROVEN_STREAMS),  # per connection; a phone has one
     ("grpc.max_metadata_size", 8192),
     *GATEWAY_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 0),
@@ -26,13 +39,49 @@ OPTIONS = (
 )
 
 
+class GatewayServer:
+    """A gateway's gRPC server, and the connections that are passed on to it.
+
+    Attributes:
+        connections: the connections.
+        port: where phones connect.
+    """
+
+    def __init__(self, grpc_server: Any, connections: PassedConnections, port: int) -> None:
+        self._grpc_server, self.connections, self.port = grpc_server, connections, port
+
+    async def stop(self, grace: float | None) -> None:
+        """Accept no more connections, and end the streams after a time in seconds."""
+        self.connections.close()
+        await self._grpc_server.stop(grace)
+
+
+class _Service(GatewayServicer):  # type: ignore[misc]
+    """The service of gRPC, which hands streams to the gateway."""
+
+    connections: PassedConnections
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802
+        """Serve one phone's stream; see trainer.proto."""
+        stream = GrpcStream(context, self.connections)
+        if not stream.is_allowed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "open another connection")
+        try:
+            await self._gateway.serve(stream)
+        except RejectionError as rejection:
+            await context.abort(rejection.code, rejection.reason)
+
+
 async def start_gateway(
     gateway: Gateway,
     address: str,
     certificate: bytes = b"",
     key: bytes = b"",
     read_certificate: Callable[[], tuple[bytes, bytes]] | None = None,
-) -> tuple[Any, int]:
+) -> GatewayServer:
     """Start the gRPC server of a gateway.
 
     Args:
@@ -44,25 +93,33 @@ async def start_gateway(
             default the given ones.
 
     Returns:
-        The server and its port.
+        The server.
 
     Raises:
         DeviceError: if the port cannot be opened.
     """
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
-    add_GatewayServicer_to_server(gateway, server)
+    host, _, port = address.rpartition(":")
     try:
-        if certificate:
-            credentials = _credentials(read_certificate or (lambda: (certificate, key)))
-            port = server.add_secure_port(address, credentials)
-        else:
-            port = server.add_insecure_port(address)
-    except (RuntimeError, ValueError) as error:
+        listener = LimitedListener(
+            host.strip("[]"), int(port), MAX_UNPROVEN, MAX_UNPROVEN_OF_NETWORK, gateway.lines
+        )
+    except (OSError, ValueError, OverflowError) as error:
         raise DeviceError(
             f"cannot listen on {address}; use host:port of this machine with a free port"
         ) from error
+    most_streams = MAX_STREAMS + MAX_UNPROVEN * MAX_UNPROVEN_STREAMS
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=most_streams)
+    service = _Service(gateway)
+    add_GatewayServicer_to_server(service, server)
+    inside = "127.0.0.1:0"
+    if certificate:
+        credentials = _credentials(read_certificate or (lambda: (certificate, key)))
+        port_of_grpc = server.add_secure_port(inside, credentials)
+    else:
+        port_of_grpc = server.add_insecure_port(inside)
+    service.connections = PassedConnections(listener, port_of_grpc)
     await server.start()
-    return server, port
+    return GatewayServer(server, service.connections, listener.getsockname()[1])
 
 
 def _credentials(read_certificate: Callable[[], tuple[bytes, bytes]]) -> Any:

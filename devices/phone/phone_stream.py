@@ -1,10 +1,10 @@
 """The stream of a phone, whatever carries it: gRPC, or a WebSocket."""
 
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 import grpc
 
+from samara.devices.phone.passed_connections import PassedConnections
 from samara.shared.proto.trainer_pb2 import FromPhone, ToPhone
 
 
@@ -14,6 +14,9 @@ class PhoneStream(Protocol):
     @property
     def host(self) -> str:
         """The address of the other end."""
+
+    def keep(self) -> None:
+        """Let its connection make room for no other one: the other end has proved its key."""
 
     async def write(self, message: ToPhone) -> None:
         """Send a message."""
@@ -27,15 +30,26 @@ class GrpcStream:
 
     Args:
         context: gRPC's context of the call.
+        connections: the connections that are passed on to gRPC.
+
+    Attributes:
+        is_allowed: whether it came by one of them that may open another stream.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, connections: PassedConnections) -> None:
         self._context = context
+        self._connection = connections.by_port.get(_port_of(context.peer()))
+        self.is_allowed = self._connection is not None and self._connection.open_stream()
 
     @property
     def host(self) -> str:
         """The address of the other end."""
-        return _host_of(self._context.peer())
+        return self._connection.host if self._connection else ""
+
+    def keep(self) -> None:
+        """Let its connection make room for no other one: the other end has proved its key."""
+        if self._connection:
+            self._connection.keep()
 
     async def write(self, message: ToPhone) -> None:
         """Send a message."""
@@ -47,6 +61,7 @@ class GrpcStream:
         return None if message is grpc.aio.EOF else message
 
 
-def _host_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer, as in ipv4:192.0.2.1:40000."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+def _port_of(peer: str) -> int:
+    """Return the port in gRPC's name of a peer, as in ipv4:127.0.0.1:40000; 0 if it has none."""
+    port = peer.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0

@@ -1,11 +1,12 @@
 """Limits of the connections to a SuperLink: how many, and how long one may go without a request."""
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from samara.shared.http.limited_listener import LimitedListener, tls_limits
+from samara.shared.log_budget import LogBudget
 
 HEAD_SECONDS = 15.0
 """Time in which a connection must begin a request; checked this often."""
@@ -15,6 +16,17 @@ MAX_HEAD_BYTES = 16_384
 
 class LimitedLoop(asyncio.SelectorEventLoop):
     """An event loop whose servers have a `LimitedListener`, and little time and memory for TLS."""
+
+    listener: ClassVar[LimitedListener | None] = None
+    """The listener of the last server."""
+    lines: ClassVar[LogBudget | None] = None
+    """Budget of the log's lines about connections that make room."""
+
+    @classmethod
+    def keep(cls, address: Any) -> None:
+        """Let a connection make no room for others: who is at its other end has proved it."""
+        if cls.listener:
+            cls.listener.keep(address)
 
     async def create_server(
         self,
@@ -28,7 +40,7 @@ class LimitedLoop(asyncio.SelectorEventLoop):
         """Serve on an address as `asyncio` does."""
         if ssl:
             options |= tls_limits()
-        listener = LimitedListener(host, port)
+        listener = LimitedLoop.listener = LimitedListener(host, port, lines=LimitedLoop.lines)
         return await super().create_server(protocol_factory, sock=listener, ssl=ssl, **options)
 
 

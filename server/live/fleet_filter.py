@@ -35,6 +35,8 @@ MAX_REQUESTS = 16
 """Most requests of one key at the same time."""
 MAX_BYTES_IN_FLIGHT = 32 * 2**20
 """Most bytes of the bodies of all requests that are being read or answered."""
+SENDERS_AT_ONCE = 8
+"""The part of these bytes that one key's requests may have is one in so many."""
 _MAX_AGE, _MAX_AHEAD = 305.0, 5.0
 """Seconds by which a request's signed time may differ from this machine's; Flower's own limits."""
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
@@ -54,13 +56,16 @@ class RejectedRequestError(Exception):
 
     Args:
         status: HTTP status of the answer.
-        reason: reason for the server's log.
+        reason: reason for the server's log, with ``%s`` for each detail.
+        details: such as the name of a key.
         code: reason for the sender, where it may know.
     """
 
-    def __init__(self, status: int, reason: str, code: RejectionCode | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.code = status, reason, code
+    def __init__(
+        self, status: int, reason: str, *details: str, code: RejectionCode | None = None
+    ) -> None:
+        super().__init__(reason % details)
+        self.status, self.reason, self.details, self.code = status, reason, details, code
 
 
 class FleetFilter:
@@ -87,8 +92,9 @@ class FleetFilter:
         self._told = ToldClients(result.with_name(TOLD_FILE)) if result else None
         self._keys = keys
         self._in_flight = 0
-        self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
+        self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, SENDERS_AT_ONCE * max_bytes)
         self._senders = Counter[bytes]()  # number of requests by key
+        self._bytes = Counter[bytes]()  # bytes of their bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a sound request on to Flower.
@@ -97,10 +103,10 @@ class FleetFilter:
             RejectedRequestError: if the request is not sound; nothing was sent then.
         """
         sender = self._check_head(scope)
-        with self._count_request(sender), self._count_bytes() as held:
+        with self._count_request(sender), self._count_bytes(sender) as held:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
-                    body = await self._read_body(receive, held)
+                    body = await self._read_body(receive, sender, held)
             except TimeoutError:
                 reason = f"did not send a request's body within {BODY_SECONDS:g} s"
                 raise RejectedRequestError(408, reason) from None
@@ -123,9 +129,8 @@ class FleetFilter:
             _check_key(headers, public_key, self._keys.find(public_key))
         if self._told is not None and self._result is not None and self._result.exists():
             self._told.add(public_key)
-            raise RejectedRequestError(
-                410, "was told that the run is finished", RejectionCode.FINISHED
-            )
+            reason = "was told that the run is finished"
+            raise RejectedRequestError(410, reason, code=RejectionCode.FINISHED)
         return public_key if self._keys is not None else b""
 
     @property
@@ -146,15 +151,18 @@ class FleetFilter:
                 del self._senders[sender]
 
     @contextmanager
-    def _count_bytes(self) -> Iterator[bytearray]:
+    def _count_bytes(self, sender: bytes) -> Iterator[bytearray]:
         """Give a buffer whose bytes are counted by `_read_body` until the request is answered."""
         held = bytearray()
         try:
             yield held
         finally:
             self._in_flight -= len(held)
+            self._bytes[sender] -= len(held)
+            if not self._bytes[sender]:
+                del self._bytes[sender]
 
-    async def _read_body(self, receive: Any, held: bytearray) -> bytes | None:
+    async def _read_body(self, receive: Any, sender: bytes, held: bytearray) -> bytes | None:
         """Read a request's body; return None if its sender disconnects before the end."""
         while True:
             message = await receive()
@@ -163,9 +171,13 @@ class FleetFilter:
             part = message.get("body", b"")
             if len(held) + len(part) > self._max_bytes:
                 raise RejectedRequestError(413, self._too_long)
+            share = self._max_in_flight // SENDERS_AT_ONCE
+            if sender and self._bytes[sender] + len(part) > share:
+                raise RejectedRequestError(503, "sent a request while its others held its memory")
             if self._in_flight + len(part) > self._max_in_flight:
                 raise RejectedRequestError(503, "sent a request while others held all memory")
             self._in_flight += len(part)
+            self._bytes[sender] += len(part)
             held += part
             if not message.get("more_body", False):
                 return bytes(held)
@@ -228,20 +240,22 @@ def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> No
     Raises:
         RejectedRequestError: if it is not; whoever has not signed with a key learns nothing of it.
     """
+    details: tuple[str, ...] = ()
     if key is None:
         reason = "its key is not registered here; see `samara server status --keys`"
         code = RejectionCode.UNREGISTERED
     elif (late := _signed_seconds_ago(headers, public_key)) is None:
-        reason = f"a request in the name of {key.name} is not signed with its key"
+        reason, details = "a request in the name of %s is not signed with its key", (key.name,)
         code = RejectionCode.SIGNATURE
     elif key.revoked:
-        reason, code = f"the key {key.name} was revoked on {key.revoked}", RejectionCode.REVOKED
+        reason, details = "the key %s was revoked on %s", (key.name, str(key.revoked))
+        code = RejectionCode.REVOKED
     elif not -_MAX_AHEAD < late < _MAX_AGE:
-        reason = f"the clock of {key.name} differs from this machine's"
+        reason, details = "the clock of %s differs from this machine's", (key.name,)
         code = RejectionCode.CLOCK
     else:
         return
-    raise RejectedRequestError(401, f"was rejected: {reason}", code)
+    raise RejectedRequestError(401, f"was rejected: {reason}", *details, code=code)
 
 
 def _sender_of(headers: Headers) -> bytes:

@@ -36,12 +36,13 @@ class JoinError(Exception):
 
     Args:
         status: HTTP status of the answer, from which the device knows the reason.
-        reason: reason for the server's log.
+        reason: reason for the server's log, with ``%s`` for each detail.
+        details: such as the name of an invitation.
     """
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
+    def __init__(self, status: int, reason: str, *details: str) -> None:
+        super().__init__(reason % details)
+        self.status, self.reason, self.details = status, reason, details
 
 
 @dataclass(frozen=True)
@@ -238,18 +239,18 @@ class Invitations:
         name = invitation.name
         if key := self._keys.find_by_name(name):
             if key.public_key.encode() != request.public_key:
-                raise JoinError(409, f"the invitation of {name} was used with another key")
+                raise JoinError(409, "the invitation of %s was used with another key", name)
             if key.revoked:
-                raise JoinError(403, f"the key of {name} was revoked on {key.revoked}")
+                raise JoinError(403, "the key of %s was revoked on %s", name, str(key.revoked))
             return name
         if _has_ended(invitation):
-            raise JoinError(410, f"the invitation of {name} ended on {invitation.end}")
+            raise JoinError(410, "the invitation of %s ended on %s", name, str(invitation.end))
         try:
             self._keys.register(name, request.public_key, "its key")
         except SamaraError as error:
-            raise JoinError(422, str(error)) from error
+            raise JoinError(422, "%s", str(error)) from error
         except OSError as error:
-            raise JoinError(503, f"the key of {name} cannot be written: {error}") from error
+            raise JoinError(503, "the key of %s cannot be written: %s", name, str(error)) from error
         return name
 
     def _find(self, identifier: str) -> _Invitation:

@@ -16,6 +16,7 @@ from typing import Any
 from samara.server.live.invitations import Invitations, JoinError
 from samara.shared.errors import InvitationError
 from samara.shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.log_budget import LogBudget
 from samara.shared.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
@@ -41,12 +42,16 @@ class JoinFilter:
     Args:
         invitations: invitations of the run; None if any client may join, without a key.
         clock: monotonic seconds.
+        lines: budget of the log's lines about what is refused; None makes one.
     """
 
     def __init__(
-        self, invitations: Invitations | None, clock: Callable[[], float] = time.monotonic
+        self,
+        invitations: Invitations | None,
+        clock: Callable[[], float] = time.monotonic,
+        lines: LogBudget | None = None,
     ) -> None:
-        self._invitations = invitations
+        self._invitations, self._lines = invitations, lines or LogBudget(log)
         self._requests = RateLimit(MAX_REQUESTS, clock)
         self._downloads: dict[str, object] = {}  # the latest of each invitation
 
@@ -57,12 +62,14 @@ class JoinFilter:
             if not self._requests.admits(network_of(host)):
                 raise JoinError(429, f"sent over {MAX_REQUESTS} requests in a minute")
             if program := _PROGRAM.fullmatch(scope["path"]):
-                await self._send_program(scope, send, *program.groups())
+                await self._send_program(scope, send, host, *program.groups())
                 return
             status, body = 200, await self._answer(scope, receive, host)
         except JoinError as error:
             status, body = error.status, b""
-            log.warning("%s was not let in by an invitation: %s", host, error.reason)
+            self._lines.warn(
+                host, f"was not let in by an invitation: {error.reason}", *error.details
+            )
         headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -84,7 +91,7 @@ class JoinFilter:
         except TimeoutError:
             raise JoinError(408, f"sent no whole request within {BODY_SECONDS:g} s") from None
         except InvitationError as error:
-            raise JoinError(400, str(error)) from error
+            raise JoinError(400, "%s", str(error)) from error
         log.warning("%s has joined as %s by its invitation", host, name)
         return json.dumps({"name": name}).encode()
 
@@ -93,7 +100,9 @@ class JoinFilter:
             raise JoinError(404, "this run has no keys, so nobody needs an invitation")
         return self._invitations
 
-    async def _send_program(self, scope: Any, send: Any, identifier: str, digest: str) -> None:
+    async def _send_program(
+        self, scope: Any, send: Any, host: str, identifier: str, digest: str
+    ) -> None:
         """Send a program or manifest, from the byte on that a `Range` names.
 
         A later request of the same invitation ends an earlier one, so that nobody holds more than
@@ -129,7 +138,7 @@ class JoinFilter:
         except FileNotFoundError:
             raise JoinError(404, "asked for a program that the run no longer has") from None
         except TimeoutError:
-            log.warning("a program is no longer sent to a device that takes it too slowly")
+            self._lines.warn(host, "takes a program too slowly, which is no longer sent")
         finally:
             if self._downloads.get(identifier) is download:
                 del self._downloads[identifier]

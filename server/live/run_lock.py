@@ -12,6 +12,7 @@ from samara.shared.files import make_folder
 
 SERVER_LOCK = "server.lock"
 """Name of the file in a run's folder that the server of the run holds a lock on."""
+_SERVED = "{folder}: another `samara server up` is serving this run"
 MOVED_FILE = "moved.json"
 """Name of the file that a run leaves in its folder when it moves to another host."""
 
@@ -27,9 +28,19 @@ def lock_run(folder: Path) -> Iterator[None]:
     try:
         lock = FileLock(folder / SERVER_LOCK).acquire(timeout=0)
     except Timeout:
-        raise SamaraError(f"{folder}: another `samara server up` is serving this run") from None
+        raise SamaraError(_SERVED.format(folder=folder)) from None
     with lock:
         yield
+
+
+def check_not_served(folder: Path) -> None:
+    """Raise an error if another process serves a run, before anything of the run is written.
+
+    Raises:
+        SamaraError: if one does.
+    """
+    if is_locked(folder / SERVER_LOCK):
+        raise SamaraError(_SERVED.format(folder=folder))
 
 
 def is_locked(file: Path) -> bool:

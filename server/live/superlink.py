@@ -17,6 +17,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from samara.server.live.server_log import write_server_log
 from samara.shared.config import RunConfig
 from samara.shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
 from samara.shared.invitation import JOIN_PATH
+from samara.shared.log_budget import LogBudget
 from samara.shared.rejection import HEADER, RejectionCode
 from samara.shared.result import RESULT_FILE
 
@@ -50,8 +52,6 @@ _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
 _SENT_PATH = "/v1/runtime/push-messages"
 _FETCHED_PATH = "/v1/runtime/confirm-message-received"
 _WATCHED_PATHS = (_SENT_PATH, _FETCHED_PATH, "/v1/control/start-run")
-_MAX_LOG_LINES = 1000
-_MAX_PATH = 100
 _OPEN_PATHS = (_FLEET_PATH, JOIN_PATH, "/health", FILTER_PATH)
 _NO_SECRET_PATHS = (*_OPEN_PATHS, "/v1/runtime/")
 
@@ -85,6 +85,11 @@ class AccessFilter:
         secret: secret that opens the control API; empty keeps it closed.
         invitations: invitations of the run; None if it has none.
         result: file that exists when the run is finished; None if it never is.
+        keep: called with the address of whoever has made a sound request, so that its connection
+            makes no room for those of strangers.
+
+    Attributes:
+        lines: budget of the log's lines about what is refused.
     """
 
     def __init__(
@@ -95,13 +100,14 @@ class AccessFilter:
         secret: bytes = b"",
         invitations: Invitations | None = None,
         result: Path | None = None,
+        keep: Callable[[Any], None] = lambda address: None,
     ) -> None:
         requests = OpenRequests(max_bytes)
         self._secret = secret
         self._app, self._requests = app, requests
+        self.lines, self._keep = LogBudget(log), keep
         self._fleet = FleetFilter(app, max_bytes, keys, requests, result)
-        self._join = JoinFilter(invitations)
-        self._logged: set[tuple[str, str]] = set()
+        self._join = JoinFilter(invitations, lines=self.lines)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on to the app, or answer it with an error's status."""
@@ -116,26 +122,24 @@ class AccessFilter:
         if path == FILTER_PATH:
             status = 204
         elif not is_allowed(host, path):
-            self._log_once(
-                host, f"requested {path[:_MAX_PATH]!r}, which is for this machine only: refused"
-            )
+            self.lines.warn(host, "requested '%s', which is for this machine only: refused", path)
         elif path.startswith(_FLEET_PATH):
             try:
                 await self._fleet(scope, receive, partial(self._send, host, path, send))
+                self._keep(scope["client"])
                 return
             except RejectedRequestError as error:
                 status = error.status
                 if error.code is not None:
                     headers = [_header(HEADER, error.code)]
-                self._log_once(host, error.reason)
+                self.lines.warn(host, error.reason, *error.details)
         elif not path.startswith(_NO_SECRET_PATHS) and not self._has_secret(scope):
-            self._log_once(
-                host, f"requested {path[:_MAX_PATH]!r} without the secret of this run: refused"
-            )
+            self.lines.warn(host, "requested '%s' without the secret of this run: refused", path)
         elif path == REGISTRATION_PATH:
             status, text = await answer_registration(self._app, receive)
         else:
             await self._watch(scope, receive, send)
+            self._keep(scope["client"])
             return
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": text.encode()})
@@ -179,7 +183,7 @@ class AccessFilter:
         status = message.get("status", 0)
         is_fleet = path.startswith(_FLEET_PATH)
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
-            self._log_once(
+            self.lines.warn(
                 host,
                 "was rejected by Flower: its key is connected already, or the server is just "
                 "starting",
@@ -187,12 +191,6 @@ class AccessFilter:
             connected = _header(HEADER, RejectionCode.CONNECTED)
             message["headers"] = [*message.get("headers", ()), connected]
         await send(message)
-
-    def _log_once(self, host: str, event: str) -> None:
-        """Log an event of a host, unless it was logged before."""
-        if (host, event) not in self._logged and len(self._logged) < _MAX_LOG_LINES:
-            self._logged.add((host, event))
-            log.warning("%s %s", host, event)
 
 
 def _header(name: str, number: int) -> tuple[bytes, bytes]:
@@ -206,13 +204,19 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     keys = keys_of_environment()
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
     limits |= {"loop": f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"}
-    # a line for every request of every client would fill the disk
-    limits |= {"ws": "none", "access_log": False}
+    # a line for every request, or for each that is no HTTP, would fill the disk
+    limits |= {"ws": "none", "access_log": False, "log_level": "error"}
     secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()
     max_bytes = int(os.environ[MAX_BYTES_VARIABLE])
     invitations = Invitations(Path(os.environ[KEYS_VARIABLE]).parent) if keys else None
     result = Path.cwd().parent / RESULT_FILE
-    serve(AccessFilter(app, max_bytes, keys, secret, invitations, result), **settings | limits)
+    keep = LimitedLoop.keep
+    access = AccessFilter(app, max_bytes, keys, secret, invitations, result, keep)
+    LimitedLoop.lines = access.lines
+    try:
+        serve(access, **settings | limits)
+    finally:
+        access.lines.close()
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from samara.server.live.flower_processes import (
 )
 from samara.server.live.keys import KEYS_VARIABLE
 from samara.server.live.node_registration import request_registration
-from samara.server.live.server_port import note_port
+from samara.server.live.server_port import listening_addresses, note_port
 from samara.server.live.superlink import (
     FILTER_PATH,
     LIVE_VARIABLE,
@@ -104,8 +104,9 @@ class SuperLinkProcess:
 
     @property
     def address(self) -> str:
-        """The address that it listens on, and whether by TLS."""
-        return f"{self._host}:{self._port} ({'TLS' if self._tls else 'plain text'})"
+        """The addresses that it listens on, and whether by TLS."""
+        addresses = ", ".join(listening_addresses(self._host, self._port))
+        return f"{addresses} ({'TLS' if self._tls else 'plain text'})"
 
     def start(self) -> None:
         """Start the SuperLink and wait until it serves; an earlier one of this folder is stopped.

@@ -34,18 +34,26 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.REVOKED: "its key was revoked",
     RefusalCode.BUDGET: "its owner's privacy budget does not allow the round",
     RefusalCode.MASKING: "it is not asked for masks and their shares as secure aggregation asks",
+    RefusalCode.DISK: "its disk refuses what it writes",
     RefusalCode.HIDDEN: "it does not say why, since the run has differential privacy",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
     RefusalCode.LAYOUT: "its layout {0:08x} is not the run's {1:08x}",
     RefusalCode.TRAINING: "its local step {0} failed",
+    RefusalCode.DISK: "its disk refuses what it writes (problem {0})",
     RefusalCode.MISSING_BLOB: "it lacks blob {0:08x} of the run, of which it has {1} bytes",
     RefusalCode.SCALARS: "its owner's limit leaves {1} scalars, and the instruction asks for {0}",
     RefusalCode.BATCH: "a step would use {0} of its examples, and its owner allows no fewer than "
     "{1}",
 }
-
+_DISK_SENTENCES: dict[int, str] = {
+    1: "its disk is full: no space left on device",
+    2: "its disk quota is exceeded",
+    3: "a file of it has become larger than its system allows",
+    4: "its disk can only be read",
+    5: "its disk fails: input/output error",
+}
 
 _BY_THE_SERVER: dict[int, str] = {
     RefusalCode.SETTINGS: "its settings exclude this client; ask the operator",
@@ -73,7 +81,9 @@ def describe_servers_refusal(code: int) -> str:
 def describe_refusal(code: int, numbers: tuple[int, int]) -> str:
     """Return a sentence for a server's log and result; a code of a newer client stays a number."""
     sentence = _SENTENCES.get(code, _SENTENCES[RefusalCode.UNKNOWN])
-    if any(numbers):
+    if code == RefusalCode.DISK and numbers[0] in _DISK_SENTENCES:
+        sentence = _DISK_SENTENCES[numbers[0]]
+    elif any(numbers):
         sentence = _SENTENCES_WITH_NUMBERS.get(code, sentence).format(*numbers)
     return f"{sentence} (code {code}); the reason is in the client's own log"
 

@@ -1,9 +1,9 @@
-"""A limit of what each party does in a minute, and what of an address its sender cannot change."""
+"""Limits of what each party does in a time, and what of an address its sender cannot change."""
 
 import pytest
 
 from samara.shared import rate_limit
-from samara.shared.rate_limit import WINDOW_SECONDS, RateLimit, network_of
+from samara.shared.rate_limit import WINDOW_SECONDS, Pace, RateLimit, network_of
 
 
 class Clock:
@@ -35,6 +35,39 @@ def test_strangers_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(limit._counts) == 3
     clock.seconds += WINDOW_SECONDS
     assert limit.admits("4")
+
+
+def test_turns_are_saved_up_and_then_come_in_a_pace() -> None:
+    clock = Clock()
+    pace = Pace(2.0, 3, clock)
+    assert [pace.take("one") for _ in range(6)] == [0.0, 0.0, 0.0, 0.0, 0.5, 1.0]
+    assert pace.take("other") == 0.0
+    clock.seconds += 100.0
+    assert [pace.take("one") for _ in range(5)] == [0.0, 0.0, 0.0, 0.0, 0.5]
+
+
+def test_turns_of_strangers_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "MAX_PARTIES", 3)
+    clock = Clock()
+    pace = Pace(2.0, 3, clock)
+    for party in range(100):
+        pace.take(str(party))
+        assert len(pace._next) <= 3
+        clock.seconds += 1.0
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.1", "192.0.2.0/24"),
+        ("127.0.1.9", "127.0.1.0/24"),
+        ("::ffff:192.0.2.1", "192.0.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/48"),
+        ("", ""),
+    ],
+)
+def test_addresses_of_one_network_are_one(host: str, network: str) -> None:
+    assert network_of(host, 24, 48) == network
 
 
 @pytest.mark.parametrize(

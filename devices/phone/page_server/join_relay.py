@@ -13,6 +13,7 @@ from samara.devices.phone.gateway_admission import MAX_ASKED, NEW_KEYS_PER_MINUT
 from samara.devices.phone.server_requests import ServerRequests
 from samara.shared.errors import DeviceError
 from samara.shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES
+from samara.shared.log_budget import LogBudget
 from samara.shared.rate_limit import RateLimit, network_of
 
 log = logging.getLogger("samara.gateway")
@@ -27,9 +28,11 @@ class JoinRelay:
 
     Args:
         server: what asks the server; None if the server has no keys.
+        lines: budget of the log's lines about what strangers do; None makes one.
     """
 
-    def __init__(self, server: ServerRequests | None) -> None:
+    def __init__(self, server: ServerRequests | None, lines: LogBudget | None = None) -> None:
+        self._lines = lines or LogBudget(log)
         self._server, self._asked = server, 0
         self._requests = RateLimit(NEW_KEYS_PER_MINUTE)
 
@@ -56,7 +59,7 @@ class JoinRelay:
         except _TooLongError:
             return Response(status_code=413)
         except DeviceError as error:
-            log.warning("nobody can join at present: %s", error)
+            self._lines.warn("nobody", "can join at present: %s", error)
             return Response(status_code=502)
         finally:
             self._asked -= 1

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import ssl
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from uvicorn.server import ServerState
 
 from samara.devices.phone.gateway import MAX_ANSWER_BYTES
 from samara.devices.phone.page_server.page_app import PageApp
-from samara.devices.phone.page_server.web_socket_stream import WebSocketConnection
+from samara.devices.phone.page_server.web_socket_stream import KEEP, WebSocketConnection
+from samara.devices.phone.passed_connections import MAX_UNPROVEN, MAX_UNPROVEN_OF_NETWORK
 from samara.shared.errors import DeviceError
 from samara.shared.http.connection import Connection
-from samara.shared.http.limited_listener import MAX_CONNECTIONS, LimitedListener, tls_limits
+from samara.shared.http.limited_listener import LimitedConnection, LimitedListener, tls_limits
 from samara.shared.http.listening import server_config
+from samara.shared.http.paced_server import PacedServer
 
 log = logging.getLogger("samara.gateway")
 
@@ -28,7 +32,7 @@ _PROXIES = ["127.0.0.1", "::1"]
 class PageConnection(Connection):
     """A browser's connection; how many there may be is limited where they are accepted."""
 
-    most_connections = MAX_CONNECTIONS
+    most_connections = sys.maxsize
 
 
 class PageServer:
@@ -60,7 +64,8 @@ class PageServer:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._context.set_alpn_protocols(["http/1.1"])
             self._read_certificate(self._context)
-        self._server: asyncio.Server | None = None
+        self._has_proxy, self._lines = bool(app.origin), app.gateway.lines
+        self._server: PacedServer | None = None
 
     async def start(self, address: str) -> int:
         """Listen on host:port; return the port.
@@ -70,13 +75,16 @@ class PageServer:
         """
         host, _, port = address.rpartition(":")
         limits: dict[str, Any] = tls_limits() if self._context else {}
+        share = MAX_UNPROVEN if self._has_proxy else MAX_UNPROVEN_OF_NETWORK
         try:
-            listener = LimitedListener(host.strip("[]"), int(port))
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connection, sock=listener, ssl=self._context, **limits
+            listener = LimitedListener(
+                host.strip("[]"), int(port), MAX_UNPROVEN, share, self._lines
             )
         except OSError as error:
             raise DeviceError(f"--web {address}: cannot be opened: {error}") from error
+        self._server = PacedServer(
+            listener, self._protocol, not self._has_proxy, ssl=self._context, **limits
+        )
         number: int = listener.getsockname()[1]
         return number
 
@@ -101,5 +109,6 @@ class PageServer:
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=1.0)
 
-    def _connection(self) -> asyncio.Protocol:
-        return PageConnection(self._config, self._state, {})
+    def _protocol(self, connection: LimitedConnection) -> asyncio.Protocol:
+        keep = partial(connection.listener.keep, connection.address)
+        return PageConnection(self._config, self._state, {KEEP: keep})

@@ -16,6 +16,8 @@ CLOSE_CODES = 4000
 MAX_UNREAD_PONGS = 1000
 """Most answers to pings, of up to 127 bytes, that the other end has not read."""
 _MAX_REASON_BYTES = 123
+KEEP = "keep"
+"""Name, in the state of a connection's requests, of the function that `WebSocketStream.keep` is."""
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
@@ -53,6 +55,10 @@ class WebSocketStream:
     def host(self) -> str:
         """The address of the other end."""
         return self._host
+
+    def keep(self) -> None:
+        """Let its connection make room for no other one: the other end has proved its key."""
+        self._socket.scope["state"][KEEP]()
 
     async def write(self, message: ToPhone) -> None:
         """Send a message.

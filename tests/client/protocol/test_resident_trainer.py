@@ -12,7 +12,7 @@ from asked_clients import train_frame
 from asking import hello_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
-from helpers import instruction_with, layout_of
+from helpers import instruction_with, layout_of, no_sync
 from residents import CLIENTS, device_settings, process, resident
 
 from samara.client.app import TRAINER_VARIABLE
@@ -250,6 +250,29 @@ def test_a_paused_trainer_refuses_and_says_where_it_stands(
         assert "client 7 refuses: paused: 91 °C is over 85 °C" in caplog.text
         assert remote.status().paused
         assert Hello.decode(remote.answer(hello_task(told)).frame).client == 7
+
+
+def test_a_full_disk_is_named_to_the_server_and_in_the_owners_log(
+    settings: Settings, server_config: RunConfig, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = resident(settings, 7, short)
+    with (
+        serve_trainer(lambda: trainer, short / "t.sock"),
+        RemoteTrainer(str(short / "t.sock")) as remote,
+    ):
+        told = sent(server_config)
+        trainer.client_under(server_config)
+        frame = train_frame(trainer)
+        for task in (hello_task(told), train_task(frame, settings=told)):
+            caplog.clear()
+            with no_sync(0):
+                refusal = Refusal.decode(remote.answer(task).frame)
+            assert (refusal.client, refusal.code, refusal.numbers) == (7, RefusalCode.DISK, (1, 0))
+            assert "its disk is full: no space left on device" in refusal.description
+            assert "No space left" in caplog.text
+            assert "client 7 refuses: " in caplog.text
+        reply = remote.answer(train_task(frame, settings=told))
+        assert Report.decode(reply.frame).client == 7
 
 
 def test_without_a_trainer_flower_gets_a_code_and_the_log_the_reason(

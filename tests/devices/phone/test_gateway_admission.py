@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,18 @@ from samara.devices.phone import gateway_server
 from samara.devices.phone.admitted_keys import AdmittedKeys
 from samara.devices.phone.commands import gateway as gateway_app
 from samara.devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from samara.devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE
+from samara.devices.phone.gateway_admission import NEW_KEYS_PER_MINUTE, RejectionError
 from samara.devices.phone.gateway_certificate import GatewayCertificate
 from samara.devices.phone.gateway_server import start_gateway
 from samara.devices.phone.gateway_settings import GatewaySettings
-from samara.devices.phone.phone_stream import _host_of
+from samara.devices.phone.passed_connections import MAX_UNPROVEN_STREAMS
+from samara.devices.phone.phone_stream import _port_of
 from samara.shared import rate_limit
 from samara.shared.certificates import make_certificates, renew_certificate
 from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import DeviceError
-from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
+from samara.shared.log_budget import LINES_AT_ONCE
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.signing import SigningKey, proof_bytes
 
@@ -103,28 +105,110 @@ def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatc
         silent.set()
 
 
-def test_streams_without_a_proof_are_limited(
-    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["MAX_UNPROVEN", "MAX_UNPROVEN_OF_NETWORK"])
+def test_the_oldest_connection_without_a_proof_makes_room(
+    limit: str, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_UNAUTHENTICATED", 1)
+    monkeypatch.setattr(gateway_server, limit, 2)
+    with serve_phones(keys[:2]) as served, ExitStack() as stack:
+        phone = opened_stream(stack.enter_context(channel_to(served)), keys[0])
+        served.until(lambda gateway: bool(gateway.attached_phones))
+        silent = [stack.enter_context(silent_stream(served)) for _ in range(3)]
+        with pytest.raises(grpc.RpcError) as raised:
+            next(silent[0])
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        other = opened_stream(stack.enter_context(channel_to(served)), keys[1])
+        served.until(lambda gateway: len(gateway.attached_phones) == 2)
+        assert silent[2].is_active()
+        phone.cancel()
+        other.cancel()
+
+
+def channel_to(served: Served) -> Any:
+    """A connection of its own to a gateway."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    return grpc.insecure_channel(served.endpoint.address, options)
+
+
+@contextmanager
+def silent_stream(served: Served) -> Iterator[Any]:
+    """A stream with a connection of its own, which was challenged and gives no proof."""
     silent = threading.Event()
 
     def says() -> Iterator[FromPhone]:
         silent.wait(SECONDS)
         yield from ()
 
-    with grpc.insecure_channel(served.endpoint.address) as channel:
-        stranger = GatewayStub(channel).Attach(says())
-        assert next(stranger).HasField("challenge")
-        with pytest.raises(grpc.RpcError, match="too many streams without a proof") as raised:
-            list(GatewayStub(channel).Attach(iter([])))
-        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        stranger.cancel()
+    with channel_to(served) as channel:
+        stream = GatewayStub(channel).Attach(says())
+        assert next(stream).HasField("challenge")
+        yield stream
+        stream.cancel()
         silent.set()
-        served.until(lambda gateway: not gateway._unauthenticated)
-        phone = opened_stream(channel, keys[0])
-        served.until(lambda gateway: bool(gateway.attached_phones))
-        phone.cancel()
+
+
+def test_a_connection_opens_few_streams_without_a_proof(
+    served: Served, keys: list[SigningKey]
+) -> None:
+    with channel_to(served) as channel:
+        for _ in range(MAX_UNPROVEN_STREAMS):
+            with pytest.raises(grpc.RpcError, match="must be a proof of the key"):
+                list(GatewayStub(channel).Attach(iter([NOT_A_PROOF])))
+        with pytest.raises(grpc.RpcError) as raised:
+            list(GatewayStub(channel).Attach(iter([NOT_A_PROOF])))
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    with channel_to(served) as channel:
+        for _ in range(2 * MAX_UNPROVEN_STREAMS):
+            stream = opened_stream(channel, keys[0])
+            served.until(lambda gateway: bool(gateway.attached_phones))
+            stream.cancel()
+            served.until(lambda gateway: not gateway.attached_phones)
+
+
+class Mute:
+    """A stream of a stranger who hangs up, or proves a key."""
+
+    def __init__(self, host: str, key: SigningKey | None = None) -> None:
+        self.host, self._key, self._nonce = host, key, b""
+
+    def keep(self) -> None:
+        raise AssertionError("a stranger was let in")
+
+    async def write(self, message: ToPhone) -> None:
+        self._nonce = message.challenge.nonce
+
+    async def read(self) -> FromPhone | None:
+        if self._key is None:
+            return None
+        signature = self._key.sign(proof_bytes(self._nonce))
+        return FromPhone(proof=Proof(public_key=self._key.public, signature=signature))
+
+
+def test_strangers_write_few_lines_of_a_gateways_log(
+    keys: list[SigningKey], caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = Gateway(lambda key: False)
+
+    async def come_often() -> None:
+        for number in range(17_204):
+            host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+            with pytest.raises(RejectionError):
+                await gateway.serve(Mute(host))
+        assert len(caplog.records) == LINES_AT_ONCE
+        with pytest.raises(RejectionError):
+            await gateway.serve(Mute("10.0.0.7", keys[0]))
+
+    asyncio.run(come_often())
+    assert "10.0.0.7 was not attached: this key is not admitted" in caplog.text
+    gateway.lines.close()
+    assert f"{17_204 - LINES_AT_ONCE} lines were left out" in caplog.text
+    assert len(caplog.records) == LINES_AT_ONCE + 2
+
+
+def test_a_stream_of_no_connection_that_is_passed_on_is_not_served(served: Served) -> None:
+    address = f"127.0.0.1:{served.port_of_grpc}"
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
+        next(GatewayStub(channel).Attach(iter([])))
 
 
 def test_attachments_per_minute_are_limited(
@@ -155,31 +239,33 @@ def test_a_stranger_does_not_use_up_what_the_server_answers_about_new_keys(
     asked: list[bytes] = []
     known, *strangers = keys
     served = Served(lambda key: key == known.public, None, lambda key: bool(asked.append(key)))
-    with closing(served), grpc.insecure_channel(served.endpoint.address) as channel:
+    with closing(served):
         for _ in range(NEW_KEYS_PER_MINUTE):
-            with pytest.raises(grpc.RpcError, match="not registered at the server"):
+            with (
+                channel_to(served) as channel,
+                pytest.raises(grpc.RpcError, match="not registered at the server"),
+            ):
                 list(opened_stream(channel, strangers[0]))
         for stranger in strangers:
-            with pytest.raises(grpc.RpcError, match="try again in a minute") as raised:
+            with (
+                channel_to(served) as channel,
+                pytest.raises(grpc.RpcError, match="try again in a minute") as raised,
+            ):
                 list(opened_stream(channel, stranger))
             assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert asked == [strangers[0].public] * NEW_KEYS_PER_MINUTE
-        stream = opened_stream(channel, known)
-        served.until(lambda gateway: bool(gateway.attached_phones))
-        stream.cancel()
+        with channel_to(served) as channel:
+            stream = opened_stream(channel, known)
+            served.until(lambda gateway: bool(gateway.attached_phones))
+            stream.cancel()
 
 
 @pytest.mark.parametrize(
-    ("peer", "host"),
-    [
-        ("ipv4:192.0.2.1:40000", "192.0.2.1"),
-        ("ipv6:[2001:db8::1]:40000", "2001:db8::1"),
-        ("ipv6:%5B2001:db8::1%5D:40000", "2001:db8::1"),
-        ("unix:", ""),
-    ],
+    ("peer", "port"),
+    [("ipv4:127.0.0.1:40000", 40000), ("ipv6:%5B::1%5D:40001", 40001), ("unix:", 0), ("", 0)],
 )
-def test_the_address_in_grpcs_name_of_a_peer(peer: str, host: str) -> None:
-    assert _host_of(peer) == host
+def test_the_port_in_grpcs_name_of_a_peer(peer: str, port: int) -> None:
+    assert _port_of(peer) == port
 
 
 def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
@@ -302,11 +388,11 @@ def test_new_connections_get_a_renewed_certificate(
 
     async def serve() -> None:
         gateway = Gateway(lambda key: True)
-        server, port = await start_gateway(gateway, "127.0.0.1:0", *read(), read)
+        server = await start_gateway(gateway, "127.0.0.1:0", *read(), read)
         try:
             for number in range(2):
                 for _ in range(3):
-                    assert await asyncio.to_thread(certificate_of, port) == read()[0]
+                    assert await asyncio.to_thread(certificate_of, server.port) == read()[0]
                 # one for all connections: gRPC crashes where many get configurations of their own
                 assert len(configured) == number + 1
                 renew_certificate(tmp_path)

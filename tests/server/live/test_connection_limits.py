@@ -21,11 +21,14 @@ from samara.shared.http import limited_listener
 from samara.shared.http.limited_listener import LimitedListener
 
 SECONDS = 30.0
+PROVED = "/proved"
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Say how many bytes came at once of the body."""
+    """Say how many bytes came at once of the body; one path is that of a sound request."""
+    if scope["path"] == PROVED:
+        LimitedLoop.keep(scope["client"])
     parts: list[int] = []
     more = True
     while more:
@@ -107,18 +110,33 @@ def test_a_handshake_that_does_not_end_is_ended(
     assert get(port, request.getfixturevalue("tls")) == 204
 
 
-@pytest.mark.parametrize("limit", ["MAX_CONNECTIONS", "MAX_CONNECTIONS_OF_HOST"])
+@pytest.mark.parametrize("limit", ["MAX_CONNECTIONS", "MAX_CONNECTIONS_OF_NETWORK"])
 def test_connections_before_their_handshake_are_counted(
-    limit: str, port: int, tls: TlsFiles, monkeypatch: pytest.MonkeyPatch
+    limit: str, tls: TlsFiles, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(limited_listener, limit, 3)
+    port: int = request.getfixturevalue("port")
     with ExitStack() as stack:
-        opened = [stack.enter_context(connect(port)) for _ in range(3)]
-        for _ in range(3):
-            assert is_ended(stack.enter_context(connect(port)))
-        assert select.select(opened, [], [], 0)[0] == []
+        opened = [stack.enter_context(connect(port)) for _ in range(6)]
+        assert all(is_ended(connection) for connection in opened[:3])
+        assert select.select(opened[3:], [], [], 0)[0] == []
     for _ in range(10):  # each is taken off the count when it ends
         assert get_in_the_end(port, tls) == 204
+
+
+def test_a_connection_with_a_sound_request_makes_no_room(
+    tls: TlsFiles, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(limited_listener, "MAX_CONNECTIONS_OF_NETWORK", 3)
+    port: int = request.getfixturevalue("port")
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    with httpx.Client(verify=context, timeout=SECONDS) as client, ExitStack() as stack:
+        assert client.get(f"https://127.0.0.1:{port}{PROVED}").status_code == 204
+        opened = [stack.enter_context(connect(port)) for _ in range(6)]
+        assert all(is_ended(connection) for connection in opened[:3])
+        # over the same connection
+        assert client.get(f"https://127.0.0.1:{port}/").status_code == 204
+        assert select.select(opened[3:], [], [], 0)[0] == []
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/fleet/pull-messages HT"])

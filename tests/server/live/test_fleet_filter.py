@@ -19,6 +19,7 @@ from samara.server.live import fleet_filter, open_requests, told_clients
 from samara.server.live.keys import ClientKeys
 from samara.server.live.superlink import AccessFilter
 from samara.server.live.told_clients import TOLD_FILE
+from samara.shared import log_budget
 from samara.shared.flower_compat import SUPERLINK_NODE_ID
 from samara.shared.rejection import HEADER, RejectionCode, rejection_in
 from samara.shared.signing import SigningKey
@@ -317,6 +318,21 @@ def test_only_registered_keys_with_a_present_signature_reach_flower(
     assert len(flower.paths) == 1
 
 
+def test_a_sound_request_keeps_its_connection_and_no_other_does(
+    flower: Flower, tmp_path: Path
+) -> None:
+    keys, kept = ClientKeys(tmp_path / "keys"), list[Any]()
+    known = SigningKey(keys.create("known"))
+    access = AccessFilter(flower, MAX_BYTES, keys, keep=kept.append)
+    path = "/v1/fleet/pull-messages"
+    for headers in (signed_headers(known, late=400.0), (MEDIA_TYPE,), ()):
+        assert post(access, path, headers=headers) in (401, 415)
+    assert post(access, "/v1/control/start-run", client=HERE) == 403
+    assert kept == []
+    assert post(access, path, headers=signed_headers(known)) == 200
+    assert kept == [FAR_AWAY]
+
+
 def rejection_of(access: AccessFilter, headers: Any, status: int = 401) -> RejectionCode | None:
     """Send a request that is rejected; return the reason that its sender is told."""
     sent: list[Any] = []
@@ -396,7 +412,9 @@ def test_a_node_is_told_also_where_that_cannot_be_noted(
     assert "cannot be written" in caplog.text
 
 
-async def _hold(access: AccessFilter, count: int, part: bytes, ends: bool) -> list[int]:
+async def _hold(
+    access: AccessFilter, count: int, part: bytes, ends: bool, headers: Any = (MEDIA_TYPE,)
+) -> list[int]:
     """Send requests whose bodies never end, all at once; return the statuses."""
     statuses: list[int] = []
 
@@ -415,7 +433,7 @@ async def _hold(access: AccessFilter, count: int, part: bytes, ends: bool) -> li
         async def send(message: Any) -> None:
             statuses.extend([message["status"]] if "status" in message else [])
 
-        scope = {"type": "http", "method": "POST", "client": FAR_AWAY, "headers": [MEDIA_TYPE]}
+        scope = {"type": "http", "method": "POST", "client": FAR_AWAY, "headers": list(headers)}
         await access(scope | {"path": "/v1/fleet/push-object"}, receive, send)
 
     await asyncio.gather(*(one() for _ in range(count)))
@@ -432,3 +450,48 @@ def test_endless_bodies_hold_little_memory_and_for_a_short_time(
     assert asyncio.run(_hold(access, 5, bytes(100), ends=True)) == []
     assert flower.paths == []
     assert announce(access, announcement("aa" * 32)) == 200  # nothing is held any more
+
+
+def test_one_key_holds_a_share_of_the_memory_of_bodies(
+    flower: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_filter, "BODY_SECONDS", 0.2)
+    keys = ClientKeys(tmp_path / "keys")
+    greedy, other = (SigningKey(keys.create(name)) for name in ("greedy", "other"))
+    access = AccessFilter(flower, MAX_BYTES, keys)
+    share = fleet_filter.MAX_BYTES_IN_FLIGHT // fleet_filter.SENDERS_AT_ONCE
+
+    async def hold() -> tuple[list[int], int]:
+        held = asyncio.create_task(
+            _hold(access, 12, bytes(MAX_BYTES), False, signed_headers(greedy))
+        )
+        while len(access._fleet._bytes) == 0:
+            await asyncio.sleep(0)
+        path = "/v1/fleet/pull-messages"
+        answered = await _post(access, path, b"x", FAR_AWAY, signed_headers(other), "POST")
+        return await held, answered
+
+    statuses, answered = asyncio.run(hold())
+    assert answered == 200
+    assert statuses.count(408) == share // MAX_BYTES
+    assert statuses.count(503) == 12 - share // MAX_BYTES
+    assert access._fleet._bytes == {}
+
+
+def test_17204_requests_write_few_lines_and_silence_no_other_refusal(
+    access: AccessFilter, flower: Flower, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask_often() -> None:
+        for number in range(17_204):
+            stranger = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1
+            path = f"/v1/fleet/{number}" if number % 2 else f"/v1/control/{number}"
+            await _post(access, path, b"", stranger, (MEDIA_TYPE,), "POST")
+
+    asyncio.run(ask_often())
+    assert len(caplog.records) == 2 * log_budget.LINES_AT_ONCE
+    assert post(access, "/v1/fleet/pull-messages", headers=((b"content-type", b"a"),)) == 415
+    assert "10.0.0.7 sent something else than Flower's messages" in caplog.text
+    access.lines.close()
+    left_out = 17_204 // 2 - log_budget.LINES_AT_ONCE
+    assert caplog.text.count(f"{left_out} lines were left out") == 2
+    assert flower.paths == []

@@ -1,9 +1,12 @@
 """Requests to join that no honest device sends: recorded, racing, broken, long, or too many."""
 
+import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +19,7 @@ from samara.server.live.join_filter import MAX_REQUESTS, JoinFilter
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.shared.errors import InvitationError
 from samara.shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.log_budget import LINES_AT_ONCE, LogBudget
 from samara.shared.signing import SigningKey
 
 
@@ -101,6 +105,30 @@ def test_bodies_and_paths_are_bounded(run: Path, address: str) -> None:
         answer = httpx.get(f"https://{address}{JOIN_PATH}/{path}", verify=False)
         assert (answer.status_code, answer.content) in [(404, b""), (403, b"")], path
     assert httpx.delete(f"https://{address}{JOIN_PATH}", verify=False).status_code == 404
+
+
+def test_17204_requests_to_join_write_few_lines(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = LogBudget(logging.getLogger("samara.server"))
+    asked, statuses = JoinFilter(Invitations(run), lines=lines), set[int]()
+
+    async def send(message: Any) -> None:
+        statuses.add(message.get("status", 0))
+
+    async def ask_often() -> None:
+        for number in range(17_204):
+            client = f"10.{number % 300 >> 8}.{number % 300 & 255}.7", 1
+            path = f"{JOIN_PATH}/{number}"
+            scope = {"type": "http", "method": "GET", "client": client, "path": path, "headers": []}
+            await asked(scope, None, send)
+
+    asyncio.run(ask_often())
+    assert statuses == {404, 429, 0}
+    assert len(caplog.records) == 2 * LINES_AT_ONCE
+    assert f"10.0.0.7 was not let in by an invitation: sent over {MAX_REQUESTS}" in caplog.text
+    lines.close()
+    assert len(caplog.records) == 2 * LINES_AT_ONCE + 2
 
 
 def test_requests_are_counted_by_address_and_a_key_by_its_index(run: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_tunnel_to_this_machine_does_not_open_the_control_api(
         assert client.post(CONTROL_PATHS[0], headers=with_secret).status_code == 200
     assert flower.paths == [CONTROL_PATHS[0]]
     assert "'/v1/control/start-run' without the secret of this run" in caplog.text
-    assert len(caplog.records) == len(CONTROL_PATHS)
+    assert len(caplog.records) == 1  # of one sender and reason, whatever the path
 
 
 def test_a_filter_without_a_secret_keeps_the_control_api_closed() -> None:

@@ -252,7 +252,7 @@ def test_a_revoked_devices_reports_are_refused(
     assert status.clients[stranger].reports == 0
 
 
-@pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
+@pytest.mark.parametrize("size", [200, 400, 800, 1_200, 1_600, 2_000, 2_500, 3_000, 3_500, 4_000])
 def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: int) -> None:
     config = config_of(tmp_path / "run", rounds=6)
     with no_room(size), pytest.raises(LedgerError, match=r"cannot be|No space|too large"):

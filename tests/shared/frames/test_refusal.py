@@ -1,10 +1,18 @@
 """Frames by which a client refuses: a code, numbers, and no text."""
 
+import errno
 import struct
 
 import pytest
 
-from samara.shared.errors import CatchUpError, RefusalCode, SamaraError
+from samara.shared.errors import (
+    CatchUpError,
+    DiskError,
+    RefusalCode,
+    SamaraError,
+    TrainerError,
+    find_disk_error,
+)
 from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 
 PREFIX_BYTES = 8
@@ -50,6 +58,32 @@ def test_the_numbers_of_a_refusal_are_in_its_sentence() -> None:
     error = CatchUpError("stands elsewhere", (7, 5))
     description = Refusal.of_error(bytes(8), 3, 5, error).description
     assert description.startswith("it cannot catch up to the end of round 7: it reached round 5 (")
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.ENOSPC, "its disk is full: no space left on device"),
+        (errno.EDQUOT, "its disk quota is exceeded"),
+        (errno.EFBIG, "a file of it has become larger than its system allows"),
+        (errno.EROFS, "its disk can only be read"),
+        (errno.EIO, "its disk fails: input/output error"),
+    ],
+)
+def test_a_problem_of_the_disk_has_its_name(number: int, sentence: str) -> None:
+    def fail() -> None:
+        try:
+            raise OSError(number, "secret words")
+        except OSError as error:
+            raise TrainerError("scalars.json: cannot be written") from error
+
+    with pytest.raises(TrainerError) as raised:
+        fail()
+    found = find_disk_error(raised.value)
+    assert isinstance(found, DiskError)
+    assert Refusal.of_error(bytes(8), 3, 5, found).description.startswith(sentence)
+    assert find_disk_error(OSError(errno.EACCES, "")) is None
+    assert find_disk_error(TrainerError("")) is None
 
 
 def test_a_code_that_only_a_newer_version_knows_stays_a_number() -> None:

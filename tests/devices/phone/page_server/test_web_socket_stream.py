@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from samara.devices.live.gateway_stream import answer_tasks
 from samara.devices.phone import gateway as gateway_module
 from samara.devices.phone.gateway import MAX_ANSWER_BYTES
-from samara.devices.phone.page_server import web_socket_stream
+from samara.devices.phone.page_server import listening, web_socket_stream
 from samara.shared.certificates import make_certificates
 from samara.shared.client_index import client_index_of_key
 from samara.shared.frames.refusal import Refusal
@@ -134,18 +134,30 @@ def test_a_foreign_or_unadmitted_key_is_rejected(
     assert served.gateway.attached_phones == []
 
 
-def test_a_silent_stream_is_ended_and_few_wait_at_once(
-    served: Served, page: ServedPage, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
+def test_a_silent_stream_is_ended(page: ServedPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "PROOF_SECONDS", 0.05)
+    with page.open() as silent:
+        assert end_of(silent) == (4004, "no proof of the key within 0.05 s")
+
+
+@pytest.mark.parametrize("limit", ["MAX_UNPROVEN", "MAX_UNPROVEN_OF_NETWORK"])
+def test_the_oldest_connection_without_a_proof_makes_room(
+    limit: str,
+    served: Served,
+    keys: list[SigningKey],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_UNAUTHENTICATED", 2)
-    with page.open() as one, page.open() as two, page.open() as three:
-        assert end_of(three) == (4008, "too many streams without a proof; try again later")
-        two.send(proof_of(keys[0], two))
+    monkeypatch.setattr(listening, limit, 2)
+    with serve_page(served, tmp_path / "page") as page, page.open() as phone:
+        phone.send(proof_of(keys[0], phone))
         served.until(lambda gateway: bool(gateway.attached_phones))
-        monkeypatch.setattr(gateway_module, "PROOF_SECONDS", 0.05)
-        with page.open() as four:
-            assert end_of(four) == (4004, "no proof of the key within 0.05 s")
-        one.close()
+        with page.open() as one, page.open() as two, page.open() as three:
+            assert end_of(one)[0] == 1006
+            three.send(proof_of(keys[1], three))
+            served.until(lambda gateway: len(gateway.attached_phones) == 2)
+            with page.open():
+                assert two.recv(SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_a_download_gives_its_place_back(
 
     asyncio.run(take())
     assert "asked for a program while 2 others took one" in caplog.text
-    assert "takes it too slowly" in caplog.text
+    assert "takes a program too slowly" in caplog.text
 
 
 def test_a_gateway_admits_the_keys_of_the_servers_clients(

@@ -1,0 +1,151 @@
+"""The connections of phones to gRPC, which are passed on to it byte by byte.
+
+gRPC accepts any connection, and tells of one when a stream has been opened on it. Here they are
+counted, paced and ended before that, as those of browsers are, whatever they have sent.
+"""
+
+import asyncio
+
+from samara.shared.http.limited_listener import LimitedConnection, LimitedListener
+from samara.shared.http.paced_server import PacedServer
+
+MAX_UNPROVEN = 1024
+"""Most connections that have not proved a key."""
+MAX_UNPROVEN_OF_NETWORK = 256
+"""Most of them of one network, behind which many phones may be."""
+MAX_UNPROVEN_STREAMS = 4
+"""Most streams that a connection opens without a proof; a phone opens one."""
+_LAST_BYTES_SECONDS = 10.0
+"""Time in which the other end takes the last bytes of a connection that gRPC has ended."""
+
+
+class _Half(asyncio.Protocol):
+    """One half of a connection, whose bytes the other one gets."""
+
+    transport: asyncio.Transport
+
+    @property
+    def other(self) -> "_Half":
+        """The other half."""
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.other.transport.resume_reading()
+
+
+class PassedConnection(_Half):
+    """The half of a connection that a phone is at the other end of.
+
+    Args:
+        connection: accepted connection.
+        connections: all connections.
+
+    Attributes:
+        host: address of the other end.
+    """
+
+    def __init__(self, connection: LimitedConnection, connections: "PassedConnections") -> None:
+        self.host: str = connection.address[0]
+        self._connection, self._connections = connection, connections
+        self._streams, self._is_proven = 0, False
+        self._grpc = _GrpcHalf(self)
+
+    @property
+    def other(self) -> "_GrpcHalf":
+        """The half to gRPC."""
+        return self._grpc
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connect to gRPC; nothing is read before that is done."""
+        super().connection_made(transport)
+        self.transport.pause_reading()
+        self._connecting = asyncio.ensure_future(self._connect())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection to gRPC."""
+        self._connecting.cancel()
+        if self._grpc.is_connected:
+            self._grpc.transport.abort()
+
+    def open_stream(self) -> bool:
+        """Return whether another stream may be opened; too many without a proof end it all."""
+        self._streams += 1
+        if self._is_proven or self._streams <= MAX_UNPROVEN_STREAMS:
+            return True
+        self.transport.abort()
+        return False
+
+    def keep(self) -> None:
+        """Let the connection be as long as its streams: its other end has proved a key."""
+        self._is_proven = True
+        self._connection.listener.keep(self._connection.address)
+
+    def lose_grpc(self, port: int) -> None:
+        """End the connection once the other end has taken what gRPC has sent to it."""
+        self._connections.by_port.pop(port, None)
+        self.transport.close()
+        asyncio.get_running_loop().call_later(_LAST_BYTES_SECONDS, self.transport.abort)
+
+    async def _connect(self) -> None:
+        address = "127.0.0.1", self._connections.port_of_grpc
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: self._grpc, *address)
+        except OSError:
+            self.transport.abort()
+            return
+        self._connections.by_port[self._grpc.port] = self
+        self.transport.resume_reading()
+
+
+class _GrpcHalf(_Half):
+    """The half of a connection that gRPC is at the other end of."""
+
+    is_connected = False
+    port = 0
+
+    def __init__(self, phone: PassedConnection) -> None:
+        self._phone = phone
+
+    @property
+    def other(self) -> PassedConnection:
+        """The half to the phone."""
+        return self._phone
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.is_connected, self.port = True, self.transport.get_extra_info("sockname")[1]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._phone.lose_grpc(self.port)
+
+
+class PassedConnections:
+    """The connections to a gateway's gRPC server; on the running event loop.
+
+    Args:
+        listener: where phones connect.
+        port_of_grpc: port of 127.0.0.1 where gRPC listens.
+
+    Attributes:
+        by_port: the connections by the port that gRPC sees them come from.
+    """
+
+    def __init__(self, listener: LimitedListener, port_of_grpc: int) -> None:
+        self.port_of_grpc = port_of_grpc
+        self.by_port: dict[int, PassedConnection] = {}
+        self._server = PacedServer(listener, lambda connection: PassedConnection(connection, self))
+
+    def close(self) -> None:
+        """Accept no more connections; those that there are go on until gRPC ends them."""
+        self._server.close()
