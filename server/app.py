@@ -51,6 +51,7 @@ from samara.shared.run_settings import check_settings, record_settings
 from samara.shared.runs import run_folder, run_id_of
 from samara.shared.scalar_ratio import summarize_scalar_ratios
 from samara.shared.start import START_FILE, Start, read_start
+from samara.shared.traffic import traffic_of
 from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -73,8 +74,11 @@ def main(grid: Grid, context: Context) -> None:
         with write_server_log(Path(config.out)) if config.out else nullcontext():
             prepared = prepare_grid(grid, keys_of_environment())
             folder = serve(config, prepared, patient=LIVE_VARIABLE in os.environ)
-            if no_gain := RunResult.read(folder).no_gain:
-                log.warning("%s", no_gain)
+            result = RunResult.read(folder)
+            for line in traffic_of(result).lines():
+                log.info("%s", line)
+            if result.no_gain:
+                log.warning("%s", result.no_gain)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     except SamaraError as error:
         raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on its text alone
@@ -146,7 +150,9 @@ def serve(
             result |= meter.finish_run(result["rounds"])
         if isinstance(strategy, ScalarStrategy) and strategy.rounds:
             _write_start(config, store, roster.model_id)
-        write_result(folder, strategy.complete_result(result))
+        result = strategy.complete_result(result)
+        traffic = traffic_of(RunResult.model_validate(result))
+        write_result(folder, result | {"traffic": traffic.to_json()})
     finally:
         strategy.close()
     return folder

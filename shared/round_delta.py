@@ -1,5 +1,6 @@
 """The round delta: the aggregated scalars of one round."""
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,8 @@ class _EntryKind(IntEnum):
     DENSE_VALUES = 4
 
 
+TOKEN_BYTES = 8
+_CONTRIBUTOR = struct.Struct("<IIH")
 _ENTRY_KIND = struct.Struct("<B")
 _SHRINK_BITS = struct.Struct("<B")
 _DENSE_FIELDS = struct.Struct("<II")
@@ -183,9 +186,16 @@ class Contributor:
     steps: int
 
 
+def _ascend(contributors: Sequence[Contributor]) -> bool:
+    return all(a.client < b.client for a, b in pairwise(contributors))
+
+
 @dataclass(frozen=True, eq=False)
 class RoundDelta:
     """The changes that a round makes to the state, and its contributors; it is kept in the ledger.
+
+    A client replays the changes alone, so the ledger keeps the contributors apart and sends a
+    client the delta without them (`without_contributors`).
 
     Attributes:
         round: number of the round, counted from 1 without gaps.
@@ -204,7 +214,6 @@ class RoundDelta:
     entries: tuple[Group | Shrink | DenseValues, ...]
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<II8sII")
-    _CONTRIBUTOR: ClassVar[struct.Struct] = struct.Struct("<IIH")
 
     def encode(self) -> bytes:
         """Return the round delta as a frame."""
@@ -213,7 +222,7 @@ class RoundDelta:
                 self.round, self.track, self.token, len(self.contributors), len(self.entries)
             )
         ]
-        parts += [self._CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
+        parts += [_CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
         parts += [_encode_entry(entry) for entry in self.entries]
         return pack(Kind.ROUND_DELTA, b"".join(parts))
 
@@ -227,7 +236,7 @@ class RoundDelta:
         reader = Reader(unpack(frame, Kind.ROUND_DELTA))
         round_number, track, token, contributor_count, entry_count = reader.fields(cls._FIELDS)
         contributors = tuple(
-            Contributor(*reader.fields(cls._CONTRIBUTOR)) for _ in range(contributor_count)
+            Contributor(*reader.fields(_CONTRIBUTOR)) for _ in range(contributor_count)
         )
         entries = tuple(_read_entry(reader) for _ in range(entry_count))
         reader.end()
@@ -237,10 +246,40 @@ class RoundDelta:
                 f"dense values are among other entries of a round delta of track {track}; private "
                 "tracks alone may hold them so"
             )
-        clients = [c.client for c in contributors]
-        if round_number < 1 or any(a >= b for a, b in pairwise(clients)):
+        if round_number < 1 or not _ascend(contributors):
             raise FrameError("the round delta's round or contributors are out of order")
         return cls(round_number, track, token, contributors, entries)
+
+    def encode_contributors(self) -> bytes:
+        """Return token and contributors, 8 bytes and 10 for each; nothing if there are none."""
+        if not self.contributors:
+            return b""
+        each = [_CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
+        return self.token + b"".join(each)
+
+    def without_contributors(self) -> Self:
+        """Return the delta that clients get, whose token stands for the contributors, too."""
+        if not self.contributors:
+            return self
+        return replace(self, token=_commitment(self.encode_contributors()), contributors=())
+
+    def with_contributors(self, kept: bytes) -> Self:
+        """Return the whole delta again.
+
+        Args:
+            kept: the bytes that `encode_contributors` gave for it.
+
+        Raises:
+            FrameError: if they are not those that the token stands for, or out of order.
+        """
+        each, rest = divmod(len(kept) - TOKEN_BYTES, _CONTRIBUTOR.size)
+        if rest or each < 1 or self.contributors or _commitment(kept) != self.token:
+            raise FrameError("the contributors are not those of the round delta")
+        fields = _CONTRIBUTOR.iter_unpack(kept[TOKEN_BYTES:])
+        contributors = tuple(Contributor(*one) for one in fields)
+        if not _ascend(contributors):
+            raise FrameError("the contributors are out of order")
+        return replace(self, token=kept[:TOKEN_BYTES], contributors=contributors)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -305,6 +344,10 @@ class RoundDelta:
             (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
         ]
+
+
+def _commitment(contributors: bytes) -> bytes:
+    return hashlib.sha256(contributors).digest()[:TOKEN_BYTES]
 
 
 def revert_delta(

@@ -96,6 +96,7 @@ def delta_of(round_number: int) -> RoundDelta:
 class History:
     """Rounds of a run as a server would have them.
 
+    `records` are as clients get them, without contributors.
     `links`, `digests`, `states` and `sizes` (of the only segment, header included) have an entry
     for every round and one before the first, where there is no link.
     """
@@ -107,10 +108,15 @@ class History:
     digests: tuple[bytes, ...]
     states: tuple[NDArray[np.int64], ...]
     sizes: tuple[int, ...]
+    records: tuple[bytes, ...]
     segment: bytes
 
     def tail(self, since: int, until: int | None = None) -> bytes:
-        """The records of the rounds after `since` up to `until`."""
+        """The records of the rounds after `since` up to `until` as clients get them."""
+        return b"".join(self.records[since:until])
+
+    def kept(self, since: int, until: int | None = None) -> bytes:
+        """The same records as the ledger keeps them, with their contributors."""
         return self.segment[self.sizes[since] : self.sizes[-1 if until is None else until]]
 
     def snapshot(self, number: int) -> bytes:
@@ -129,7 +135,7 @@ class History:
                 following = f"{number + 1:010}.seg"
                 begin = encode_segment_header(self.header, self.position(number))
             if number < rounds:
-                files[following] = files.get(following, begin) + self.tail(number, number + 1)
+                files[following] = files.get(following, begin) + self.kept(number, number + 1)
         return files or {"0000000001.seg": begin}
 
     def position(self, number: int) -> Position:
@@ -142,15 +148,16 @@ def history_of(deltas: Sequence[RoundDelta], layout: Layout, run_id: bytes = RUN
     header = LedgerHeader(0, run_id, layout.hash)
     segment, position = encode_segment_header(header, header.start), header.start
     states, links, sizes = [zero_state(layout.size)], [None], [len(segment)]
-    digests = [digest(layout.hash, states[0])]
+    digests, records = [digest(layout.hash, states[0])], []
     for delta in deltas:
         states.append(replay(states[-1], delta.scalar_groups(), layout.distribution))
         digests.append(digest(layout.hash, states[-1]))
         record = Record.create(position, delta, digests[-1])
         segment, position = segment + record.encode(), record.position
         links.append(record.link)
+        records.append(record.sent())
         sizes.append(len(segment))
-    whole = (deltas, links, digests, states, sizes)
+    whole = (deltas, links, digests, states, sizes, records)
     return History(layout, header, *map(tuple, whole), segment)
 
 

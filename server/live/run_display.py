@@ -83,6 +83,8 @@ class RunDisplay:
     def refresh(self) -> None:
         """Show the events and log lines that the run wrote since the last call."""
         for event in self._metrics.read_new():
+            if event.get("event") == "evaluation":
+                self._add_bytes(event)
             if event.get("event") != "round":
                 continue
             self._rounds.append(event)
@@ -102,6 +104,13 @@ class RunDisplay:
                 self.show(str(line.get("message", "")), style)
         if self._live:
             self._live.update(self._tables(), refresh=True)
+
+    def _add_bytes(self, evaluation: dict[str, Any]) -> None:
+        """Add to a shown round the bytes of an evaluation after it, which carries the catch-up."""
+        for event in self._rounds:
+            if event["round"] == evaluation.get("round"):
+                for way in ("bytes_up", "bytes_down"):
+                    event[way] += evaluation.get(way, 0)
 
     def _print_json(self, line: dict[str, Any]) -> None:
         now = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}

@@ -219,7 +219,10 @@ def describe_event(event: Mapping[str, Any]) -> str:
     )
     is_trimmed = any(TRIMMED_ACCURACY in column for column in event["columns"].values())
     kind = "accuracy, trimmed mean of the clients" if is_trimmed else "accuracy"
-    return f"round {event['round']}: {event['split']} {kind}: {figures}"
+    return (
+        f"round {event['round']}: {event['split']} {kind}: {figures}, "
+        f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
+    )
 
 
 def _describe_else(event: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from samara.shared.ledger.reading import (
 )
 from samara.shared.ledger.records import (
     SEGMENT_HEADER_BYTES,
+    SEGMENT_VERSION,
     CatchUp,
     LedgerHeader,
     Link,
@@ -38,26 +39,30 @@ from samara.shared.ledger.records import (
     encode_segment_header,
     read_snapshot,
     replay_records,
+    sent_span,
     skip_records,
     snapshot_bytes,
 )
 from samara.shared.ledger.recovery import recover
-from samara.shared.replay import check_fits, digest, replay, zero_state
+from samara.shared.replay import DenseValues, check_fits, digest, replay, zero_state
 from samara.shared.round_delta import RoundDelta
 
 SEGMENT_BYTES = 16 * 2**20
 """The size from which a segment gets no more records."""
-_CHUNK_BYTES = 2**20
-LONG_CATCH_UP = 2**16
-"""Bytes up to which a client gets the records that it has missed, even if the state is shorter."""
 
 
 class _Span(NamedTuple):
-    """A part of a segment file."""
+    """The part of a segment file that clients get of a record."""
 
     path: Path
     begin: int
     end: int
+
+    def read(self) -> bytes:
+        """Return its bytes."""
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.end - self.begin)
 
 
 class Ledger:
@@ -120,6 +125,7 @@ class Ledger:
             write_durably(segment_path(self.folder, 1), begin)
         recovery = recover(self.folder, self.header, self._layout)
         self._segments = list(recovery.segments)
+        self._sent_sizes: dict[Path, int] = {}  # by segment that gets no more records
         self._end = self._segments[-1].path.stat().st_size if self._segments else 0
         self.position, self.recovered = recovery.position, "\n".join(recovery.notes)
         since = recovery.start.round
@@ -135,6 +141,7 @@ class Ledger:
         for path in recovery.unusable_snapshots:
             path.unlink()
         self._snapshots = list(snapshot_paths(self.folder))
+        self._state_sent: CatchUp | None = None
         if last:
             self._keep_snapshot(last.link)
 
@@ -184,14 +191,19 @@ class Ledger:
                 f"{self.folder}: {reason}; make room there, and the same command goes on"
             ) from error
         self.state, self.digest, self.position = state, record.end_digest, record.position
-        self._last = record.link
+        self._last, self._state_sent = record.link, None
         self._ends_with_intercept = delta.common_intercept is not None
         self._keep_snapshot(record.link)
         return record.size
 
     def _segment_is_full(self) -> bool:
-        """Return whether the next record begins a segment: after a snapshot or a large segment."""
-        return self._end >= SEGMENT_BYTES or self._snapshots[-1:] == [self.position.round]
+        """Return whether the next record begins a segment.
+
+        It does after a snapshot, a large segment, and a segment of an earlier version.
+        """
+        is_earlier = bool(self._segments) and self._segments[-1].version < SEGMENT_VERSION
+        is_large = self._end >= SEGMENT_BYTES
+        return is_earlier or is_large or self._snapshots[-1:] == [self.position.round]
 
     def _begin_segment(self, record: bytes) -> None:
         """Write a segment together with its first record, so that no crash leaves an empty one."""
@@ -200,9 +212,12 @@ class Ledger:
         try:
             write_durably(path, begin, record)
         except OSError:
-            path.unlink(missing_ok=True)
+            if self.position.round:
+                path.unlink(missing_ok=True)
             raise
-        self._segments.append(Segment(path, self.header, self.position))
+        if not self.position.round:  # it replaces the header that an earlier version wrote
+            self._segments.clear()
+        self._segments.append(Segment(path, self.header, self.position, SEGMENT_VERSION))
         self._end = len(begin) + len(record)
 
     def _extend_segment(self, record: bytes) -> None:
@@ -287,74 +302,88 @@ class Ledger:
             raise LedgerError(f"{self.folder}: cannot delete: {error.strerror}") from error
 
     def catch_up(self, since: int) -> CatchUp:
-        """Return the shorter catch-up, by records or snapshot, for a client at round `since`.
+        """Return the shorter catch-up for a client at round `since`: the records or the state.
 
-        Where both are longer than the state, and longer than `LONG_CATCH_UP`, it is the state,
-        unless the last round is a common intercept: its record is sent in any case.
+        A common intercept at the end is sent as its record, after the state before it, so that
+        clients can tell it from the rest.
 
         Raises:
             LedgerError: if the ledger has no such round, or a file is damaged.
         """
-        newest = self._snapshots[-1] if self._snapshots else 0
-        by_records = since >= newest or (
-            self._reaches_back_to(since) and self._is_short(since, newest)
-        )
-        begin, whole = since if by_records else newest, snapshot_bytes(self._layout.size)
-        length = self._size_after(begin) + (0 if by_records else whole)
-        is_long = length > max(whole, LONG_CATCH_UP)
-        if self._last and is_long and not self._ends_with_intercept:
-            return CatchUp(b"".join(Snapshot(self.header, self._last, self.state).parts()))
-        tail = b"".join(self.tail(begin))
-        if by_records:
-            return CatchUp(tail=tail)
-        return CatchUp(b"".join(self._snapshot(newest).parts()), tail)
-
-    def tail(self, since: int) -> Iterator[bytes]:
-        """Yield the bytes of the records after round `since`, in pieces of at most 1 MiB.
-
-        Raises:
-            LedgerError: if the ledger has no such round, or no longer keeps the records after it.
-        """
+        if not 0 <= since <= self.position.round:
+            raise LedgerError(f"{self.folder}: has no round {since} to continue from")
         try:
-            for span in self._spans(since):
-                with span.path.open("rb") as file:
-                    file.seek(span.begin)
-                    for place in range(span.begin, span.end, _CHUNK_BYTES):
-                        yield file.read(min(_CHUNK_BYTES, span.end - place))
+            records = self._short_records(since)
         except OSError as error:
             raise LedgerError(f"{self.folder}: cannot be read: {error.strerror}") from error
+        if records is not None:
+            return CatchUp(tail=b"".join(records))
+        if self._state_sent is None:
+            self._state_sent = self._send_state()
+        return self._state_sent
+
+    def _short_records(self, since: int) -> list[bytes] | None:
+        """Return the records after a round; None if they are not kept or longer than the state."""
+        if since < self.position.round and not self._reaches_back_to(since):
+            return None
+        spans, left = [], snapshot_bytes(self._layout.size)
+        for segment, last in self._segment_ends():
+            for span in self._spans(segment, since, last):
+                spans.append(span)
+                left -= span.end - span.begin
+                if left < 0:
+                    return None
+        return [span.read() for span in spans]
+
+    def _send_state(self) -> CatchUp:
+        """Return the present state as a catch-up."""
+        assert self._last is not None, "before the first record there is nothing to catch up"
+        if not self._ends_with_intercept:
+            return CatchUp(b"".join(Snapshot(self.header, self._last, self.state).parts()))
+        number = self._last.round - 1
+        if number in self._snapshots:
+            link = self._snapshot(number).link
+        else:
+            link = next(read_ledger(self.folder, number - 1)).link
+        record = next(read_ledger(self.folder, number))
+        added = record.delta.common_intercept
+        assert added is not None, "the last record is a common intercept"
+        opposite = DenseValues(added.first, -added.values)
+        before = replay(self.state, (opposite,), self._layout.distribution)
+        return CatchUp(b"".join(Snapshot(self.header, link, before).parts()), record.sent())
 
     def _reaches_back_to(self, since: int) -> bool:
         return bool(self._segments) and self._segments[0].start.round <= since
 
     def _is_short(self, since: int, newest: int) -> bool:
-        """Return whether the records from a round to the newest snapshot are no longer than it."""
-        size = self._size_after(since) - self._size_after(newest)
+        """Return whether the records from a segment's end to the newest snapshot are short.
+
+        They are if clients get no more bytes of them than the snapshot has.
+        """
+        size = 0
+        for segment, last in self._segment_ends():
+            if since <= segment.start.round < newest:
+                if segment.path not in self._sent_sizes:
+                    spans = self._spans(segment, segment.start.round, last)
+                    self._sent_sizes[segment.path] = sum(span.end - span.begin for span in spans)
+                size += self._sent_sizes[segment.path]
         return size <= snapshot_bytes(self._layout.size)
 
-    def _size_after(self, since: int) -> int:
-        """Return the bytes of the records after a round."""
-        return sum(span.end - span.begin for span in self._spans(since))
+    def _segment_ends(self) -> Iterator[tuple[Segment, int]]:
+        """Yield each segment with its last round."""
+        ends = [segment.start.round for segment in self._segments[1:]]
+        return zip(self._segments, [*ends, self.position.round], strict=False)
 
-    def _spans(self, since: int) -> list[_Span]:
-        """Return the parts of the segment files that hold the records after a round."""
-        if not 0 <= since <= self.position.round:
-            raise LedgerError(f"{self.folder}: has no round {since} to continue from")
-        if since == self.position.round:
-            return []
-        if not self._reaches_back_to(since):
-            raise LedgerError(f"{self.folder}: the rounds after {since} are only in the snapshot")
-        first = sum(segment.start.round <= since for segment in self._segments) - 1
-        begun, *later = self._segments[first:]
-        try:
-            with begun.path.open("rb") as file:
-                file.seek(SEGMENT_HEADER_BYTES)
-                skip_records(file, begun.start, since - begun.start.round)
-                spans = [_Span(begun.path, file.tell(), begun.path.stat().st_size)]
-            spans += [_Span(s.path, SEGMENT_HEADER_BYTES, s.path.stat().st_size) for s in later]
-        except OSError as error:
-            raise LedgerError(f"{self.folder}: cannot be read: {error.strerror}") from error
-        return [*spans[:-1], spans[-1]._replace(end=self._end)]
+    def _spans(self, segment: Segment, since: int, last: int) -> Iterator[_Span]:
+        """Yield the parts that clients get of a segment's records after a round, up to another."""
+        begin = max(since, segment.start.round)
+        if begin >= last:
+            return
+        with segment.path.open("rb") as file:
+            file.seek(SEGMENT_HEADER_BYTES)
+            skip_records(file, segment.start, begin - segment.start.round)
+            for number in range(begin + 1, last + 1):
+                yield _Span(segment.path, *sent_span(file, number))
 
     def close(self) -> None:
         """Release the lock, so that another process may write."""

@@ -76,11 +76,13 @@ class Segment:
         path: path of the file.
         header: track, run and layout of the ledger.
         start: position before the first record.
+        version: version of its format.
     """
 
     path: Path
     header: LedgerHeader
     start: Position
+    version: int
 
 
 def _read_segment(path: Path, file: BinaryIO) -> Segment:

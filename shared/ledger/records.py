@@ -5,12 +5,18 @@ All little-endian (docs/reference/ledger.md has the tables):
     identity        "SAMARALG" · version u16 · 2 zero bytes · track u32 · run id 8 · layout hash 32
     segment header  identity · round before u32 · record hash of that round 32
                     · SHA-256 of the preceding 92 bytes
+    contributors    "SMLC" · length n u32 · round u32 · CRC-32 of the preceding 12 bytes
+                    · n bytes: token 8 · per contributor client u32, examples u32, steps u16
     record          "SMLR" · length of the delta u32 · round u32 · CRC-32 of the preceding 12 bytes
                     · round delta (a frame) · end digest 32 · record hash 32
     record hash     SHA-256(link), where link = previous record hash · round u32
                     · SHA-256(round delta) · end digest
     snapshot        "SAMARASN" · the rest of the identity · link of the round 100 · d u32
                     · SHA-256 of the preceding 160 bytes · state, d × int64
+
+Contributors come before their record, in the same append, and are not sent to clients. The token in
+the record's delta is then the start of their SHA-256, so that the chain covers them. A segment of
+version 2 has them in the delta, and is read as it is.
 
 The chain starts with the hash of the identity. That a record hash is made of hashes lets a snapshot
 show that its digest, the hash of the state, belongs to the chain without carrying the round's
@@ -25,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +43,9 @@ from samara.shared.round_delta import RoundDelta
 from samara.shared.wire import MAX_FRAME_BYTES
 
 LEDGER_VERSION = 2
+"""The version of snapshots, and of the identity that the chain starts with."""
+SEGMENT_VERSION = 3
+"""The version of segments that keep contributors apart."""
 SEGMENT_MAGIC = b"SAMARALG"
 HASH_BYTES = 32
 _IDENTITY = struct.Struct("<8sHHI8s32s")
@@ -45,6 +54,7 @@ _START = struct.Struct("<I32s")
 SEGMENT_HEADER_BYTES = IDENTITY_BYTES + _START.size + HASH_BYTES
 _RECORD = struct.Struct("<4sIII")
 _RECORD_MAGIC = b"SMLR"
+_CONTRIBUTORS_MAGIC = b"SMLC"
 _TRAILER_BYTES = 2 * HASH_BYTES
 _LINK = struct.Struct("<32sI32s32s")
 _COUNT = struct.Struct("<I")
@@ -83,12 +93,12 @@ class LedgerHeader:
     run_id: bytes
     layout_hash: bytes
 
-    def encode(self, magic: bytes = SEGMENT_MAGIC) -> bytes:
+    def encode(self, magic: bytes = SEGMENT_MAGIC, version: int = LEDGER_VERSION) -> bytes:
         """Return the 56 bytes that every file of the ledger begins with."""
-        return _IDENTITY.pack(magic, LEDGER_VERSION, 0, self.track, self.run_id, self.layout_hash)
+        return _IDENTITY.pack(magic, version, 0, self.track, self.run_id, self.layout_hash)
 
     @classmethod
-    def decode(cls, data: bytes, magic: bytes) -> Self:
+    def decode(cls, data: bytes, magic: bytes, newest: int = LEDGER_VERSION) -> Self:
         """Read an identity whose checksum has been checked.
 
         Raises:
@@ -97,8 +107,8 @@ class LedgerHeader:
         letters, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
         if letters != magic:
             raise LedgerError(f"it does not begin with {magic.decode()}")
-        if version != LEDGER_VERSION:
-            raise LedgerError(f"ledger version {version} is not {LEDGER_VERSION}; update Samara")
+        if not LEDGER_VERSION <= version <= newest:
+            raise LedgerError(f"ledger version {version} is not {newest}; update Samara")
         return cls(track, run_id, layout_hash)
 
     @property
@@ -109,12 +119,12 @@ class LedgerHeader:
 
 def encode_segment_header(header: LedgerHeader, start: Position) -> bytes:
     """Return the bytes before the first record of a segment that continues at `start`."""
-    fields = header.encode() + _START.pack(start.round, start.head)
+    fields = header.encode(version=SEGMENT_VERSION) + _START.pack(start.round, start.head)
     return fields + hashlib.sha256(fields).digest()
 
 
-def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position]:
-    """Read a segment's ledger header and the position before its first record.
+def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position, int]:
+    """Read a segment's ledger header, the position before its first record, and its version.
 
     Raises:
         LedgerError: if the header is damaged.
@@ -123,11 +133,12 @@ def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position]:
     fields, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
     if len(data) < SEGMENT_HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
         raise LedgerError("the segment's header is damaged or there is none")
-    header = LedgerHeader.decode(fields, SEGMENT_MAGIC)
+    header = LedgerHeader.decode(fields, SEGMENT_MAGIC, SEGMENT_VERSION)
+    _, version, *_ = _IDENTITY.unpack_from(fields)
     start = Position(*_START.unpack_from(fields, IDENTITY_BYTES))
     if start.round == 0 and start != header.start:
         raise LedgerError("the segment's header starts another chain than its own")
-    return header, start
+    return header, start, version
 
 
 @dataclass(frozen=True)
@@ -162,13 +173,15 @@ class Record:
 
     Attributes:
         delta: round delta of the round.
-        frame: bytes of the round delta.
+        frame: bytes of the round delta as clients get it.
         link: link of the record in the hash chain.
+        contributors: the bytes of the contributors that are kept apart; empty if there are none.
     """
 
     delta: RoundDelta
     frame: bytes
     link: Link
+    contributors: bytes = b""
 
     @classmethod
     def create(cls, previous: Position, delta: RoundDelta, end_digest: bytes) -> Self:
@@ -179,15 +192,25 @@ class Record:
         """
         if delta.round != previous.round + 1:
             raise LedgerError(f"round {delta.round} does not follow round {previous.round}")
-        frame = delta.encode()
-        delta_hash = hashlib.sha256(frame).digest()
-        return cls(delta, frame, Link(previous.head, delta.round, delta_hash, end_digest))
+        frame = delta.without_contributors().encode()
+        link = Link(previous.head, delta.round, hashlib.sha256(frame).digest(), end_digest)
+        return cls(delta, frame, link, delta.encode_contributors())
 
     def encode(self) -> bytes:
-        """Return the record's bytes."""
-        fields = struct.pack("<4sII", _RECORD_MAGIC, len(self.frame), self.link.round)
-        checksum = struct.pack("<I", zlib.crc32(fields))
-        return fields + checksum + self.frame + self.end_digest + self.position.head
+        """Return the record's bytes in the file."""
+        return self._kept + self.sent()
+
+    def sent(self) -> bytes:
+        """Return the record's bytes for a client: without its contributors."""
+        start = _encode_start(_RECORD_MAGIC, len(self.frame), self.link.round)
+        return start + self.frame + self.end_digest + self.position.head
+
+    @property
+    def _kept(self) -> bytes:
+        if not self.contributors:
+            return b""
+        start = _encode_start(_CONTRIBUTORS_MAGIC, len(self.contributors), self.link.round)
+        return start + self.contributors
 
     @property
     def end_digest(self) -> bytes:
@@ -202,20 +225,50 @@ class Record:
     @property
     def size(self) -> int:
         """The length of the record in the file, in bytes."""
-        return _RECORD.size + len(self.frame) + _TRAILER_BYTES
+        return len(self._kept) + _RECORD.size + len(self.frame) + _TRAILER_BYTES
 
 
-def _read_fields(stream: BinaryIO, expected: int) -> tuple[int, int] | None:
-    """Length of the delta and round that the next record's header tells, or None at the end."""
+def _encode_start(magic: bytes, length: int, number: int) -> bytes:
+    fields = struct.pack("<4sII", magic, length, number)
+    return fields + struct.pack("<I", zlib.crc32(fields))
+
+
+class _RecordStart(NamedTuple):
+    """The start of a record: its contributors, the length of its delta, and its round."""
+
+    contributors: bytes
+    length: int
+    round: int
+
+
+def _read_start(stream: BinaryIO, expected: int) -> _RecordStart | None:
+    """Read what comes before the next record's delta; None at the end."""
+    magic, length, number = _read_fields(stream, expected)
+    if not magic:
+        return None
+    contributors = b""
+    if magic == _CONTRIBUTORS_MAGIC:
+        contributors, counted = stream.read(length), number
+        magic, length, number = _read_fields(stream, expected)
+        if not magic:
+            raise TornRecordError(f"round {expected}: the ledger ends inside the record")
+        if magic != _RECORD_MAGIC or counted != number:
+            raise LedgerError(f"round {expected}: contributors are not followed by their record")
+    return _RecordStart(contributors, length, number)
+
+
+def _read_fields(stream: BinaryIO, expected: int) -> tuple[bytes, int, int]:
+    """Magic, length and round of the next header; an empty magic at the end."""
     fields = stream.read(_RECORD.size)
     if not fields:
-        return None
+        return b"", 0, 0
     if len(fields) < _RECORD.size:
         raise TornRecordError(f"round {expected}: the ledger ends inside the record")
     magic, length, number, checksum = _RECORD.unpack(fields)
-    if magic != _RECORD_MAGIC or checksum != zlib.crc32(fields[:12]) or length > MAX_FRAME_BYTES:
+    is_known = magic in (_RECORD_MAGIC, _CONTRIBUTORS_MAGIC)
+    if not is_known or checksum != zlib.crc32(fields[:12]) or length > MAX_FRAME_BYTES:
         raise LedgerError(f"round {expected}: the record's header is damaged")
-    return length, number
+    return magic, length, number
 
 
 def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | None:
@@ -231,10 +284,10 @@ def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | No
         LedgerError: if the record is damaged or does not continue the chain.
     """
     expected = previous.round + 1
-    fields = _read_fields(stream, expected)
-    if fields is None:
+    start = _read_start(stream, expected)
+    if start is None:
         return None
-    length, number = fields
+    contributors, length, number = start
     rest = stream.read(length + _TRAILER_BYTES)
     if len(rest) < length + _TRAILER_BYTES:
         raise TornRecordError(f"round {expected}: the ledger ends inside the record")
@@ -244,13 +297,15 @@ def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | No
         raise LedgerError(f"round {expected}: the record is damaged or does not follow the last")
     try:
         delta = RoundDelta.decode(frame)
+        if contributors:
+            delta = delta.with_contributors(contributors)
     except FrameError as error:
         raise LedgerError(f"round {expected}: {error}") from error
     if not number == delta.round == expected:
         raise LedgerError(f"round {expected}: the record says it is round {number}")
     if delta.track != track:
         raise LedgerError(f"round {expected}: the record is of track {delta.track}, not {track}")
-    return Record(delta, frame, link)
+    return Record(delta, frame, link, contributors)
 
 
 def read_records(stream: BinaryIO, start: Position, track: int) -> Iterator[Record]:
@@ -272,14 +327,28 @@ def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
         LedgerError: if there are fewer, or a header is damaged.
     """
     for expected in range(start.round + 1, start.round + rounds + 1):
-        fields = _read_fields(stream, expected)
+        fields = _read_start(stream, expected)
         if fields is None:
             raise LedgerError(f"there is no round {expected}")
-        stream.seek(fields[0] + HASH_BYTES, os.SEEK_CUR)
+        stream.seek(fields.length + HASH_BYTES, os.SEEK_CUR)
         start = Position(expected, stream.read(HASH_BYTES))
     if len(start.head) < HASH_BYTES:
         raise TornRecordError(f"round {start.round}: the ledger ends inside the record")
     return start
+
+
+def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
+    """Return where the bytes of the next record for a client begin and end, and go to their end.
+
+    Raises:
+        LedgerError: if there is no further record, or its header is damaged.
+    """
+    fields = _read_start(stream, number)
+    if fields is None:
+        raise LedgerError(f"there is no round {number}")
+    begin = stream.tell() - _RECORD.size
+    end = stream.seek(fields.length + _TRAILER_BYTES, os.SEEK_CUR)
+    return begin, end
 
 
 def records_after(tail: bytes, round_number: int) -> bytes:
@@ -305,9 +374,11 @@ def is_unwritten_record(rest: bytes) -> bool:
     if rest.count(0) == len(rest):
         return True
     magic, length, _, checksum = _RECORD.unpack_from(rest)
+    is_sound = checksum == zlib.crc32(rest[:12])
+    if is_sound and magic == _CONTRIBUTORS_MAGIC:
+        return is_unwritten_record(rest[_RECORD.size + length :])
     is_last = len(rest) == _RECORD.size + length + _TRAILER_BYTES
-    sound = magic == _RECORD_MAGIC and checksum == zlib.crc32(rest[:12])
-    return sound and is_last and not any(rest[-HASH_BYTES:])
+    return is_sound and magic == _RECORD_MAGIC and is_last and not any(rest[-HASH_BYTES:])
 
 
 class UnreadableError(LedgerError):

@@ -11,6 +11,7 @@ import numpy as np
 from samara.shared.columns import GLOBAL, INTERCEPT
 from samara.shared.config import RunConfig
 from samara.shared.result import RunResult
+from samara.shared.traffic import Traffic, mean_traffic, traffic_of
 from samara.simulations.comparison.columns import MEANINGS, with_bytes
 from samara.simulations.comparison.measure import Measure, figures_of, measure_of
 from samara.simulations.comparison.seeds import describe_seeds
@@ -81,6 +82,7 @@ class Cost:
             them or, where it has not, as its settings and examples tell; None if these do not.
         seconds: duration of the whole run on the machine that simulated all clients.
         adapter_bytes: size of one upload of the adapter in float32, for comparison.
+        traffic: bytes of all clients beside those of FedAvg.
     """
 
     bytes_up: float
@@ -90,6 +92,7 @@ class Cost:
     passes: int | None
     seconds: float
     adapter_bytes: int
+    traffic: Traffic
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,7 @@ class Comparison:
             round(np.mean(passes)) if passes else _expected_passes(settings, variant.first),
             float(np.mean([result.wall_seconds for result in results])),
             variant.first.elements * FLOAT32_BYTES,
+            mean_traffic([traffic_of(result) for result in results]),
         )
 
     def curve(self, variant: Variant) -> list[ValidationPoint]:

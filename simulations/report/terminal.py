@@ -16,6 +16,7 @@ from samara.shared.columns import GLOBAL
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
 from samara.shared.tasks.embedded import embedded_ceilings
+from samara.shared.traffic import Traffic, traffic_of
 from samara.simulations.comparison.columns import (
     Figures,
     client_columns,
@@ -87,19 +88,16 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
         )
     console.print(
         f"{len(result.rounds)} rounds in {result.wall_seconds:.1f} s, "
-        f"{result.bytes_up:,} bytes up, {result.bytes_down:,} bytes down, "
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
     if result.automatic:
         chosen = describe_choices(result.automatic, result.config)
         console.print(f"{chosen}; why: {RESULT_FILE}, under automatic", highlight=False)
-    if ratios := result.scalar_ratios:
-        console.print(
-            f"scalars sent per trained number: {ratios.mean:.2g} in the mean of the clients, "
-            f"{ratios.max:.2g} at most",
-            highlight=False,
-        )
+    traffic = traffic_of(result)
+    console.print(traffic_table(traffic))
+    for sentence in traffic.sentences():
+        console.print(Text(sentence))
     if privacy := result.describe_privacy():
         console.print(privacy, highlight=False)
     refusing = {client for event in result.evaluations for client in event.refused}
@@ -173,6 +171,18 @@ def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
         interval = "" if isnan(low) else f"{measure.shown(low)} … {measure.shown(high)}"
         each = (measure.shown(own.by_seed[seed]) for seed in seeds)
         table.add_row(name, measure.shown(own.mean), interval, *each)
+    return table
+
+
+def traffic_table(traffic: Traffic) -> Table:
+    """Return a table of a run's bytes beside those of FedAvg."""
+    (first, *headings), *rows = traffic.table()
+    table = Table(title=traffic.title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

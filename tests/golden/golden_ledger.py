@@ -1,5 +1,7 @@
 """The golden files of a ledger: segments, a snapshot, and a personal ledger with its file."""
 
+import hashlib
+import struct
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,15 @@ from samara.shared.directions import round_root
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from samara.shared.ledger.personal_file import FitFile
-from samara.shared.ledger.records import LedgerHeader, Record, Snapshot, encode_segment_header
+from samara.shared.ledger.records import (
+    LEDGER_VERSION,
+    SEGMENT_VERSION,
+    LedgerHeader,
+    Link,
+    Position,
+    Record,
+    Snapshot,
+)
 from samara.shared.replay import (
     MAX_DENSE_VALUE,
     DenseValues,
@@ -65,7 +75,7 @@ def made_private_fit() -> dict[str, bytes]:
     header, delta = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash), private_fit()
     state = replay(zero_state(LAYOUT.size), delta.scalar_groups(), LAYOUT.distribution)
     record = Record.create(header.start, delta, digest(LAYOUT.hash, state))
-    segment = encode_segment_header(header, header.start) + record.encode()
+    segment = segment_header(header, header.start, LEDGER_VERSION) + record.encode()
     file = FitFile.from_records(header, [record], 4, bytes(range(32))).encode()
     return {f"private/{SEGMENT}": segment, "private.samara": file}
 
@@ -73,11 +83,25 @@ def made_private_fit() -> dict[str, bytes]:
 SEGMENT, SNAPSHOT, NEXT_SEGMENT = "0000000001.seg", "0000000002.snap", "0000000003.seg"
 
 
-def made_ledger() -> dict[str, Any]:
+def segment_header(header: LedgerHeader, start: Position, version: int) -> bytes:
+    fields = header.encode(version=version) + struct.pack("<I32s", start.round, start.head)
+    return fields + hashlib.sha256(fields).digest()
+
+
+def record_of(position: Position, delta: RoundDelta, end_digest: bytes, version: int) -> Record:
+    """A record; earlier versions kept the contributors in the round delta."""
+    if version == SEGMENT_VERSION:
+        return Record.create(position, delta, end_digest)
+    frame = delta.encode()
+    hashed = hashlib.sha256(frame).digest()
+    return Record(delta, frame, Link(position.head, delta.round, hashed, end_digest))
+
+
+def made_ledger(version: int = LEDGER_VERSION) -> dict[str, Any]:
     """Two rounds in a segment, the snapshot after them, and one more round."""
     header = LedgerHeader(0, RUN_ID, LAYOUT.hash)
     state, position = zero_state(LAYOUT.size), header.start
-    files = {SEGMENT: encode_segment_header(header, position)}
+    files = {SEGMENT: segment_header(header, position, version)}
     steps = [
         {
             "round": 0,
@@ -89,7 +113,7 @@ def made_ledger() -> dict[str, Any]:
     ]
     for delta in rounds():
         state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
-        record = Record.create(position, delta, digest(LAYOUT.hash, state))
+        record = record_of(position, delta, digest(LAYOUT.hash, state), version)
         position, segment = record.position, NEXT_SEGMENT if SNAPSHOT in files else SEGMENT
         files[segment] += record.encode()
         steps.append(
@@ -103,7 +127,7 @@ def made_ledger() -> dict[str, Any]:
         )
         if delta.round == 2:
             files[SNAPSHOT] = b"".join(Snapshot(header, record.link, state).parts())
-            files[NEXT_SEGMENT] = encode_segment_header(header, position)
+            files[NEXT_SEGMENT] = segment_header(header, position, version)
     for step in steps:
         step["state"] = [str(number) for number in step["state"].tolist()]  # type: ignore[union-attr]
     said = {
@@ -116,6 +140,6 @@ def made_ledger() -> dict[str, Any]:
     return {**files, "ledger.json": said}
 
 
-def ledger_file(name: str) -> bytes:
-    made: bytes = made_ledger()[name]
+def ledger_file(name: str, version: int = LEDGER_VERSION) -> bytes:
+    made: bytes = made_ledger(version)[name]
     return made

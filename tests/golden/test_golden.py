@@ -1,4 +1,8 @@
 import json
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,8 @@ from golden.golden_frames import (
     frames_of_secure_aggregation,
     later_frames,
 )
-from golden.golden_ledger import LAYOUT, NEXT_SEGMENT, SEGMENT, SNAPSHOT
+from golden.golden_ledger import LAYOUT, SEGMENT, SNAPSHOT
+from golden.golden_ledger import rounds as golden_rounds
 from golden.golden_scenario import FILES_IN_IT, SETTINGS, fields_of
 from golden.write import ELEMENTS, FILES, FOLDER, plain
 
@@ -22,6 +27,7 @@ from samara.client.protocol.session import Session
 from samara.shared.basis import read_basis
 from samara.shared.directions import directions
 from samara.shared.layout import Layout
+from samara.shared.ledger.ledger import Ledger
 from samara.shared.ledger.personal_file import read_personal_file
 from samara.shared.ledger.reading import read_header, read_ledger
 from samara.shared.ledger.records import CatchUp, LedgerHeader
@@ -30,7 +36,8 @@ from samara.shared.replay import to_float32
 from samara.shared.signed_scenario import read_scenario
 from samara.shared.wire import Kind
 
-LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
+LEDGERS = "ledger", "ledger-3"
+"""As versions 2 and 3 write it."""
 
 
 def golden(name: str) -> Any:
@@ -82,9 +89,10 @@ def test_every_kind_of_frame_is_in_the_file() -> None:
         assert bytes.fromhex(cases[kind.name.lower()]["frame"])[3] == kind
 
 
-def test_the_ledger_in_the_folder_replays_to_its_states() -> None:
-    said = golden("ledger.json")
-    folder, layout = FOLDER / "ledger", Layout.from_json(said["layout"])
+@pytest.mark.parametrize("name", LEDGERS)
+def test_the_ledger_in_the_folder_replays_to_its_states(name: str) -> None:
+    said = golden(f"{name}.json")
+    folder, layout = FOLDER / name, Layout.from_json(said["layout"])
     assert layout.hash.hex() == said["layout_hash"]
     header = LedgerHeader(0, bytes.fromhex(said["run_id"]), layout.hash)
     assert read_header(folder) == header
@@ -109,19 +117,47 @@ def test_the_private_fit_in_the_files_is_read_to_its_state() -> None:
     np.testing.assert_array_equal(file.state(LAYOUT), expected)
 
 
-def test_a_client_catches_up_by_the_files_in_the_folder() -> None:
-    said = golden("ledger.json")
+@pytest.mark.parametrize("name", LEDGERS)
+def test_a_client_catches_up_by_the_files_in_the_folder(name: str) -> None:
+    said = golden(f"{name}.json")
     layout = Layout.from_json(said["layout"])
     header = LedgerHeader(0, bytes.fromhex(said["run_id"]), layout.hash)
-    first, snapshot, second = ((FOLDER / "ledger" / n).read_bytes() for n in LEDGER_FILES)
-    behind = said["rounds"][0]["size"]
+    snapshot = (FOLDER / name / SNAPSHOT).read_bytes()
+    first, second, third = (record.sent() for record in read_ledger(FOLDER / name))
     goal = 3, bytes.fromhex(said["rounds"][3]["digest"])
-    for catch_up in (
-        CatchUp(tail=first[behind:] + second[behind:]),
-        CatchUp(snapshot, second[behind:]),
-    ):
+    for catch_up in (CatchUp(tail=first + second + third), CatchUp(snapshot, third)):
         session = Session.begin(header, layout).catch_up(catch_up, header, layout, *goal)
         assert to_float32(session.state).tolist() == said["weights"]
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(0, 0), (1, 0), (1, 2), (2, 2)])
+def test_a_ledger_of_an_earlier_version_goes_on(tmp_path: Path, rounds: int, every: int) -> None:
+    """Its last segment ends where the first round of this version begins another."""
+    said, deltas = golden("ledger.json"), golden_rounds()
+    names = [SEGMENT] if rounds < 2 else [SEGMENT, SNAPSHOT]
+    for name in names:
+        shutil.copy(FOLDER / "ledger" / name, tmp_path)
+    segment = tmp_path / SEGMENT
+    os.truncate(segment, said["rounds"][rounds]["size"])
+    earlier = segment.read_bytes()
+    header = LedgerHeader(0, bytes.fromhex(said["run_id"]), LAYOUT.hash)
+    with closing(Ledger(tmp_path, header, LAYOUT, every)) as ledger:
+        assert ledger.digest.hex() == said["rounds"][rounds]["digest"]
+        for delta in deltas[rounds:]:
+            ledger.append(delta)
+        goal = 3, ledger.digest
+        assert ledger.digest.hex() == said["rounds"][3]["digest"]
+        begun = Session.begin(header, LAYOUT)
+        assert begun.catch_up(ledger.catch_up(0), header, LAYOUT, *goal).digest == ledger.digest
+    with closing(Ledger(tmp_path, header, LAYOUT, every)) as ledger:
+        assert not ledger.recovered
+        assert (ledger.position.round, ledger.digest) == goal
+    if rounds:
+        assert segment.read_bytes() == earlier
+    *_, last = verify_ledger(tmp_path, LAYOUT)
+    assert to_float32(last.state).tolist() == said["weights"]
+    kept = [record.delta.encode() for record in read_ledger(tmp_path, strict=True)]
+    assert kept == [delta.encode() for delta in deltas]
 
 
 def test_the_basis_in_the_file_lifts_its_coordinates() -> None:

@@ -49,6 +49,7 @@ from samara.shared.directions import (
     query_seeds,
     round_root,
 )
+from samara.shared.ledger.records import SEGMENT_VERSION
 from samara.shared.replay import (
     CoefficientBlock,
     Shrink,
@@ -58,6 +59,7 @@ from samara.shared.replay_numpy import NumpyBackend
 from samara.shared.start import Start
 
 FOLDER = Path(__file__).parent
+LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
 ELEMENTS: dict[Distribution, int] = {"gaussian": 5000, "rademacher": 9000}
 HEAD = 64
 
@@ -285,8 +287,10 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-8.json": lambda: as_json(made_frames(frames_of_intercepts())),
     "signatures.json": lambda: as_json(made_signatures()),
     "masks.json": lambda: as_json(made_masks()),
-    **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
+    **{f"ledger/{name}": partial(ledger_file, name) for name in LEDGER_FILES},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
+    **{f"ledger-3/{name}": partial(ledger_file, name, SEGMENT_VERSION) for name in LEDGER_FILES},
+    "ledger-3.json": lambda: as_json(made_ledger(SEGMENT_VERSION)["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],
     "private.samara": lambda: made_private_fit()["private.samara"],
     "replay.json": lambda: as_json([replay_case(distribution) for distribution in ELEMENTS]),

@@ -120,8 +120,21 @@ def test_a_validation_brings_what_the_next_instruction_would(
         result = read_result(simulate(config_of(settings, evaluate__every=every, out=out)))
         by_rounds = sum(event["bytes_down"] for event in result["rounds"])
         sent.append((by_rounds, sum(event["catch_up_bytes"] for event in result["evaluations"])))
+        assert_no_round_brings_more_than_the_state(result)
     assert sent[1][0] < sent[0][0]
     assert sum(sent[0]) == sum(sent[1])
+
+
+def assert_no_round_brings_more_than_the_state(result: dict[str, Any]) -> None:
+    """With its evaluations: one catch-up for each client, and the instructions."""
+    clients, state = len(result["clients"]), 192 + 8 * result["elements"]
+    for event in result["rounds"]:
+        after = [other for other in result["evaluations"] if other["round"] == event["round"]]
+        down = event["bytes_down"] + sum(other["bytes_down"] for other in after)
+        assert down <= clients * (state + 160 + 89 * len(after))
+    for event in result["evaluations"]:
+        assert event["catch_up_bytes"] <= clients * state
+    assert result["traffic"]["payload"]["whole"]["down"] == result["bytes_down"]
 
 
 @pytest.mark.parametrize("layers", ["top:2", "readout"])

@@ -27,6 +27,9 @@ from samara.shared.frames.refusal import Refusal
 from samara.shared.frames.report import Report
 from samara.shared.frames.round_cost import RoundCost
 from samara.shared.layout import Layout
+from samara.shared.ledger.reading import read_header, read_ledger
+from samara.shared.ledger.records import Snapshot
+from samara.shared.ledger.verification import verify_ledger
 from samara.shared.message_sizes import most_record_bytes, most_task_bytes
 from samara.shared.replay import (
     CoefficientBlock,
@@ -67,7 +70,7 @@ def run_core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_chromium_has_the_golden_replay_and_ledger(tmp_path: Path) -> None:
     run = chromium_runner(tmp_path)
     test_replay_of_the_golden_file(run)
-    test_the_golden_ledger_is_followed_by_its_tail_and_from_its_snapshot(run)
+    test_the_golden_ledger_is_followed_by_its_records_and_from_states(run, "ledger-3")
 
 
 def hexadecimal(seeds: np.ndarray[Any, Any]) -> list[str]:
@@ -132,13 +135,19 @@ def test_replay_of_the_golden_file(run_core: RunCore) -> None:
         }
 
 
-def test_the_golden_ledger_is_followed_by_its_tail_and_from_its_snapshot(run_core: RunCore) -> None:
-    said = golden("ledger.json")
-    names = ("0000000001.seg", "0000000002.snap", "0000000003.seg")
-    first, snapshot, second = ((GOLDEN / "ledger" / name).read_bytes() for name in names)
-    behind, rounds = said["rounds"][0]["size"], said["rounds"]
-    tail = first[behind:] + second[behind:]
-    first_record = rounds[1]["size"] - behind
+@pytest.mark.parametrize("ledger", ["ledger", "ledger-3"])
+def test_the_golden_ledger_is_followed_by_its_records_and_from_states(
+    run_core: RunCore, ledger: str
+) -> None:
+    said = golden(f"{ledger}.json")
+    rounds = said["rounds"]
+    snapshot = (GOLDEN / ledger / "0000000002.snap").read_bytes()
+    header, layout = read_header(GOLDEN / ledger), Layout.from_json(said["layout"])
+    *_, end = verify_ledger(GOLDEN / ledger, layout)
+    records = list(read_ledger(GOLDEN / ledger))
+    state = b"".join(Snapshot(header, records[-1].link, end.state).parts())
+    first, second, third = (record.sent() for record in records)
+    tail, first_record = first + second + third, len(first)
 
     def step(number: int, tail: bytes, snapshot: bytes = b"") -> dict[str, Any]:
         goal = {"round": number, "digest": rounds[number]["digest"]}
@@ -149,16 +158,18 @@ def test_the_golden_ledger_is_followed_by_its_tail_and_from_its_snapshot(run_cor
     wrong[40] ^= 1
     ways = [
         [last],
-        [step(3, second[behind:], snapshot)],
+        [step(3, third, snapshot)],
+        [step(3, b"", state)],
+        [step(1, tail[:first_record]), step(3, b"", state), last],
         [step(1, tail[:first_record]), last],  # the first record is skipped the second time
-        [step(1, tail[:first_record]), step(3, second[behind:], snapshot), last],
+        [step(1, tail[:first_record]), step(3, third, snapshot), last],
     ]
     refused = [
         [step(3, bytes(wrong))],
         [step(3, tail[:-1])],
         [step(3, tail[first_record:])],
         [step(2, tail)],
-        [step(3, second[behind:], snapshot[:-1] + bytes([snapshot[-1] ^ 1]))],
+        [step(3, third, snapshot[:-1] + bytes([snapshot[-1] ^ 1]))],
         [{**last, "digest": rounds[1]["digest"]}],
     ]
     given = (said["layout"], said["run_id"], 0)

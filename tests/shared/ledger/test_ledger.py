@@ -47,7 +47,7 @@ def test_a_ledger_is_the_same_files_however_often_it_is_reopened(
         with opened(often, every) as ledger:
             assert not ledger.recovered
             assert_at(ledger, number)
-            assert ledger.append(delta) == len(HISTORY.tail(number, number + 1))
+            assert ledger.append(delta) == len(HISTORY.kept(number, number + 1))
             assert_at(ledger, number + 1)
         assert files_of(often) == HISTORY.files(number + 1, every)
     assert files_of(once) == files_of(often)
@@ -72,27 +72,17 @@ def test_a_segment_of_full_size_is_followed_by_another(
     }
     with opened(tmp_path) as ledger:
         assert_at(ledger, 7)
-        assert [b"".join(ledger.tail(n)) for n in range(8)] == [HISTORY.tail(n) for n in range(8)]
 
 
 @EVERY
-def test_tail_is_the_records_after_a_round(tmp_path: Path, every: int) -> None:
+def test_a_reader_begins_after_any_round(tmp_path: Path, every: int) -> None:
     with opened(write_files(tmp_path, HISTORY.files(7, every)), every) as ledger:
         for since in range(ROUNDS + 1):
-            assert b"".join(ledger.tail(since)) == HISTORY.tail(since)
             read = read_ledger(tmp_path, since)
-            assert b"".join(record.encode() for record in read) == HISTORY.tail(since)
+            assert b"".join(record.encode() for record in read) == HISTORY.kept(since)
         for beyond in (-1, ROUNDS + 1):
             with pytest.raises(LedgerError, match=f"no round {beyond}"):
-                next(ledger.tail(beyond))
-
-
-def test_tail_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "_CHUNK_BYTES", 100)
-    with opened(write_files(tmp_path, HISTORY.files(7, 3)), 3) as ledger:
-        pieces = list(ledger.tail(1))
-    assert max(map(len, pieces)) == 100
-    assert b"".join(pieces) == HISTORY.tail(1)
+                ledger.catch_up(beyond)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])

@@ -14,7 +14,6 @@ from samara.client.protocol.session_store import decode_session, encode_session
 from samara.shared.errors import CatchUpError, FrameError, LedgerError
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import Tensor
-from samara.shared.ledger import ledger as ledgers
 from samara.shared.ledger.ledger import Ledger
 from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
@@ -42,16 +41,14 @@ def written(folder: Path, every: int) -> Ledger:
 
 
 @pytest.mark.parametrize("every", [0, 1, 5])
-def test_every_client_can_tell_it_from_the_rest_of_the_state(
-    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "LONG_CATCH_UP", 0)
+def test_every_client_can_tell_it_from_the_rest_of_the_state(tmp_path: Path, every: int) -> None:
     written(tmp_path, every).close()
     with closing(Ledger(tmp_path, HISTORY.header, LAYOUT, every)) as ledger:
         assert (ledger.position.round, ledger.digest) == GOAL
         shared, anew = SharedCatchUp(), Session.begin(HISTORY.header, LAYOUT)
         for since in range(5):
             missed = ledger.catch_up(since)
+            assert bool(missed.snapshot) == (since < 3)
             before = CatchUp(tail=HISTORY.tail(0, since))
             at = since, HISTORY.digests[since]
             early = anew.catch_up(before, HISTORY.header, LAYOUT, *at)

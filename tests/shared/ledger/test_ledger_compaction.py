@@ -14,6 +14,7 @@ from samara.client.protocol.session import Session
 from samara.shared.errors import LedgerError
 from samara.shared.ledger import ledger as ledgers
 from samara.shared.ledger.ledger import Ledger
+from samara.shared.ledger.records import CatchUp
 from samara.shared.ledger.verification import verify_ledger
 
 ROUNDS = 7
@@ -101,7 +102,7 @@ def test_a_segment_goes_when_the_snapshot_is_shorter_though_a_client_is_still_be
 def test_a_ledger_stays_bounded_however_long_it_grows(tmp_path: Path) -> None:
     """One client never moves; the files stay within what the rule allows."""
     history = history_of([delta_of(n) for n in range(1, 41)], layout_of(100))
-    record, snapshot = len(history.tail(0, 1)), len(history.snapshot(1))
+    record, snapshot = len(history.kept(0, 1)), len(history.snapshot(1))
     with opened(tmp_path, history) as ledger:
         for delta in history.deltas:
             ledger.append(delta)
@@ -121,36 +122,25 @@ def test_without_snapshots_every_round_is_kept(tmp_path: Path) -> None:
     assert files_of(tmp_path) == SMALL.files(7)
 
 
-def test_who_is_behind_gets_the_shorter_of_tail_and_snapshot(tmp_path: Path) -> None:
-    with opened(write_files(tmp_path / "small", SMALL.files(7, 2)), SMALL) as ledger:
-        given = {since: ledger.catch_up(since) for since in range(8)}
-        assert [bool(given[since].snapshot) for since in range(8)] == [True] * 5 + [False] * 3
-        for since in range(5):
-            assert (given[since].snapshot, given[since].tail) == (SMALL.snapshot(6), SMALL.tail(6))
-        for since in (5, 6, 7):
-            assert given[since].tail == SMALL.tail(since)
-        with pytest.raises(LedgerError, match="no round 8"):
-            ledger.catch_up(8)
-        assert_everybody_catches_up(ledger, SMALL)
-    with opened(write_files(tmp_path / "large", LARGE.files(7, 2)), LARGE) as ledger:
-        assert not any(ledger.catch_up(since).snapshot for since in range(8))
-        assert_everybody_catches_up(ledger, LARGE)
-
-
 @pytest.mark.parametrize("every", [0, 2, 7])
-def test_no_long_catch_up_is_longer_than_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
-    monkeypatch.setattr(ledgers, "LONG_CATCH_UP", 0)
-    whole = len(SMALL.snapshot(1))
-    with opened(tmp_path, SMALL, every) as ledger:
+def test_who_is_behind_gets_the_shorter_of_records_and_state(tmp_path: Path, every: int) -> None:
+    with opened(tmp_path / "small", SMALL, every) as ledger:
         for delta in DELTAS:
             ledger.append(delta)
             assert_everybody_catches_up(ledger, SMALL)
-            assert all(len(ledger.catch_up(since)) <= whole for since in range(delta.round + 1))
-    with opened(tmp_path, SMALL, every) as ledger:
+            assert ledger.catch_up(delta.round) == CatchUp()
+            assert ledger.catch_up(delta.round - 1).tail == SMALL.records[delta.round - 1]
+            for since in range(delta.round - 1):
+                assert ledger.catch_up(since) == CatchUp(SMALL.snapshot(delta.round))
+        with pytest.raises(LedgerError, match="no round 8"):
+            ledger.catch_up(8)
+    with opened(tmp_path / "small", SMALL, every) as ledger:
         assert ledger.catch_up(0).snapshot == SMALL.snapshot(ROUNDS)
         assert_everybody_catches_up(ledger, SMALL)
+    with opened(write_files(tmp_path / "large", LARGE.files(7, every)), LARGE, every) as ledger:
+        given = [ledger.catch_up(since) for since in range(8)]
+        assert given == [CatchUp(tail=LARGE.tail(since)) for since in range(8)]
+        assert_everybody_catches_up(ledger, LARGE)
 
 
 def test_nothing_is_deleted_on_the_word_of_a_damaged_snapshot(tmp_path: Path) -> None:
@@ -172,8 +162,7 @@ def test_a_damaged_snapshot_is_not_sent(tmp_path: Path) -> None:
     (newest,) = names(6)
     with opened(write_files(tmp_path, SMALL.files(7, 2)), SMALL) as ledger:
         (tmp_path / newest).write_bytes(SMALL.snapshot(4))
-        with pytest.raises(LedgerError, match=f"{newest}: it is the snapshot of round 4"):
-            ledger.catch_up(0)
+        assert_everybody_catches_up(ledger, SMALL)
     with opened(tmp_path, SMALL) as ledger:
         assert newest in ledger.recovered
         assert_everybody_catches_up(ledger, SMALL)

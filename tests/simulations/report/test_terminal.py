@@ -64,3 +64,21 @@ def test_a_run_that_validation_shows_no_gain_of_says_so(
     folder = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
     print_result(folder, RunResult.read(folder))
     assert "validation shows no gain." in capsys.readouterr().out
+
+
+def test_a_run_ends_with_its_bytes_beside_those_of_fed_avg(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = result_of()
+    content["scalar_ratios"]["mean"] = 80.0
+    folder = write_result(tmp_path / "run", content)
+    print_result(folder, RunResult.read(folder))
+    printed = capsys.readouterr().out
+    *others, _ = printed.splitlines()  # the last is a path
+    assert max(map(len, others)) <= 80
+    lines = {line[:10].strip(): line.split() for line in printed.splitlines()}
+    assert lines["payload"][1:] == ["160", "1,561", "38,400", "374,640"]
+    assert lines["FedAvg, sa"][-4:] == ["6,144", "6,144", "1,474,560", "1,474,560"]
+    words = " ".join(printed.split())
+    assert "scalars per trained number: 80; below 0.1" in words
+    assert "the server can compute the mean gradient of a client's examples" in words

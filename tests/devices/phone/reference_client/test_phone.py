@@ -235,15 +235,16 @@ def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str
     layout = program.layout
     history = history_of([delta_of(1), delta_of(2), delta_of(3)], layout)
     header = LedgerHeader(0, history.header.run_id, layout.hash)
-    session = Session.begin(header, layout).catch_up(
+    goal = 3, history.digests[3]
+    for catch_up in (
         CatchUp(tail=history.tail(0)),
-        header,
-        layout,
-        3,
-        history.digests[3],
-        ProgramBackend(program),
-    )
-    np.testing.assert_array_equal(session.state, history.states[3])
+        CatchUp(history.snapshot(2), history.tail(2)),
+        CatchUp(history.snapshot(3)),
+    ):
+        begun = Session.begin(header, layout)
+        session = begun.catch_up(catch_up, header, layout, *goal, ProgramBackend(program))
+        np.testing.assert_array_equal(session.state, history.states[3])
+        assert session.digest == history.digests[3]
 
 
 def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
