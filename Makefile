@@ -13,7 +13,7 @@ export NO_MKDOCS_2_WARNING ?= 1
 # Hundreds of processes read the same modules: compiled once, whatever the machine's default
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install demo test test-all arm64 test-arm64 check docs phone-page format protocol tables release clean
+.PHONY: help install demo test test-all arm64 test-arm64 check docs phone-page format protocol tables gpu release clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute"
@@ -28,6 +28,7 @@ help:
 	@echo "make install   set up .venv"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
 	@echo "make tables    make the tables of settings and features in docs/ again"
+	@echo "make gpu       everything that only a GPU can tell, without installing: GPU='--minutes 9', GPU=--rehearse"
 	@echo "make release   the files of a release in dist/ and its tag, after every check"
 	@echo "make clean     remove .venv and what the tools leave behind"
 	@echo
@@ -103,6 +104,10 @@ protocol: install
 
 tables: install
 	$(BIN)/python docs/tables.py
+
+# On a machine that lends its GPU for minutes: no set-up, and whatever Python has torch
+gpu:
+	PYTHONPATH=. $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(GPU)
 
 release: install
 	$(BIN)/python .ci/release.py

@@ -508,6 +508,13 @@ class _Functions(TorchFunctionMode):
             return tensor if device is None else tensor.to(device)
 
 
+class _Generator(torch.Generator):
+    """A generator of a pretended GPU, which draws the CPU's numbers."""
+
+    def __new__(cls, device: Any = "cpu") -> "_Generator":
+        return super().__new__(cls, "cpu")
+
+
 @contextmanager
 def pretended_gpus(count: int = 2) -> Iterator[Machine]:
     """Pretend, inside the context and in the threads that begin in it, that there are GPUs.
@@ -535,6 +542,7 @@ def pretended_gpus(count: int = 2) -> Iterator[Machine]:
             "current_stream": machine.current_stream,
             "default_stream": machine.default_stream,
             "synchronize": machine.synchronize,
+            "empty_cache": lambda: None,
             "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
             "memory_allocated": lambda device=None: machine.bytes[_index(machine, device)],
             "max_memory_allocated": lambda device=None: machine.peak[_index(machine, device)],
@@ -557,6 +565,7 @@ def pretended_gpus(count: int = 2) -> Iterator[Machine]:
         def launching(grid: Any, *args: Any, **kwargs: Any) -> None:
             _launch_triton(machine, partial(launch, grid), grid.fn.__name__, args, kwargs)
 
+        patch.setattr(torch, "Generator", _Generator)
         patch.setattr(threading.Thread, "run", pretending)
         # What is kept for a second run is looked at inside operations, which pretend nothing.
         patch.setitem(
@@ -574,7 +583,7 @@ def pretended_gpus(count: int = 2) -> Iterator[Machine]:
 def _import_what_asks_for_gpus() -> Any:
     """Import what looks for CUDA's libraries when it is imported; return Triton's launcher."""
     import bitsandbytes  # noqa: F401
-    import transformers  # noqa: F401
+    import transformers.modeling_utils  # noqa: F401
     from triton.runtime import interpreter
 
     return interpreter.GridExecutor

@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,16 @@ import torch
 from torch import nn
 
 from benchmarks.speed.offload_plot import draw
-from benchmarks.speed.shapes import SHAPES, config_of
-from samara.client.offload.accelerator import EmulatedAccelerator
+from benchmarks.speed.shapes import SHAPES, random_base
+from samara.client.offload.accelerator import Accelerator, EmulatedAccelerator
 from samara.client.offload.emulated_link import EmulatedTransfer
 from samara.client.offload.iteration_time import StageSeconds
-from samara.client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
+from samara.client.offload.layer_update import (
+    GradientHooks,
+    ImmediateSchedule,
+    LayerUpdate,
+    UpdateSchedule,
+)
 from samara.client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
 from samara.client.offload.projectors import ProjectorPair
 from samara.client.offload.service_order import Order
@@ -82,20 +87,9 @@ class Experiment:
             for projector in (update.projectors.left, update.projectors.right):
                 if projector is not None:
                     accelerator.hold([projector.positions, projector.values])
-        schedule: Any
-        with contextlib.ExitStack() as stack:
-            if order is None:
-                accelerator.hold(moment for each in updates for moment in each.optimizer.moments)
-                schedule = ImmediateSchedule()
-            else:
-                accelerator.hold_on_host(
-                    moment for each in updates for moment in each.optimizer.moments
-                )
-                most = None if subspace else 2
-                schedule = OverlappedSchedule(layers, accelerator, order, most)
-                stack.callback(schedule.close)
-            hooks = GradientHooks(updates, schedule)
-            hooks.learning_rate = LEARNING_RATE
+        hold = accelerator.hold if order is None else accelerator.hold_on_host
+        hold(moment for each in updates for moment in each.optimizer.moments)
+        with scheduled(layers, accelerator, order, None if subspace else 2) as schedule:
             step = training_step(network, accelerator, self.batch)
             step()
             schedule.finish()
@@ -161,15 +155,34 @@ class Experiment:
         return memory.total - memory.runtime, host.total
 
 
-def new_network(shape: str) -> Any:
+def new_network(shape: str, device: torch.device = CPU) -> Any:
     """A Llama of random weights in float32, with checkpointing."""
-    from transformers import LlamaForCausalLM
-
-    torch.manual_seed(0)
-    network: Any = LlamaForCausalLM(config_of(shape))
+    network = random_base(shape, "none", torch.float32, device).network.requires_grad_(True)
     network.activation_checkpointing_enable({"use_reentrant": False})
     network.config.use_cache = False
     return network.train()
+
+
+@contextlib.contextmanager
+def scheduled(
+    layers: list[ScheduledLayer], accelerator: Accelerator, order: Order | None, most: int | None
+) -> Iterator[UpdateSchedule]:
+    """Have backward passes inside the context update the layers; yields the schedule.
+
+    Args:
+        layers: layers in the order of the forward pass.
+        accelerator: accelerator that computes.
+        order: order of the transfers; None for updates at once.
+        most: most layers whose gradients may be on the accelerator at a time.
+    """
+    updates = [update for layer in layers for update in layer.updates]
+    schedule: ImmediateSchedule | OverlappedSchedule = ImmediateSchedule()
+    with contextlib.ExitStack() as stack:
+        if order is not None:
+            schedule = OverlappedSchedule(layers, accelerator, order, most)
+            stack.callback(schedule.close)
+        GradientHooks(updates, schedule).learning_rate = LEARNING_RATE
+        yield schedule
 
 
 def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]:
@@ -190,16 +203,18 @@ def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]
                 weight: nn.Parameter = module.weight.requires_grad_(True)
                 rows, columns = weight.shape
                 pair = ProjectorPair.random(
-                    (rows, columns), subspace, NONZEROS, (index, number), CPU
+                    (rows, columns), subspace, NONZEROS, (index, number), weight.device
                 )
                 updates.append(LayerUpdate(name, weight, pair))
         layers.append(ScheduledLayer(block, updates))
     return layers
 
 
-def training_step(network: Any, accelerator: EmulatedAccelerator, batch: int) -> Callable[[], None]:
+def training_step(
+    network: Any, accelerator: Accelerator, batch: int, length: int = SEQUENCE
+) -> Callable[[], None]:
     """A forward and backward pass over random tokens."""
-    tokens = torch.randint(2, network.config.vocab_size, (batch, SEQUENCE))
+    tokens = torch.randint(2, network.config.vocab_size, (batch, length)).to(network.device)
 
     def step() -> None:
         with accelerator.computing("forward", 0):

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
+from samara.client.streaming.block_store import BlockStore
+from samara.client.streaming.packed_block import PackedBlock
 from samara.devices.hardware.model_shape import BUILT_IN
 from samara.shared.model.layer_selection import is_linear
-from samara.shared.model.loading import BaseModel
+from samara.shared.model.loading import BaseModel, empty_network
 from samara.shared.model.products import use_faster_products
 from samara.shared.model.quantized import Quantization, quantize_linear
+from samara.shared.model.structure import blocks_of, body_of
 from samara.shared.tasks.kinds import ClassificationTask
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -74,7 +76,25 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
     },
     **BUILT_IN,
+    **{
+        f"opt-{name}": {
+            "vocab_size": vocabulary,
+            "hidden_size": hidden,
+            "word_embed_proj_dim": hidden,
+            "ffn_dim": 4 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+        }
+        for name, vocabulary, hidden, layers, heads in (
+            ("tiny", 512, 32, 2, 2),
+            ("1.3b", 50_272, 2_048, 24, 32),
+            ("6.7b", 50_272, 4_096, 32, 32),
+            ("13b", 50_272, 5_120, 40, 40),
+            ("30b", 50_272, 7_168, 48, 56),
+        )
+    },
 }
+"""Sizes by name. Those of OPT are of Zhang et al., "OPT" (2022), table 1."""
 _CONTEXT = 2_048
 _DEVIATION = 0.02
 
@@ -91,10 +111,11 @@ TASK = ClassificationTask.model_validate(
 
 def config_of(shape: str) -> Any:
     """The transformers configuration of a shape."""
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, OPTConfig
 
     sizes = {"max_position_embeddings": _CONTEXT, **SHAPES[shape]}
-    return LlamaConfig(**sizes, bos_token_id=1)
+    kind: Any = OPTConfig if shape.startswith("opt-") else LlamaConfig
+    return kind(**sizes, bos_token_id=1)
 
 
 def tokenizer_of(shape: str) -> Any:
@@ -112,25 +133,41 @@ def tokenizer_of(shape: str) -> Any:
 
 
 def random_base(
-    shape: str, quantization: Quantization, dtype: torch.dtype, device: torch.device
+    shape: str,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+    without_blocks: bool = False,
 ) -> BaseModel:
-    """A model made in its final form, layer by layer."""
-    from transformers import LlamaForCausalLM
+    """A model made in its final form, layer by layer, on its device.
 
-    with init_empty_weights(include_buffers=False):
-        network: Any = LlamaForCausalLM._from_config(config_of(shape), dtype=dtype)
+    Args:
+        shape: a name in `SHAPES`.
+        quantization: quantization of the linear layers in the blocks of a Llama.
+        dtype: type of the other weights.
+        device: torch device of the model, where the random numbers are drawn.
+        without_blocks: whether the blocks keep their placeholders on the meta device.
+    """
+    network = empty_network(config_of(shape), "causal", dtype)
+    blocks = blocks_of(body_of(network), Path(shape))
     if quantization != "none":
-        for name, module in list(network.model.layers.named_modules()):
+        for name, module in list(blocks.named_modules()):
             if is_linear(module):
-                weight = _random(name, module.weight, torch.float32).to(device)
+                weight = _random(name, module.weight, torch.float32, device)
                 parent, _, child = name.rpartition(".")
                 layer = quantize_linear(weight, None, quantization, dtype)
-                setattr(network.model.layers.get_submodule(parent), child, layer)
+                setattr(blocks.get_submodule(parent), child, layer)
+    placeholders = {id(parameter) for parameter in blocks.parameters() if without_blocks}
     for name, parameter in list(network.named_parameters()):
-        parent, _, child = name.rpartition(".")
-        value = _random(name, parameter, dtype).to(device)
-        network.get_submodule(parent)._parameters[child] = nn.Parameter(value, False)
-    network.to(device).eval()
+        if id(parameter) not in placeholders:
+            parent, _, child = name.rpartition(".")
+            value = nn.Parameter(_random(name, parameter, dtype, device), False)
+            network.get_submodule(parent)._parameters[child] = value
+    network.tie_weights()
+    for module in network.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    network.eval()
     use_faster_products(network)
     network.config.use_cache = False
     return BaseModel(
@@ -153,10 +190,8 @@ def write_checkpoint(shape: str, folder: Path, shard_bytes: int, dtype: torch.dt
         dtype: of the weights.
     """
     from safetensors.torch import save_file
-    from transformers import LlamaForCausalLM
 
-    with init_empty_weights(include_buffers=False):
-        network: Any = LlamaForCausalLM._from_config(config_of(shape))
+    network = empty_network(config_of(shape), "causal", torch.float32)
     places: dict[str, str] = {}
     for number, shard in enumerate(_shards(network, shard_bytes, dtype)):
         file = f"model-{number:05d}.safetensors"
@@ -165,7 +200,7 @@ def write_checkpoint(shape: str, folder: Path, shard_bytes: int, dtype: torch.dt
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     settings = config_of(shape)
-    settings.architectures = ["LlamaForCausalLM"]
+    settings.architectures = [type(network).__name__]
     settings.save_pretrained(folder)
     tokenizer_of(shape).save_pretrained(folder)
 
@@ -175,7 +210,7 @@ def _shards(
 ) -> Iterator[dict[str, Tensor]]:
     shard: dict[str, Tensor] = {}
     for name, parameter in network.named_parameters():
-        shard[name] = _random(name, parameter, dtype)
+        shard[name] = _random(name, parameter, dtype, torch.device("cpu"))
         if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes:
             yield shard
             shard = {}
@@ -183,13 +218,57 @@ def _shards(
         yield shard
 
 
-def _random(name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ones for a norm, otherwise normal numbers; the same for the same name."""
+def _random(name: str, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ones for a norm, otherwise normal numbers; on one device the same for the same name."""
     if parameter.ndim == 1:
-        return torch.ones(parameter.shape, dtype=dtype)
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        return torch.full(parameter.shape, float(not name.endswith("bias")), dtype=dtype).to(device)
+    generator = torch.Generator(device).manual_seed(sum(name.encode()))
+    numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float32, device=device)
     return numbers.mul_(_DEVIATION).to(dtype)
+
+
+class RandomStore(BlockStore):
+    """A store of a model's blocks with the weights of `random_base`, drawn when fetched.
+
+    Args:
+        base: model whose blocks are placeholders.
+        device: torch device that draws.
+    """
+
+    def __init__(self, base: BaseModel, device: torch.device) -> None:
+        self._device = device
+        full_names = {id(p): name for name, p in base.network.named_parameters()}
+        self._names = [
+            {name: full_names[id(p)] for name, p in block.named_parameters()}
+            for block in base.blocks
+        ]
+        self.packed_blocks = [
+            PackedBlock.lay_out(
+                (name, parameter.dtype, tuple(parameter.shape), 0)
+                for name, parameter in block.named_parameters()
+            )
+            for block in base.blocks
+        ]
+
+    @property
+    def in_memory(self) -> bool:
+        """Return False: there is nothing before it is fetched."""
+        return False
+
+    def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
+        """Return the part of the staging buffer that the block takes."""
+        assert staging_buffer is not None
+        return staging_buffer[: self.packed_blocks[block].bytes]
+
+    def fetch(self, block: int, host_buffer: Tensor) -> None:
+        """Draw a block."""
+        for name, view in self.packed_blocks[block].views(host_buffer).items():
+            full_name = self._names[block][name]
+            view.copy_(_random(full_name, view, view.dtype, self._device))
+
+    def write_back(self, block: int, host_buffer: Tensor) -> None:
+        """Refuse: a copy of the store is changed, never the store."""
+        raise NotImplementedError("random blocks are only read")
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:

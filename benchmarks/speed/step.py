@@ -32,7 +32,7 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.client.training.execution import StepBenchmark, choose_schedule
 from samara.shared.config import RunConfig
-from samara.shared.directions import DIRECTION_BITS, directions
+from samara.shared.directions import DIRECTION_BITS
 from samara.shared.errors import ConfigError
 from samara.shared.files import write_durably
 from samara.shared.label_scores import cross_entropy
@@ -41,6 +41,7 @@ from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter, inject
 from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.quantized import Quantization
+from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import CausalScorer, Prompt
 from samara.shared.sections import AdapterSettings
 
@@ -83,6 +84,7 @@ class Bench:
         body = PerturbedBody(self.base, first, make_trunk_cache(self.base, first, CACHE_BYTES))
         self.forward = ResidentForward(self.adapter, self.scorer, body)
         self.layout = self.adapter.layout
+        self._backend = backend_for(self.device)
         self._seed = 0
 
     def prompts(self, batch: int, length: int) -> list[Prompt]:
@@ -168,13 +170,22 @@ class Bench:
     def _directions(self) -> np.ndarray[Any, np.dtype[np.int16]]:
         self._seed += self.settings.queries
         seeds = np.arange(self._seed, self._seed + self.settings.queries, dtype=np.uint64)
-        return directions(seeds, self.layout.size, self.layout.distribution)
+        return self._backend.directions(seeds, self.layout.size, self.layout.distribution)
 
-    def rows(self, batch: int, length: int) -> list[Row]:
-        """Measure every way to take a step on one shape of batch."""
+    def rows(self, batch: int, length: int, first_order: bool = True) -> list[Row]:
+        """Measure every way to take a step on one shape of batch.
+
+        Args:
+            batch: number of examples.
+            length: tokens of each of them.
+            first_order: whether first-order steps are among them, whose gradients and moments
+                take several times the memory of the weights.
+        """
         prompts = self.prompts(batch, length)
         auto = self.auto(prompts)
         steps = self.others(prompts)
+        if not first_order:
+            steps = {n: step for n, step in steps.items() if not n.startswith(tuple(OPTIMIZERS))}
         for grouping in distinct_groupings(self.settings.queries):
             steps[grouping] = self.p_rge(prompts, Schedule(grouping))
         steps["both, algorithm 1"] = self.algorithm_1(prompts)

@@ -32,11 +32,12 @@ from samara.client.streaming.stream import Scheduling
 from samara.client.tuning.descent import SGD, Descent, UpdateStep
 from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.replay_numba import NumbaBackend
 from samara.shared.sections import ModelSettings
 
 EPSILON, RATE = 1e-3, 1e-6
+CPU = torch.device("cpu")
 RESIDENT, ZO2 = "MeZO", "ZO2"
 VARIANTS: dict[str, dict[str, Any]] = {
     ZO2: {},
@@ -67,7 +68,7 @@ def make_step(
     stream = "off" if variant == RESIDENT else "disk"
     settings = {"path": str(folder), "stream": stream}
     loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
-    base, backend = loaded.base, NumbaBackend(1)
+    base, backend = loaded.base, backend_for(CPU, threads=1)
     forward: ResidentForward
     space: Space
     scorer = CausalScorer(base, TASK, tokens)
@@ -79,10 +80,25 @@ def make_step(
         space = StreamedFullSpace(base, store, backend, **VARIANTS[variant])
         forward = make_forward_engine(base, space.adapter, scorer, True, None, space)
     watch(base)
-    prompts = [Prompt((tuple(range(12, 12 + tokens)),), ((tokens - 1,),))]
-    descent, labels = Descent(space, SGD()), np.zeros(1, np.int64)
+    return mezo_step(space, forward, 1, tokens)
 
-    def step() -> None:
+
+def mezo_step(
+    space: Space, forward: ResidentForward, batch: int, tokens: int
+) -> Callable[[], float]:
+    """Return a step along one direction on random tokens, which returns its projected gradient.
+
+    Args:
+        space: space of the trained parameters.
+        forward: forward engine that was built with the space's adapter.
+        batch: number of examples.
+        tokens: length of each of them.
+    """
+    ids = np.random.default_rng(batch * tokens).integers(12, 500, (batch, tokens))
+    prompts = [Prompt((tuple(row),), ((tokens - 1,),)) for row in ids.tolist()]
+    descent, labels = Descent(space, SGD()), np.arange(batch) % 2
+
+    def step() -> float:
         seeds = np.array([len(descent.history)], np.uint64)
         scores = space.evaluate(
             lambda adapters: forward.scores(adapters, prompts, Schedule("sequential")),
@@ -92,6 +108,7 @@ def make_step(
         plus, minus = np.split(cross_entropy(scores, labels), 2)
         gradients = ((plus - minus) / (2 * EPSILON)).astype(np.float32)
         descent.step(UpdateStep(seeds, gradients, RATE, EPSILON))
+        return float(gradients[0])
 
     return step
 

@@ -1,0 +1,1 @@
+"""Everything that only a GPU can tell, part by part, by one command."""
