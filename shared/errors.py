@@ -271,9 +271,10 @@ class ScenarioError(SamaraError):
 
 
 class BatchLimitError(SamaraError):
-    """A step would use fewer examples than their owner allows (docs/guides/privacy.md).
+    """A step or an evaluation would use fewer examples than their owner allows.
 
-    Its numbers are the examples that the step would use and the fewest that are allowed.
+    Its numbers are the examples that it would use and the fewest that are allowed
+    (docs/guides/privacy.md).
     """
 
     refusal_code = RefusalCode.BATCH

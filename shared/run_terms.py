@@ -9,8 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
+from samara.shared.columns import (
+    BASE_RATE,
+    GLOBAL,
+    IN_CONTEXT,
+    INTERCEPT,
+    LABEL_BIAS,
+    LOCAL,
+    PERSONALIZED,
+    ZERO_SHOT,
+)
 from samara.shared.directions import Differences, round_root
-from samara.shared.errors import ScenarioError
+from samara.shared.errors import ConfigError, ScenarioError
 from samara.shared.extensions import is_extension
 from samara.shared.frames.instructions import (
     CLUSTERING_TRACK,
@@ -20,6 +30,7 @@ from samara.shared.frames.instructions import (
     TrainInstruction,
 )
 from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.privacy.vector import OTHERS
 from samara.shared.run_id import cluster_id
 from samara.shared.setting_values import (
     read_flag,
@@ -32,6 +43,8 @@ from samara.shared.setting_values import (
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
+MOST_RESTORES = 1
+"""Times that a server may go on from a backup of a run and have its evaluations answered again."""
 
 
 def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
@@ -216,6 +229,27 @@ class RunTerms:
             return {run_id}
         return {cluster_id(run_id, cluster) for cluster in range(self.clusters)}
 
+    def check_run(self, named: bytes, asked: bytes, track: int) -> None:
+        """Raise an error unless an instruction is of the run that its settings lead to.
+
+        Args:
+            named: id that follows from the settings, 8 bytes.
+            asked: id in the instruction, 8 bytes.
+            track: track in the instruction.
+
+        Raises:
+            ConfigError: if it is of another run, or of no cluster of this one.
+        """
+        if self.clusters and track == CLUSTERING_TRACK:
+            is_of_run = asked == named
+        else:
+            is_of_run = asked in self.federations(named)
+        if not is_of_run:
+            raise ConfigError(
+                f"the settings that came with the instruction are not those of run {asked.hex()}: "
+                f"they lead to run {named.hex()}; update the older of server, gateway and client"
+            )
+
     def instruction(
         self,
         run_id: bytes,
@@ -344,11 +378,77 @@ class RunTerms:
         is_validation = split is Split.VALIDATION and is_due and number <= last
         return number == 0 or is_end or is_validation
 
+    def requested_columns(self, split: Split, personal: bool) -> tuple[str, ...]:
+        """Return the columns that an evaluation asks for; a client may lack some.
+
+        Args:
+            split: split that is evaluated on.
+            personal: whether the comparison of personal models is asked for, and not the global
+                model.
+        """
+        if personal and split is Split.TEST:
+            local = (LOCAL,) if self.method == "finetune" else ()
+            intercept = (INTERCEPT,) if self.method == "readout" else ()
+            in_context = (IN_CONTEXT,) if self.retrieves else ()
+            untrained = (BASE_RATE, ZERO_SHOT, LABEL_BIAS, *in_context)
+            return (*untrained, *local, GLOBAL, *intercept, PERSONALIZED)
+        if personal:
+            return (PERSONALIZED,)
+        chooses_by_fits = self.method == "readout" and self.returns_to_best
+        is_choice = chooses_by_fits and split is Split.VALIDATION
+        return (GLOBAL, PERSONALIZED) if is_choice else (GLOBAL,)
+
     @property
-    def scalars(self) -> int:
-        """The most projected gradients that a client sends in the run."""
+    def projected_gradients(self) -> int:
+        """The most projected gradients that a client sends, in the round of intercepts apart.
+
+        With differential privacy those of that round are as many as in every other, and counted.
+        """
         per_round = self.steps * self.queries
         if self.seed_policy is SeedPolicy.POOL:
             per_round = min(per_round, self.pool_size)
         clustering = self.clustering_steps_and_batch()[0] * self.queries if self.clusters else 0
-        return self.rounds_of_federation * per_round + clustering
+        hidden = bool(self.privacy and self.intercept_round) * self.steps * self.queries
+        return self.rounds_of_federation * per_round + clustering + hidden
+
+    @property
+    def report_losses(self) -> int:
+        """The most losses and curvatures that a client sends in its reports."""
+        rounds, others = self.rounds_of_federation, bool(self.clusters) + bool(self.intercept_round)
+        if self.privacy:
+            return (rounds + others) * (OTHERS + self.privacy.is_adaptive)
+        return rounds * (1 + (self.learning_rate is None)) + others
+
+    @property
+    def evaluated_columns(self) -> int:
+        """The most columns in a client's evaluations; each has one loss and one table of counts.
+
+        The global model is evaluated once after each of its rounds that `is_evaluated` has, and
+        again after each of `MOST_RESTORES` restores. Personal models are compared once.
+        """
+        if self.privacy:
+            return 0
+        columns = 0
+        for split in (Split.VALIDATION, Split.TEST):
+            often = (1 + MOST_RESTORES) * self._count_evaluations(split)
+            columns += often * len(self.requested_columns(split, personal=False))
+            if self.makes_personal_models and (self.has_test or split is not Split.TEST):
+                columns += len(self.requested_columns(split, personal=True))
+        return columns
+
+    @property
+    def scalars(self) -> int:
+        """The most scalars about its examples that a client sends in the run, whatever is asked.
+
+        They are projected gradients, losses and curvatures in reports, and losses in evaluations.
+        Counts are not among them, nor the private intercept of ``readout``, which has one number
+        fewer than labels.
+        """
+        return self.projected_gradients + self.report_losses + self.evaluated_columns
+
+    def _count_evaluations(self, split: Split) -> int:
+        """Return the number of rounds after which the global model is evaluated on a split."""
+        last, gap = self.rounds_of_federation, self.validation_every
+        due = (last - 1) // gap if split is Split.VALIDATION and gap and last else 0
+        others = {0, last, last + 1, last + 2}  # the end, of the best round and the intercepts too
+        return due + sum(self.is_evaluated(number, split) for number in others)

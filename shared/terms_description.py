@@ -1,7 +1,7 @@
 """Sentences about the terms of a run, for the owner of a client's examples."""
 
 from samara.shared.frames.instructions import SeedPolicy
-from samara.shared.run_terms import RunTerms
+from samara.shared.run_terms import MOST_RESTORES, RunTerms
 
 
 def describe_terms(terms: RunTerms) -> list[str]:
@@ -22,8 +22,10 @@ def describe_terms(terms: RunTerms) -> list[str]:
         f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
         f"{terms.batch:,} examples or all that there are",
         f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}",
-        f"in all at most {terms.scalars:,} scalars about an example, and a mean loss with every "
-        "report",
+        f"in all at most {terms.scalars:,} scalars about examples, whatever the server asks: "
+        f"{terms.projected_gradients:,} projected gradients, {terms.report_losses:,} losses and "
+        f"curvatures in reports, {terms.evaluated_columns:,} losses in evaluations",
+        *_describe_evaluations(terms),
         f"evaluation on {splits} examples: before the first and after the last round{every}",
     ]
     if terms.method == "readout":
@@ -38,3 +40,15 @@ def describe_terms(terms: RunTerms) -> list[str]:
             "scalars are counted above"
         )
     return lines + (terms.privacy.describe() if terms.privacy else [])
+
+
+def _describe_evaluations(terms: RunTerms) -> list[str]:
+    """Return what evaluations say, and how many of them are for a server that is restored."""
+    if not terms.evaluated_columns:
+        return []
+    times = "once" if MOST_RESTORES == 1 else f"{MOST_RESTORES} times"
+    return [
+        "each loss in an evaluation has a table of counts beside it, by true and predicted label; "
+        f"evaluations of the global model are asked for again {times} at most, after a restore of "
+        "the server's backup, and are counted so"
+    ]

@@ -17,7 +17,6 @@ from samara.devices.hardware.model_shape import model_shape
 from samara.devices.hardware.roofline import Workload, base_pass_time
 from samara.devices.live.memory_check import default_profile, expected_footprint
 from samara.shared.choices import automatic_values, describe_choices
-from samara.shared.columns import requested_columns
 from samara.shared.config import RunConfig
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import SamaraError
@@ -140,7 +139,7 @@ def evaluated_rows(config: RunConfig, validation: int, test: int) -> tuple[int, 
     whole = validations(config) * validation + 2 * test
     if config.makes_personal_models:
         for split, count in ((Split.VALIDATION, validation), (Split.TEST, test)):
-            whole += len(requested_columns(config.terms, split, personal=True)) * count
+            whole += len(config.terms.requested_columns(split, personal=True)) * count
     return validation + test, whole
 
 

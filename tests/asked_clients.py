@@ -5,7 +5,7 @@ from typing import Any
 
 from asking import evaluate_task
 from federations import Settings, config_of
-from helpers import RUN_ID, History, delta_of, history_of, instruction_with
+from helpers import History, delta_of, history_of, instruction_with
 from residents import device_settings
 
 from samara.client.protocol.client import Client
@@ -31,11 +31,22 @@ def load(settings: Settings, folder: Path, **limits: Any) -> ResidentTrainer:
     return trainer
 
 
+def run_id_in(trainer: ResidentTrainer) -> bytes:
+    """The id that follows from the settings which a trainer had last."""
+    return trainer._current[0]
+
+
 def train_frame(trainer: ResidentTrainer, **changes: Any) -> bytes:
     layout = trainer.runtime.layout
     start = digest(layout.hash, zero_state(layout.size))
     instruction = instruction_with(
-        **{"layout_hash": layout.hash, "start_digest": start, "steps": 1} | changes
+        **{
+            "run_id": run_id_in(trainer),
+            "layout_hash": layout.hash,
+            "start_digest": start,
+            "steps": 1,
+        }
+        | changes
     )
     return instruction.encode()
 
@@ -43,13 +54,14 @@ def train_frame(trainer: ResidentTrainer, **changes: Any) -> bytes:
 def evaluate_frame(trainer: ResidentTrainer, history: History, round_: int, split: Split) -> bytes:
     layout = trainer.runtime.layout
     return EvaluateInstruction(
-        RUN_ID, round_, 0, split, layout.hash, history.digests[round_]
+        run_id_in(trainer), round_, 0, split, layout.hash, history.digests[round_]
     ).encode()
 
 
 def made_up_run(trainer: ResidentTrainer, rounds: int) -> History:
-    """The ledger of a run that never was: its states are of the server's choice."""
-    return history_of([delta_of(number) for number in range(1, rounds + 1)], trainer.runtime.layout)
+    """A ledger of the run whose states are of the server's choice."""
+    deltas = [delta_of(number) for number in range(1, rounds + 1)]
+    return history_of(deltas, trainer.runtime.layout, run_id_in(trainer))
 
 
 def ask(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from asked_clients import run_id_in
 from federations import Settings, config_of
 from flwr.app import Message
 from helpers import instruction_with
@@ -20,7 +21,7 @@ from samara.shared.ledger.records import LedgerHeader
 
 
 def first_instruction(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:
-    layout, run = trainer.runtime.layout, changes.pop("run_id", bytes(8))
+    layout, run = trainer.runtime.layout, run_id_in(trainer)
     start = Session.begin(LedgerHeader(0, run, layout.hash), layout)
     return instruction_with(
         run_id=run, layout_hash=layout.hash, start_digest=start.digest, **changes

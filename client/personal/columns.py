@@ -17,7 +17,6 @@ from samara.shared.columns import (
     LOCAL,
     PERSONALIZED,
     ZERO_SHOT,
-    requested_columns,
 )
 from samara.shared.frames.evaluation import EvaluationColumn
 from samara.shared.frames.instructions import Split
@@ -53,7 +52,7 @@ def evaluate_global_model(
     """
     parts = composition(terms, learner.layout)
     models = {GLOBAL: parts.model(state)}
-    if PERSONALIZED in requested_columns(terms, split, personal=False):
+    if PERSONALIZED in terms.requested_columns(split, personal=False):
         models[PERSONALIZED] = parts.model(state, make_private_fit(learner, terms, state, common))
     return tuple(
         evaluation_column(name, *learner.score_evaluated(model, split))

@@ -73,7 +73,8 @@ def report_intercept(
     fit, examples = _intercept_alone(learner, state)
     coordinates = _contrasts(examples) @ fit.intercept
     gradients = np.zeros((instruction.steps, instruction.queries))
-    if gradients.size < len(coordinates):
+    has_room = gradients.size >= len(coordinates)
+    if not has_room or (terms.privacy is None and gradients.size != len(coordinates)):
         raise FrameError(
             f"the round of intercepts has {gradients.size} numbers for {len(coordinates)}"
         )

@@ -191,6 +191,7 @@ class AnswerGuard(Guard):
 
         Raises:
             EvaluationLimitError: if the instruction may not be answered at all.
+            ScenarioError: if a signed run has no further evaluation like it.
             ScalarLimitError: if no further loss may leave.
             TrainerError: if the counts cannot be read.
         """
@@ -198,9 +199,36 @@ class AnswerGuard(Guard):
         answered = self._answered.read(instruction.run_id)
         if frame := answered.find_evaluation(instruction, token, personal):
             return frame
+        self._signed.check_evaluation(instruction, personal)
         question = _question_of(token, personal)
         self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
         return b""
+
+    def check_evaluated(self, instruction: EvaluateInstruction, is_fitted: bool) -> None:
+        """Raise an error if an evaluation would tell of too few examples.
+
+        Args:
+            instruction: evaluate instruction.
+            is_fitted: whether a model is evaluated that is fitted to the training examples.
+
+        Raises:
+            BatchLimitError: if it would.
+            TrainerError: if it cannot be read how many examples the client has introduced.
+        """
+        counts, introduced = self._learner.example_counts(), self.introduced(instruction.run_id)
+        splits = {instruction.split: introduced.get(instruction.split)}
+        for split, most in (splits | ({Split.TRAIN: None} if is_fitted else {})).items():
+            examples = counts[split] if most is None else min(counts[split], most)
+            self._limits.check_evaluation(instruction, examples)
+
+    def add_restore(self, run_id: bytes) -> None:
+        """Count a restore of the server's; it is on the disk when this returns.
+
+        Raises:
+            TrainerError: if the file cannot be read or written.
+        """
+        if not self._signed.server_decides:
+            self._answered.write(run_id, self._answered.read(run_id).after_restore())
 
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
@@ -222,7 +250,8 @@ class AnswerGuard(Guard):
         self._budget.check(question, instruction.layout_hash, losses)
         self._budget.add(question, instruction.layout_hash, losses)
         answered = self._answered.read(run_id)
-        answered = answered.after_evaluation(instruction, token, personal, frame)
+        is_counted = not self._signed.server_decides
+        answered = answered.after_evaluation(instruction, token, personal, frame, is_counted)
         self._answered.write(run_id, answered)
         return frame
 

@@ -23,7 +23,7 @@ class AnswerLimits:
 
     Attributes:
         scalar_limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
-        least_batch: fewest examples that a step may use, ``data.least-batch``.
+        least_batch: fewest examples that a step or an evaluation may use, ``data.least-batch``.
         scalars_per_example: most projected gradients in a round, per example of its smallest batch,
             ``data.scalars-per-example``; 0 for no limit.
         epsilon_limit: largest ε of all reports with noise together, ``data.epsilon-limit``; 0 for
@@ -63,6 +63,25 @@ class AnswerLimits:
                 f"and data.scalars-per-example = {self.scalars_per_example:g} leaves {left} in "
                 "this round. Raise the limit if more may be sent (docs/guides/privacy.md)",
                 (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
+            )
+
+    def check_evaluation(self, instruction: EvaluateInstruction, examples: int) -> None:
+        """Raise an error if an evaluation tells of too few examples; none tell nothing.
+
+        Args:
+            instruction: evaluate instruction.
+            examples: the fewest examples that a loss of the evaluation depends on.
+
+        Raises:
+            BatchLimitError: if they are fewer than the limit.
+        """
+        if 0 < examples < self.least_batch:
+            raise BatchLimitError(
+                f"round {instruction.round}: the evaluation on {instruction.split.name.lower()} "
+                f"examples would tell of {examples} of this client's examples, and "
+                f"data.least-batch = {self.least_batch} allows none on fewer than that. Lower it "
+                "if such evaluations may be sent (docs/guides/privacy.md)",
+                (examples, min(self.least_batch, 2**32 - 1)),
             )
 
 

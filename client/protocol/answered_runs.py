@@ -1,8 +1,8 @@
 """The answers of a client in each run, on disk: its latest round, and its evaluations.
 
-The file of a run bounds the scalars of one round, the personal comparisons, and the examples that
-an evaluation counts, and holds the evaluations that a repeated instruction gets. It is written
-before an answer leaves.
+The file of a run bounds the scalars of one round, the evaluations, and the examples that they
+count, and holds the evaluations that a repeated instruction gets. It is written before an answer
+leaves.
 """
 
 import base64
@@ -14,6 +14,7 @@ from typing import Any, Self
 from samara.shared.errors import EvaluationLimitError
 from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from samara.shared.kept_file import KeptFile
+from samara.shared.run_terms import MOST_RESTORES
 
 ANSWERED_FILE = "answered.json"
 
@@ -30,6 +31,9 @@ class AnsweredRun:
         evaluations: by split, and whether the personal model was asked for, the token of the latest
             instruction and the evaluation that answered it.
         introduced: by name of the split, the number of examples in the latest hello; empty before.
+        times: by round, split and kind of an evaluation, how often it was answered; in a run
+            without a signed scenario they are not counted.
+        restores: number of times that the server has gone back to a backup, as far as it counts.
     """
 
     round: int = 0
@@ -38,6 +42,13 @@ class AnsweredRun:
     compared: bytes = b""
     evaluations: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     introduced: dict[str, int] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    restores: int = 0
+
+    @property
+    def has_answers(self) -> bool:
+        """Return whether anything about examples has left, but for their numbers."""
+        return bool(self.round or self.token or self.evaluations)
 
     def sent_in_round(self, instruction: TrainInstruction, token: bytes) -> int:
         """Return the projected gradients sent in an instruction's round by other instructions."""
@@ -70,8 +81,21 @@ class AnsweredRun:
             )
         return b""
 
+    def times_answered(self, instruction: EvaluateInstruction, personal: bool) -> int:
+        """Return how often an evaluation of a round was answered; the comparison has no round."""
+        return self.times.get(_counted(instruction, personal), 0)
+
+    def after_restore(self) -> Self:
+        """Return what has been answered after the server has gone back to a backup."""
+        return replace(self, restores=min(self.restores + 1, MOST_RESTORES))
+
     def after_evaluation(
-        self, instruction: EvaluateInstruction, token: bytes, personal: bool, frame: bytes
+        self,
+        instruction: EvaluateInstruction,
+        token: bytes,
+        personal: bool,
+        frame: bytes,
+        is_counted: bool = False,
     ) -> Self:
         """Return what has been answered after an evaluation.
 
@@ -80,9 +104,13 @@ class AnsweredRun:
             token: its token, 8 bytes.
             personal: whether the personal comparison was asked for.
             frame: the evaluation.
+            is_counted: whether it counts against what the operator has signed.
         """
+        answered = self.times_answered(instruction, personal) + 1
+        counted = {_counted(instruction, personal): answered} if is_counted else {}
         return replace(
             self,
+            times=self.times | counted,
             compared=instruction.digest if personal else self.compared,
             evaluations=self.evaluations | {_question(instruction, personal): (token, frame)},
         )
@@ -103,7 +131,10 @@ class _AnsweredFile(KeptFile[AnsweredRun]):
             question: {"token": token, "frame": base64.b64encode(frame).decode()}
             for question, (token, frame) in content.evaluations.items()
         }
-        return asdict(content) | {"evaluations": evaluations}
+        counted = {"times": content.times, "restores": content.restores}
+        without = {name for name, value in counted.items() if not value}
+        fields = asdict(content) | {"evaluations": evaluations}
+        return {name: value for name, value in fields.items() if name not in without}
 
     def _parse(self, value: Any) -> AnsweredRun:
         return AnsweredRun(
@@ -119,6 +150,8 @@ class _AnsweredFile(KeptFile[AnsweredRun]):
                 for question, one in value["evaluations"].items()
             },
             {split: int(count) for split, count in value.get("introduced", {}).items()},
+            {question: int(count) for question, count in value.get("times", {}).items()},
+            int(value.get("restores", 0)),
         )
 
 
@@ -150,6 +183,11 @@ class AnsweredRuns:
 
     def _file(self, run_id: bytes) -> _AnsweredFile:
         return _AnsweredFile(self._folder_of and self._folder_of(run_id))
+
+
+def _counted(instruction: EvaluateInstruction, personal: bool) -> str:
+    question = _question(instruction, personal)
+    return question if personal else f"{question} {instruction.round}"
 
 
 def _question(instruction: EvaluateInstruction, personal: bool) -> str:

@@ -7,9 +7,11 @@ is answered with a refusal. So is one that its owner's limits or its signed scen
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
 from samara.client.personal.learner import Learner
@@ -109,6 +111,17 @@ class Guard:
         """
         check_split(instruction)
         return b""
+
+    def check_evaluated(self, instruction: EvaluateInstruction, is_fitted: bool) -> None:
+        """Raise an error if an evaluation would tell of too few examples.
+
+        Args:
+            instruction: evaluate instruction.
+            is_fitted: whether a model is evaluated that is fitted to the training examples.
+        """
+
+    def add_restore(self, run_id: bytes) -> None:
+        """Count that the server has gone back to a backup; it is on the disk when this returns."""
 
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
@@ -253,6 +266,8 @@ class Client:
                 raise FrameError("a blob part was sent to a client that lacks no blob")
         self._guard.check(task)
         part = self._taken_part
+        instruction = decode_instruction(task.instruction)
+        part.terms.check_run(part.run_id, instruction.run_id, instruction.track)
         carry_out = self._train if task.kind == TaskKind.TRAIN else self._evaluate
         reply = carry_out(task, part, pausing)
         self._guard.add_answer(task, reply)
@@ -321,7 +336,7 @@ class Client:
             refuse_evaluation(instruction)
         with pausing(part.terms.deadline):
             columns = self._columns(instruction, session, part, task.personal)
-        evaluation = Evaluation(token, self._learner.client, tuple(columns))
+        evaluation = Evaluation(token, self._learner.client, tuple(map(_rounded, columns)))
         return self._guard.add_evaluation(instruction, evaluation, task.personal)
 
     def _columns(
@@ -336,6 +351,7 @@ class Client:
         needs_examples = personal or terms.method == "readout"
         if needs_examples and not learner.example_counts()[Split.TRAIN]:
             raise DataError("this client has no training example left to personalize with")
+        self._guard.check_evaluated(instruction, needs_examples)
         learner.limit_evaluation(self._guard.introduced(run_id))
         state, split, common = session.state, instruction.split, session.common_state
         if personal:
@@ -372,7 +388,7 @@ class Client:
         else:
             session = session_at(session, self._learner, instruction, missed, self._reach)
         if before is None or session.position != before.position:
-            self._sessions.write_session(instruction.run_id, session)
+            self._keep(instruction.run_id, session)
         if part.takes_private_rounds_between:
             try:
                 personalizer = self._personalizer(part, instruction.run_id, session)
@@ -401,10 +417,16 @@ class Client:
         seconds = terms.deadline
         if isinstance(instruction, TrainInstruction):
             seconds = instruction.deadline or seconds
-        keep = partial(self._sessions.write_session, instruction.run_id)
+        keep = partial(self._keep, instruction.run_id)
         with pausing(seconds) as is_late:
             reach = reach_in_steps(keep, is_late, bool(terms.intercept_round))
             return session_at(session, self._learner, instruction, missed, reach)
+
+    def _keep(self, run_id: bytes, session: Session) -> None:
+        """Keep a session; one that went back to a backup of the server's counts as a restore."""
+        if session.went_back:
+            self._guard.add_restore(run_id)
+        self._sessions.write_session(run_id, session)
 
     def _personalizer(self, part: Participation, run_id: bytes, session: Session) -> Personalizer:
         return Personalizer(
@@ -424,6 +446,12 @@ class Client:
         except SamaraError:
             return 0
         return session.position.round if session else 0
+
+
+def _rounded(column: EvaluationColumn) -> EvaluationColumn:
+    """Return a column with its loss as a float32: more of its bits tell of examples only."""
+    with np.errstate(over="ignore"):  # the frame of an infinite loss is refused
+        return replace(column, mean_loss=float(np.float32(column.mean_loss)))
 
 
 def hear_refusal(frame: bytes) -> bytes:

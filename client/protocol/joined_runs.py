@@ -85,11 +85,13 @@ class JoinedRuns:
             model_id: model id of the base model, 32 bytes.
 
         Raises:
-            TrainerError: if the file cannot be written.
+            TrainerError: if the file cannot be written, or there are too many personal models for
+                another run.
         """
         run_id = run_id_of(config, layout, model_id)
         folder = self._sessions.folder_of(run_id)
         if not (folder / RUN_FILE).exists():
+            self._sessions.make_room(run_id)
             _RunFile(folder).write(JoinedRun(run_id, folder, config, layout, model_id))
         return run_id
 

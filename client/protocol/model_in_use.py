@@ -16,14 +16,11 @@ import numpy as np
 
 from samara.client.personal.personalizations import PERSONALIZATIONS_FILE
 from samara.client.protocol.joined_runs import JoinedRuns, find_run_folder, run_folders
-from samara.client.protocol.session_store import SESSION_FILE
+from samara.client.protocol.session_store import SESSION_FILE, VALIDATION_FILE
 from samara.shared.errors import TrainerError
 from samara.shared.kept_file import KeptFile
 
 log = logging.getLogger("samara.client")
-
-VALIDATION_FILE = "validation.json"
-"""Name of the file in a run's folder."""
 
 
 @dataclass(frozen=True)

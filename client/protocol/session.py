@@ -68,6 +68,8 @@ class Session:
         report: report on that instruction, a frame; the reply if it is repeated.
         common: common intercept in the state, which private parts are fitted without; None if
             there is none.
+        went_back: whether the last catch-up has led to another ledger than the session's own. It
+            is not kept.
     """
 
     position: Position
@@ -76,6 +78,7 @@ class Session:
     token: bytes = b""
     report: bytes = b""
     common: DenseValues | None = None
+    went_back: bool = False
 
     PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
     COMMON: ClassVar = "common"
@@ -152,6 +155,7 @@ class Session:
                 state=rebuilt.state,
                 digest=rebuilt.digest,
                 common=rebuilt.common,
+                went_back=True,
             )
         records = read_records(io.BytesIO(tail), session.position, header.track)
         yield session

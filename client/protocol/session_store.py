@@ -1,20 +1,30 @@
 """A client's sessions on disk: one file per run, which a crash leaves whole."""
 
 import hashlib
+import shutil
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
+from samara.client.protocol.answered_runs import AnsweredRuns
 from samara.client.protocol.session import Session
-from samara.shared.errors import CatchUpError, FrameError
+from samara.shared.errors import CatchUpError, FrameError, TrainerError
 from samara.shared.kept_file import KeptFile
 from samara.shared.wire import Reader
 
 SESSION_FILE = "session"
 """Name of the file in a run's folder."""
+VALIDATION_FILE = "validation.json"
+"""Name of the file in a run's folder with the losses of its personal model."""
 SESSIONS_KEPT = 8
-"""Number of runs, the latest ones, whose sessions are kept. In an older run the state is rebuilt
-from the server's ledger."""
+"""Number of runs without a personal model, the latest ones, whose sessions are kept; so many have
+answers, and so many none. In an older run the state is rebuilt from the server's ledger."""
+MAX_SESSIONS_BYTES = 2**30
+"""Total size of the sessions of either; the latest one is kept whatever its size."""
+MOST_PERSONAL_RUNS = 32
+"""Number of runs with a personal model, beside which no other run begins."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -52,14 +62,34 @@ class SessionFolder:
         """Keep the session of a run; it is on the disk when this returns.
 
         Raises:
-            TrainerError: if the file cannot be written.
+            TrainerError: if the file cannot be written, or there are too many personal models for
+                another run.
         """
         folder = self.folder_of(run_id)
         is_new = not (folder / SESSION_FILE).exists()
+        self.make_room(run_id)
         _SessionFile(folder).write(session)
         if is_new:
-            with suppress(OSError):  # they are deleted with those of a later run
-                self._delete_old()
+            self._delete_old()
+
+    def make_room(self, run_id: bytes) -> None:
+        """Delete what runs long past have left, before the folder of a new run is made.
+
+        Nothing is deleted that belongs to a personal model, nor what has been answered.
+
+        Raises:
+            TrainerError: if there are too many personal models for another run.
+        """
+        if self.folder_of(run_id).exists():
+            return
+        personal = sum(map(_is_personal, self._folder.glob("runs/*")))
+        if personal >= MOST_PERSONAL_RUNS:
+            raise TrainerError(
+                f"{self._folder}: there are {personal} runs with a personal model, and no other "
+                "run begins beside so many; delete those that are not needed (samara client forget "
+                "--run RUN)"
+            )
+        self._delete_old(SESSIONS_KEPT - 1)
 
     @property
     def has_sessions(self) -> bool:
@@ -70,12 +100,57 @@ class SessionFolder:
         """Return the folder of a run's files."""
         return self._folder / "runs" / run_id.hex()
 
-    def _delete_old(self) -> None:
-        """Delete the sessions of old runs, but not their personal ledgers."""
-        files = self._folder.glob(f"runs/*/{SESSION_FILE}")
-        ordered = sorted(files, key=lambda file: file.stat().st_mtime)
-        for file in ordered[:-SESSIONS_KEPT]:
-            file.unlink(missing_ok=True)
+    def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
+        """Delete the sessions of old runs, and whole folders of those that hold no answer.
+
+        What cannot be deleted is deleted with that of a later run.
+
+        Args:
+            kept: number of folders without answers that stay.
+        """
+        with suppress(OSError):
+            folders = [each for each in self._folder.glob("runs/*") if not _is_personal(each)]
+            answered = [each for each in folders if _has_answers(each)]
+            sessions = [folder / SESSION_FILE for folder in answered]
+            for folder in _old((file.parent for file in sessions if file.exists()), SESSIONS_KEPT):
+                (folder / SESSION_FILE).unlink(missing_ok=True)
+            for folder in _old([each for each in folders if each not in answered], kept):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_answers(folder: Path) -> bool:
+    """Return whether a run was answered, also if its file is damaged."""
+    try:
+        return AnsweredRuns(lambda _: folder).read(b"").has_answers
+    except TrainerError:
+        return True
+
+
+def _is_personal(folder: Path) -> bool:
+    """Return whether a run has a personal model, or private rounds to take for one."""
+    return (folder / VALIDATION_FILE).exists() or any(folder.glob("clients/*/*"))
+
+
+def _old(folders: Iterable[Path], kept: int) -> list[Path]:
+    """Return the folders of runs but for the latest ones, of which there are so many."""
+    latest = sorted(folders, key=_time_of, reverse=True)
+    sizes = accumulate(map(_session_bytes, latest))
+    large = [
+        folder for folder, total in zip(latest, sizes, strict=True) if total > MAX_SESSIONS_BYTES
+    ]
+    return [folder for at, folder in enumerate(latest) if at >= kept or (at and folder in large)]
+
+
+def _time_of(folder: Path) -> int:
+    """Return when a run's session was written, ns since 1970; that of its files without one."""
+    session = folder / SESSION_FILE
+    files = [session] if session.exists() else folder.iterdir()
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
+def _session_bytes(folder: Path) -> int:
+    file = folder / SESSION_FILE
+    return file.stat().st_size if file.exists() else 0
 
 
 def encode_session(session: Session) -> bytes:

@@ -4,7 +4,7 @@ It comes before anything is replayed or computed, and a request that is not exac
 scenario leads to is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from samara.shared.frames.instructions import (
     TrainInstruction,
 )
 from samara.shared.intercept_round import intercept_instruction
-from samara.shared.run_terms import RunTerms
+from samara.shared.run_terms import MOST_RESTORES, RunTerms
 from samara.shared.signed_scenario import SignedScenario
 from samara.shared.step_size import curvature_interval
 from samara.shared.wire import Kind, kind_of
@@ -78,7 +78,8 @@ class SignedRuns:
 
     def settings_of(self, run_id: bytes) -> bytes:
         """Return the settings of a run, sorted JSON; nothing if it is none of them."""
-        return next((run.settings for run in self._runs if run_id in run.federations), b"")
+        of_run = (run for run in self._runs if run_id in {run.run_id, *run.federations})
+        return next((run.settings for run in of_run), b"")
 
     def check(self, frame: bytes, personal: bool = False) -> None:
         """Raise an error unless an instruction is one to which a signed scenario leads.
@@ -115,12 +116,46 @@ class SignedRuns:
         """
         if self.server_decides:
             return
-        answered = self._answered.read(instruction.run_id)
-        if instruction.round <= answered.round and token != answered.token:
+        run_id, number = instruction.run_id, instruction.round
+        for federation in self._federations_with(run_id):
+            answered = self._answered.read(federation)
+            is_repeated = federation == run_id and token == answered.token
+            if number <= answered.round and not is_repeated:
+                self._refuse_if(
+                    f"another report about round {number}, and there is one about round "
+                    f"{answered.round}; every round is answered once"
+                )
+
+    def check_evaluation(self, instruction: EvaluateInstruction, personal: bool) -> None:
+        """Raise an error if an evaluation was answered as often as the owner was told.
+
+        That is once, and once more after each restore of the server's. The comparison of personal
+        models is made once.
+
+        Args:
+            instruction: evaluate instruction, whose answer is not kept.
+            personal: whether it is to compare personal models.
+
+        Raises:
+            ScenarioError: if it was.
+            TrainerError: if it cannot be read what has been answered.
+        """
+        if self.server_decides:
+            return
+        books = [self._answered.read(each) for each in self._federations_with(instruction.run_id)]
+        times = sum(book.times_answered(instruction, personal) for book in books)
+        restores = 0 if personal else min(MOST_RESTORES, sum(book.restores for book in books))
+        if times > restores:
+            kind = "comparison of personal models" if personal else "evaluation"
             self._refuse_if(
-                f"another report about round {instruction.round}, and there is one about round "
-                f"{answered.round}; every round is answered once"
+                f"another {kind} after round {instruction.round} on "
+                f"{instruction.split.name.lower()} examples, and {times} of it have been sent; "
+                "each is answered once, and once again after a restore of the server's backup"
             )
+
+    def _federations_with(self, run_id: bytes) -> Collection[bytes]:
+        """Return the ids of a run's clusters, which are counted together; or the one of no such."""
+        return next((run.federations for run in self._runs if run_id in run.federations), {run_id})
 
     def _refuse_if(self, mistake: str) -> None:
         if mistake:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
 from samara.client.protocol.answered_runs import ANSWERED_FILE
 from samara.client.protocol.joined_runs import find_run_folder
-from samara.client.protocol.model_in_use import VALIDATION_FILE
 from samara.client.protocol.pass_counts import PASSES_FILE
 from samara.client.protocol.resident_trainer import BLOBS_FOLDER
+from samara.client.protocol.session_store import VALIDATION_FILE
 from samara.client.protocol.work_costs import COSTS_FILE
 from samara.client.training.own_examples import OWN_EXAMPLES_FILE
 from samara.devices.live.client_folder import MESSAGES_FILE

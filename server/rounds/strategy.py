@@ -30,7 +30,6 @@ from samara.server.rounds.replies import LateReportFilter, ReplyValidator, Round
 from samara.server.rounds.secure_aggregation import MaskedRoundAnswers
 from samara.server.store import RunStore
 from samara.server.transport.roster import Roster
-from samara.shared.columns import requested_columns
 from samara.shared.config import RunConfig
 from samara.shared.errors import LedgerError, TrainingError
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -390,7 +389,7 @@ class ScalarStrategy(Strategy):
     ) -> None:
         """Validate the replies to an evaluation, and record the figures of the whole split."""
         instruction = request.instruction
-        columns = requested_columns(self._planner.terms, instruction.split, personal)
+        columns = self._planner.terms.requested_columns(instruction.split, personal)
         replies = self._validator.validate_evaluations(messages, instruction, columns)
         if not replies.answers:
             log.warning(

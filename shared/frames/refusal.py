@@ -26,7 +26,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
     RefusalCode.SCENARIO: "it has another scenario, or none of this run, signed by the operator",
-    RefusalCode.BATCH: "a step would use fewer of its examples than its owner allows",
+    RefusalCode.BATCH: "an answer would tell of fewer of its examples than its owner allows",
     RefusalCode.EVALUATION: "it evaluates no training examples, and its personal model for one "
     "state of a run",
     RefusalCode.KEY: "its key is not valid in this run",
@@ -44,8 +44,8 @@ _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.DISK: "its disk refuses what it writes (problem {0})",
     RefusalCode.MISSING_BLOB: "it lacks blob {0:08x} of the run, of which it has {1} bytes",
     RefusalCode.SCALARS: "its owner's limit leaves {1} scalars, and the instruction asks for {0}",
-    RefusalCode.BATCH: "a step would use {0} of its examples, and its owner allows no fewer than "
-    "{1}",
+    RefusalCode.BATCH: "an answer would tell of {0} of its examples, and its owner allows no "
+    "fewer than {1}",
 }
 _DISK_SENTENCES: dict[int, str] = {
     1: "its disk is full: no space left on device",

@@ -73,7 +73,7 @@ def made_scenario(layout_hash: bytes) -> dict[str, Any]:
         "operator": scenario.operator.decode(),
         "run_id": run_id,
         "cluster_ids": clusters,
-        "scalars": terms.scalars,
+        "scalars": terms.projected_gradients,
         "round": {"frame": asked.encode(), "fields": fields_of(asked)},
         "clustering": terms.clustering_instruction(run_id, layout_hash, bytes(32)).encode(),
         "evaluated_rounds": {

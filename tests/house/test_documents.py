@@ -38,6 +38,28 @@ def test_what_a_document_names_exists(document: Path) -> None:
     assert sorted(missing(document.read_text(encoding="utf-8"))) == []
 
 
+def claims(text: str) -> Iterator[str]:
+    """Yield each item of a list in a threat model that is not said to be uncovered."""
+    for section in text.split("\n## ")[1:]:
+        _, _, body = section.partition("\n")
+        enforced = re.split(r"\n\nNot (?:covered|bounded)", body)[0]
+        for block in enforced.strip().split("\n\n"):
+            yield from re.findall(r"^- .*(?:\n  .*)*", block, re.MULTILINE)
+
+
+def test_every_claim_of_the_threat_model_names_its_test() -> None:
+    model = (ROOT / "docs/concepts/threat-model.md").read_text(encoding="utf-8")
+    found = list(claims(model))
+    assert len(found) > 50
+    assert [claim for claim in found if "test_" not in claim] == []
+
+
+def test_a_claim_without_a_test_is_found() -> None:
+    enforced = "- It is refused\n  always.\n- So is this: `test_this`."
+    model = f"# Model\n\n## One\n\n{enforced}\n\nNot covered:\n\n- All."
+    assert ["test_" in claim for claim in claims(model)] == [False, True]
+
+
 def test_what_does_not_exist_is_found() -> None:
     text = "`tests/house/test_documents.py::test_none`, `test_nowhere`, `server/gone.py`, "
     assert list(missing(text + "python -m benchmarks.faults.gone")) == [

@@ -71,7 +71,9 @@ def test_what_it_says_is_in_plain_words(key: SigningKey) -> None:
         f"method finetune: {rounds} rounds with others, 5 private ones, which send nothing",
         "3 steps of 5 directions, of its own, on 32 examples",
         "epsilon 0.5",
-        f"at most {rounds * 3 * 5} scalars about an example",
+        f"in all at most {config.terms.scalars} scalars about examples",
+        f"{rounds * 3 * 5} projected gradients",
+        f"{config.terms.evaluated_columns} losses in evaluations",
         "validation and test examples: before the first and after the last round, and every 2 rou",
     ):
         assert words in said

@@ -101,11 +101,11 @@ class Phone:
             TrainerError: if they cannot be written.
         """
         if task.kind in INSTRUCTIONS:
-            run_id = decode_instruction(task.instruction).run_id
-            settings = self._settings_of(run_id, task.settings)
+            instruction = decode_instruction(task.instruction)
+            settings = self._settings_of(instruction.run_id, task.settings)
             if not settings:
                 return self._client(None)
-            terms = self._settings.take(run_id, settings)
+            run_id, terms = self._settings.take(instruction, settings)
         elif task.settings and task.kind == TaskKind.MASK:
             settings, terms = task.settings, self._settings.read_terms(task.settings)
             run_id = b""  # a masking frame names no run

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samara.client.protocol.session import Instruction
 from samara.client.protocol.session_store import SessionFolder
 from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.frames.instructions import GLOBAL_TRACK
 from samara.shared.kept_file import KeptFile
 from samara.shared.run_id import hash_identity
 from samara.shared.run_terms import RunTerms
@@ -56,22 +58,26 @@ class RunSettings:
         self._home, self._sessions, self._owners = home, SessionFolder(home), owners
         self._layout_hash, self._model_id = layout_hash, model_id
 
-    def take(self, run_id: bytes, settings: bytes) -> RunTerms:
-        """Return the terms of a run from its settings, which are on the disk from now on.
+    def take(self, instruction: Instruction, settings: bytes) -> tuple[bytes, RunTerms]:
+        """Return id and terms of a run from its settings, which are on the disk from now on.
 
         Args:
-            run_id: id of the run, or of the phone's cluster in it, 8 bytes.
+            instruction: instruction of the run, or of the phone's cluster in it.
             settings: settings that are part of the run id, sorted JSON.
 
         Raises:
             ConfigError: if they are not those of the run, or ask for what phones cannot do.
             ScenarioError: if they lack what a run asks of a client.
-            TrainerError: if they cannot be written.
+            TrainerError: if they cannot be written, or there are too many personal models for
+                another run.
         """
-        terms, file = self._check(run_id, settings), self._file(run_id)
+        named, terms = self._named(settings), self._read(settings)
+        terms.check_run(named, instruction.run_id, instruction.track)
+        file = self._file(instruction.run_id)
         if file.read() != settings:
+            self._sessions.make_room(instruction.run_id)
             file.write(settings)
-        return terms
+        return named, terms
 
     def find(self, run_id: bytes) -> bytes:
         """Return the settings that came with an earlier instruction of a run; nothing if none did.
@@ -82,14 +88,20 @@ class RunSettings:
         return self._file(run_id).read()
 
     def latest(self) -> tuple[bytes, RunTerms] | None:
-        """Return id and terms of the run whose session was written last; None without any."""
+        """Return id and terms of the run whose session was written last; None without any.
+
+        Of a run with clusters the id is that of the phone's cluster, in which its session is.
+        """
         sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
         folders = [file.parent for file in sorted(sessions, key=_time_of, reverse=True)]
         if not folders:
             return None
         run_id = bytes.fromhex(folders[0].name)
         try:
-            return run_id, self._check(run_id, self._file(run_id).read())
+            settings = self._file(run_id).read()
+            terms = self._read(settings)
+            terms.check_run(self._named(settings), run_id, GLOBAL_TRACK)
+            return run_id, terms
         except SamaraError:  # those of a later instruction are read again
             return None
 
@@ -107,14 +119,11 @@ class RunSettings:
     def _file(self, run_id: bytes) -> _SettingsFile:
         return _SettingsFile(self._sessions.folder_of(run_id))
 
-    def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
+    def _named(self, settings: bytes) -> bytes:
+        return hash_identity(settings, self._layout_hash, self._model_id)
+
+    def _read(self, settings: bytes) -> RunTerms:
         terms = self.read_terms(settings)
-        named = hash_identity(settings, self._layout_hash, self._model_id)
-        if run_id not in terms.federations(named):
-            raise ConfigError(
-                f"the settings that came with the instruction are not those of run {run_id.hex()}; "
-                "update the older of gateway and phone"
-            )
         if terms.method == "partial":
             raise ConfigError(
                 "method partial: a phone's program moves all numbers or none; choose another method"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked_clients import run_id_in
 from asking import evaluate_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of
 from helpers import delta_of, history_of, instruction_with
@@ -100,9 +101,9 @@ def test_a_round_that_ends_during_a_pause_is_computed_anew_with_the_same_bits(
         mine, socket = resident(settings, 7, short / name), short / f"{name}.sock"
         mine.client_under(server_config)
         layout = mine.runtime.layout
-        start = Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout)
+        start = Session.begin(LedgerHeader(0, run_id_in(mine), layout.hash), layout)
         fields = {"layout_hash": layout.hash, "start_digest": start.digest, "deadline": 0.05}
-        frame = instruction_with(run_id=bytes(8), **fields).encode()
+        frame = instruction_with(run_id=run_id_in(mine), **fields).encode()
         hot[0], reasons[""] = gets_hot, 0
         with (
             serve_trainer(lambda: mine, socket, reason),

@@ -183,16 +183,16 @@ def test_a_lost_session_gets_the_stored_report_and_a_new_run_spends_on(
         session.unlink()
     again = resident(settings, 7, tmp_path)
     assert again.client_under(config).answer(train_task(asked.encode())) == report
-    other = again.client_under(config).answer(
-        train_task(asked_of(again, config, run_id=b"another!").encode())
-    )
+    another = config_of(config.flat(), seed=1)
+    asked = asked_of(again, another)
+    other = again.client_under(another).answer(train_task(asked.encode()))
     assert other != report
     assert len(ChargeLog(tmp_path).read()) == 2
     limited = settings | {"data.epsilon-limit": epsilon_of(2.5 * rho_of(4.0 / 2), 1e-5)}
     careful = ResidentTrainer.load(config_of(limited, data__clients=1), 7, tmp_path)
-    for run in (b"a third!", b"no noise"):
-        under = config if run == b"a third!" else config_of(config.flat(), privacy__mode="none")
-        asked = asked_of(careful, under, run_id=run)
+    for changes in ({"seed": 2}, {"privacy__mode": "none"}):
+        under = config_of(config.flat(), **changes)
+        asked = asked_of(careful, under)
         refusal = Refusal.decode(careful.client_under(under).answer(train_task(asked.encode())))
         assert refusal.code == RefusalCode.BUDGET
     assert len(ChargeLog(tmp_path).read()) == 2

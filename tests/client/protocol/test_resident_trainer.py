@@ -2,13 +2,12 @@
 
 import json
 import logging
-import os
 import stat
 from functools import partial
 from pathlib import Path
 
 import pytest
-from asked_clients import train_frame
+from asked_clients import run_id_in, train_frame
 from asking import hello_task, sent, train_task
 from federations import Live, Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
@@ -22,7 +21,6 @@ from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import (
-    SESSIONS_KEPT,
     SessionFolder,
     decode_session,
     encode_session,
@@ -147,10 +145,10 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
     hello = Hello.decode(first.client_under(server_config).answer(hello_task()))
     assert (hello.client, hello.round) == (7, 0)
     layout = first.runtime.layout
-    header = LedgerHeader(0, bytes(8), layout.hash)
+    header = LedgerHeader(0, run_id_in(first), layout.hash)
     start = Session.begin(header, layout)
     instruction = instruction_with(
-        run_id=bytes(8), layout_hash=layout.hash, start_digest=start.digest
+        run_id=run_id_in(first), layout_hash=layout.hash, start_digest=start.digest
     ).encode()
     report = first.client_under(server_config).answer(train_task(instruction))
     assert report
@@ -177,18 +175,6 @@ def test_a_damaged_session_begins_anew_and_says_so(
     with caplog.at_level(logging.WARNING, "samara.client"):
         assert sessions.read_session(bytes(8)) is None
     assert "begins anew" in caplog.text
-
-
-def test_sessions_of_runs_long_past_are_forgotten(tmp_path: Path) -> None:
-    sessions, runs = SessionFolder(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
-    for age, run in enumerate(runs):
-        sessions.write_session(run, _session())
-        (tmp_path / "runs" / run.hex() / "own").touch()
-        os.utime(tmp_path / "runs" / run.hex() / "session", (age, age))
-    assert [sessions.read_session(run) is None for run in runs] == [True, True] + [
-        False
-    ] * SESSIONS_KEPT
-    assert len(list(tmp_path.glob("runs/*/own"))) == len(runs)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 60])

@@ -82,19 +82,21 @@ def test_the_count_outlives_processes_and_runs(
 ) -> None:
     limit = 12 / limited(settings, 7, tmp_path, 0.0).runtime.layout.size
     first = limited(settings, 7, tmp_path, limit)
+    client = first.client_under(server_config)
     instruction = first_instruction(first).encode()  # 9 scalars
-    report = first.client_under(server_config).answer(train_task(instruction))
+    report = client.answer(train_task(instruction))
     assert Report.decode(report).gradients.size == 8
     second = limited(settings, 7, tmp_path, limit)
     client = second.client_under(server_config)
     assert (
         client.answer(train_task(instruction)) == report
     )  # a repeated one is answered, and not counted
-    other_run = first_instruction(second, run_id=bytes([1]) * 8)
+    client = second.client_under(config_of(server_config.flat(), seed=1))
+    other_run = first_instruction(second)
     refusal = Refusal.decode(client.answer(train_task(other_run.encode())))
     assert (refusal.code, refusal.numbers) == (RefusalCode.SCALARS, (9, 3))
     assert sent_by(tmp_path, second.data) == 9
-    smaller = first_instruction(second, run_id=bytes([1]) * 8, steps=1, queries=2)
+    smaller = first_instruction(second, steps=1, queries=2)
     assert Report.decode(client.answer(train_task(smaller.encode()))).gradients.size == 2
     assert sent_by(tmp_path, second.data) == 12
 
@@ -107,6 +109,7 @@ def test_a_crash_before_the_session_is_stored_counts_the_report_once(
 ) -> None:
     limit = 9 / limited(settings, 7, tmp_path, 0.0).runtime.layout.size
     trainer = limited(settings, 7, tmp_path, limit)
+    trainer.client_under(server_config)
     instruction = first_instruction(trainer).encode()
 
     def full(folder: SessionFolder, run_id: bytes, session: Session) -> None:
@@ -138,6 +141,7 @@ def test_nothing_is_computed_for_an_instruction_over_the_limit(
 
     wrap_local_steps(monkeypatch, never)
     trainer = limited(settings, 7, tmp_path, 1e-9)
+    trainer.client_under(server_config)
     instruction = first_instruction(trainer).encode()
     refusal = Refusal.decode(trainer.client_under(server_config).answer(train_task(instruction)))
     assert (refusal.code, refusal.numbers) == (RefusalCode.SCALARS, (9, 0))
@@ -175,6 +179,7 @@ def test_the_status_of_a_client_shows_what_it_has_sent(
     arguments = ["status", "--name", "a", "--home", str(folder)]
     shown = CliRunner().invoke(client_app, arguments)
     assert "a: client 7, not running" in shown.output
+    trainer.client_under(server_config)
     instruction = first_instruction(trainer)
     for _ in range(2):  # a repeated instruction takes no pass
         trainer.client_under(server_config).answer(train_task(instruction.encode()))

@@ -114,9 +114,10 @@ def test_a_made_up_run_recovers_the_gradient_of_a_batch_without_a_signed_scenari
     honest = round_of(usual, server_config)
     size = usual.runtime.layout.size
     values: dict[str, Any] = {"steps": 1, "queries": size + 64, "root": 1, "epsilon": 1e-3}
-    of_one = replace(honest, run_id=b"made up!", batch=1, **values)
-    of_two = replace(of_one, batch=2)
+    of_one = replace(honest, batch=1, **values)
+    of_two, foreign = replace(of_one, batch=2), replace(of_one, run_id=b"made up!")
     with asking(usual, short / "a.sock", server_config) as server:
+        assert server.refusal(foreign).code == RefusalCode.SETTINGS
         assert server.refusal(of_one).code == RefusalCode.BATCH
         assert is_recovered(server, of_two, size)
     own = device_settings(settings, CLIENT, short).config.flat() | {"data.least-batch": 1}
@@ -126,13 +127,13 @@ def test_a_made_up_run_recovers_the_gradient_of_a_batch_without_a_signed_scenari
     ) as server:
         assert is_recovered(server, of_one, size)
 
-    give(short, server_config, key)
-    careful = ResidentTrainer.load(unlimited, CLIENT, short)
+    give(short / "careful", server_config, key)
+    careful = ResidentTrainer.load(unlimited, CLIENT, short / "careful")
     with asking(careful, short / "a.sock", server_config) as server:
-        for attack in (of_one, of_two):
+        for attack in (of_one, of_two, foreign):
             assert server.refusal(attack).code == RefusalCode.SCENARIO
         assert server.train(honest).gradients.shape == (2, 2)
-    refused = ScenarioFolder(short).read_refused()
+    refused = ScenarioFolder(short / "careful").read_refused()
     assert refused is not None
     assert f"run {b'made up!'.hex()}" in refused.reason
     assert honest.run_id.hex() in refused.reason

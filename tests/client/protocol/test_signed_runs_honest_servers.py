@@ -14,7 +14,12 @@ from scenarios import operator_key, signed
 from samara.client.protocol.answered_runs import AnsweredRuns
 from samara.client.protocol.signed_runs import SignedRuns
 from samara.server.app import serve
-from samara.shared.frames.instructions import INTERCEPT_TRACK, TrainInstruction, token_of
+from samara.shared.frames.instructions import (
+    INTERCEPT_TRACK,
+    EvaluateInstruction,
+    TrainInstruction,
+    token_of,
+)
 from samara.shared.result import read_result
 from samara.shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
 from samara.simulations.engine import InProcessGrid
@@ -39,6 +44,19 @@ LABELS = 2
 
 def folder_of(client: Path, run_id: bytes) -> Path:
     return client / run_id.hex()
+
+
+def count_columns(runs: SignedRuns, answered: AnsweredRuns, frame: bytes, personal: bool) -> int:
+    """Return the columns of an evaluation that was not answered before, which is allowed."""
+    asked, token = EvaluateInstruction.decode(frame), token_of(frame)
+    book = answered.read(asked.run_id)
+    if book.find_evaluation(asked, token, personal):
+        return 0
+    runs.check_evaluation(asked, personal)
+    book = book.after_evaluation(asked, token, personal, b"an evaluation", is_counted=True)
+    answered.write(asked.run_id, book)
+    terms = next(run.terms for run in runs._runs)
+    return len(terms.requested_columns(asked.split, personal))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,7 @@ def test_no_request_of_an_honest_server_is_refused(
     hashes = bytes.fromhex(result["layout_hash"]), bytes.fromhex(result["model_id"])
     assert scenario.run_id(*hashes).hex() == result["run_id"]
     scalars: dict[int, int] = defaultdict(int)
+    columns: dict[int, int] = defaultdict(int)
     for node, kind, frame in grid.requests:
         if not frame or kind.startswith("query"):
             continue
@@ -81,5 +100,8 @@ def test_no_request_of_an_honest_server_is_refused(
                 assert asked.report_scalars == LABELS - 1
             else:
                 scalars[node] += asked.report_scalars
+        else:
+            columns[node] += count_columns(runs, answered, frame, kind.endswith(PERSONAL_ACTION))
     assert not refused
-    assert max(scalars.values(), default=0) == config.terms.scalars
+    assert max(columns.values()) <= config.terms.evaluated_columns
+    assert max(scalars.values(), default=0) == config.terms.projected_gradients

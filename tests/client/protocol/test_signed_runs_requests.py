@@ -77,7 +77,7 @@ def test_a_cluster_is_a_run_of_its_own_and_the_clustering_round_comes_once(tmp_p
     with pytest.raises(ScenarioError, match="every round is answered once"):
         case.runs.check_first(asked, b"another.")
     per_round = case.terms.steps * case.terms.queries
-    assert case.terms.scalars == 18 * per_round + asked.report_scalars
+    assert case.terms.projected_gradients == 18 * per_round + asked.report_scalars
 
 
 def test_a_pool_and_its_root_are_those_of_the_scenario(tmp_path: Path) -> None:

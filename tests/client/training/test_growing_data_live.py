@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_clients import run_id_in
 from asking import evaluate_task, hello_task, train_task
 from federations import Live, Settings, config_of
 from helpers import instruction_with
@@ -71,10 +72,10 @@ def growing(settings: Settings, inbox: Path, folder: Path, **changes: Any) -> Re
 
 
 def instruction_of(trainer: ResidentTrainer, round_: int = 1, **changes: Any) -> bytes:
-    layout, run = trainer.runtime.layout, bytes([round_]) * 8
+    layout, run = trainer.runtime.layout, run_id_in(trainer)
     start = Session.begin(LedgerHeader(0, run, layout.hash), layout)
     return instruction_with(
-        run_id=run, layout_hash=layout.hash, start_digest=start.digest, **changes
+        run_id=run, layout_hash=layout.hash, start_digest=start.digest, root=round_, **changes
     ).encode()
 
 
@@ -189,7 +190,7 @@ def test_a_client_that_has_nothing_left_refuses_until_it_learns_again(
     assert Hello.decode(trainer.client_for(asked).answer(hello_task())).examples == 0
     layout = trainer.runtime.layout
     start = digest(layout.hash, zero_state(layout.size))
-    frame = EvaluateInstruction(bytes(8), 0, 0, Split.TEST, layout.hash, start).encode()
+    frame = EvaluateInstruction(run_id_in(trainer), 0, 0, Split.TEST, layout.hash, start).encode()
     assert (
         Refusal.decode(trainer.client_for(asked).answer(evaluate_task(frame, personal=True))).code
         == RefusalCode.DATA

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from asking import evaluate_task, hello_task, train_task
 from helpers import instruction_with, layout_of
+from learners import Modelless
 from typer.testing import CliRunner
 
+from samara.client.protocol.client import Client, Guard, Participation
 from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.session_store import SessionFolder
 from samara.devices.live import board as board_module
 from samara.devices.live.board import Board
 from samara.devices.live.commands import app
@@ -23,12 +26,14 @@ from samara.devices.live.wire_choice import WireChoice, choose_wire
 from samara.shared.check_result import Outcome
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, InvitationError, RefusalCode
-from samara.shared.frames.hello import Hello
 from samara.shared.frames.refusal import Refusal
+from samara.shared.frames.vector_report import VectorReport
 from samara.shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
+from samara.shared.layout import Layout
 from samara.shared.ledger.records import CatchUp
 from samara.shared.polling import LEAST_PAUSE, pause_before_asking
 from samara.shared.proto.trainer_pb2 import Reply, Task, TaskKind
+from samara.shared.replay import digest, zero_state
 from samara.shared.runs import run_id_of
 
 PRIVATE = {
@@ -133,41 +138,48 @@ def test_a_board_refuses_what_it_cannot_read_or_whose_trainer_is_away(
 
 
 class Trainer(nullcontext[None]):
-    """A trainer that says hello, and reports whatever it is asked."""
+    """A trainer without a model, which answers under the settings of a task."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, folder: Path, layout: Layout) -> None:
         super().__init__()
+        self._folder, self._learner = folder, Modelless(layout)
 
     def __enter__(self) -> Any:
         return self
 
     def answer(self, task: Task) -> Reply:
-        if task.kind == TaskKind.HELLO:
-            hello = Hello(7, 10, 0, bytes(32), layout_of(20).to_json(), "{}")
-            return Reply(frame=hello.encode())
-        return Reply(frame=b"report")
+        config, learner = RunConfig.of(json.loads(task.settings), "test"), self._learner
+        run_id = run_id_of(config, learner.layout, learner.model_id)
+        part = Participation(config.terms, run_id, self._folder, 0, is_live=True)
+        client = Client(learner, SessionFolder(self._folder), Guard(), part)
+        return Reply(frame=client.answer(task))
 
 
 def test_a_gateway_cannot_change_the_settings_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_module, "RemoteTrainer", Trainer)
-    layout, board = layout_of(20), Board(tmp_path / "t.sock", 7)
+    layout = layout_of(20)
+    monkeypatch.setattr(board_module, "RemoteTrainer", lambda _: Trainer(tmp_path, layout))
+    board = Board(tmp_path / "t.sock", 7)
     private, plain = (RunConfig.of(more, "test") for more in (PRIVATE, {}))
-    run_id = run_id_of(private, layout, bytes(32))
-    instruction = instruction_with(run_id=run_id, layout_hash=layout.hash).encode()
+    run_id = run_id_of(private, layout, Modelless(layout).model_id)
+    start = digest(layout.hash, zero_state(layout.size))
+    instruction = instruction_with(
+        run_id=run_id, layout_hash=layout.hash, start_digest=start
+    ).encode()
 
     def settings(config: RunConfig) -> bytes:
         return json.dumps(config.flat()).encode()
 
-    assert board.answer(train_task(instruction, CatchUp(), settings(private), b"")) == b"report"
-    assert board.answer(train_task(instruction, CatchUp(), b"", b"")) == b"report"
+    report = board.answer(train_task(instruction, CatchUp(), settings(private), b""))
+    assert VectorReport.decode(report).client == 7
+    assert board.answer(train_task(instruction, CatchUp(), b"", b"")) == report
     for answer in (
         board.answer(train_task(instruction, CatchUp(), settings(plain), b"")),
         board.answer(evaluate_task(instruction, CatchUp(), b"", False)),
     ):
         assert Refusal.decode(answer).code == RefusalCode.SETTINGS
-    assert board.answer(train_task(instruction, CatchUp(), settings(private), b"")) == b"report"
+    assert board.answer(train_task(instruction, CatchUp(), settings(private), b"")) == report
 
 
 def test_a_welcome_has_a_gateway_for_a_board_a_program_for_a_phone_or_neither() -> None:

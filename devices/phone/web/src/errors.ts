@@ -79,13 +79,13 @@ export class ScenarioError extends PhoneError {
   override readonly code = 17;
 }
 
-/** A step would use fewer examples than are allowed. */
+/** A step or an evaluation would use fewer examples than are allowed. */
 export class BatchLimitError extends PhoneError {
   override readonly code = 18;
   override readonly numbers: Numbers;
 
   constructor(examples: number, least: number) {
-    super(`a step would use ${examples} of your examples, and it needs ${least} at least`);
+    super(`an answer would tell of ${examples} of your examples, and it needs ${least} at least`);
     this.numbers = [examples, least];
   }
 }

@@ -55,6 +55,8 @@ export interface Session {
   readonly digest: Bytes;
   /** The common intercept in the state, which private parts are fitted without. */
   readonly common?: DenseValues;
+  /** Whether the last catch-up has led to another ledger than the session's own; it is not kept. */
+  readonly wentBack?: true;
 }
 
 /** Returns the common intercept of a session as a state; null if there is none. */
@@ -100,7 +102,8 @@ export async function catchUp(
     const isEmpty = catchUp.snapshot.length + catchUp.tail.length === 0;
     if (session.round === 0 || isEmpty || !(error instanceof LedgerError)) throw error;
     try {
-      return await follow(await begin(header, layout), catchUp, header, layout, goal);
+      const rebuilt = await follow(await begin(header, layout), catchUp, header, layout, goal);
+      return { ...rebuilt, wentBack: true };
     } catch {
       throw error;
     }

@@ -18,7 +18,6 @@ import {
   LayoutError,
   LedgerError,
   PhoneError,
-  ScenarioError,
   SettingsError,
 } from "./errors.ts";
 import {
@@ -46,9 +45,15 @@ import type { Program } from "./program.ts";
 import type { Represented, Scorer } from "./readout.ts";
 import type { State } from "./replay.ts";
 import { GLOBAL_TRACK } from "./round-delta.ts";
-import { keysOf, readAnswered, readSession } from "./run-records.ts";
+import { afterRestore, evaluationOf, keysOf, readAnswered, readSession } from "./run-records.ts";
 import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
-import { checkEvaluate, checkTrain, type SignedRun } from "./signed-run.ts";
+import {
+  checkEvaluate,
+  checkReport,
+  checkTimes,
+  checkTrain,
+  type SignedRun,
+} from "./signed-run.ts";
 import type { OwnKey } from "./signing.ts";
 import type { Store } from "./store.ts";
 import { KIND, kindOf, tokenOf } from "./wire.ts";
@@ -215,9 +220,7 @@ export class Phone {
     if (stored && areEqual(stored.token, token)) return stored.report;
     const session = await this.#sessionAt(instruction, task, terms);
     const answered = await readAnswered(store, instruction.runId);
-    const isAnother = instruction.round <= answered.round && !areEqual(answered.token, token);
-    if (signed && isAnother)
-      throw new ScenarioError(`another report about round ${instruction.round} was sent`);
+    if (signed) await checkReport(signed, instruction, token, store);
     await checkBudget(store, instruction, token, privacy);
     const learner = await this.learner();
     const { training } = learner;
@@ -272,22 +275,28 @@ export class Phone {
     if (signed) await checkEvaluate(signed, instruction, task.personal);
     if (split === SPLIT.train)
       throw new EvaluationLimitError("no client evaluates its training examples");
-    const answered = await readAnswered(store, runId);
+    const before = await readAnswered(store, runId);
     const question = `${split} ${task.personal}`;
-    const stored = answered.evaluations[question];
+    const stored = before.evaluations[question];
     if (stored && areEqual(stored.token, token)) return stored.frame;
-    const { compared } = answered;
+    const { compared } = before;
     if (task.personal && compared.length && !areEqual(compared, instruction.digest))
       throw new EvaluationLimitError("the personal comparison of this run has been made");
     const session = await this.#sessionAt(instruction, task, terms);
+    if (signed) await checkTimes(signed, instruction, task.personal, store);
+    const answered = await readAnswered(store, runId); // with the restore that was just noticed
     const columns = await this.#columns(task.personal, instruction, terms, session);
     const { labels } = program.readout;
     const frame = encodeEvaluation({ token, client, labels, columns });
     const evaluations = { ...answered.evaluations, [question]: { token, frame } };
+    const named = evaluationOf(instruction, task.personal);
+    const times = signed
+      ? { ...answered.times, [named]: (answered.times?.[named] ?? 0) + 1 }
+      : (answered.times ?? {});
     const now = task.personal ? instruction.digest : compared;
     await store.write(
       new Map<string, unknown>([
-        [keysOf(runId).answered, { ...answered, compared: now, evaluations }],
+        [keysOf(runId).answered, { ...answered, compared: now, evaluations, times }],
         [
           `sent/${Date.now()}/${client}`,
           { kind: "evaluation", round: instruction.round, bytes: frame.length },
@@ -307,12 +316,17 @@ export class Phone {
     const introduced = (await this.#parts.store.read("introduced")) as number[] | undefined;
     const all = await this.#parts.examples.represented(split);
     const evaluated = firstOnes(all, introduced?.[split] ?? 0);
+    const isFitted = isPersonal || terms.method === "readout";
+    const used = isFitted ? [evaluated, learner.training.examples] : [evaluated];
+    for (const { labels } of used)
+      if (labels.length > 0 && labels.length < LEAST_BATCH)
+        throw new BatchLimitError(labels.length, LEAST_BATCH);
     const common = commonState(session, learner.layout);
-    if (!isPersonal)
-      return globalColumns(learner, terms, session.state, split, evaluated, common);
+    const w = session.state;
+    if (!isPersonal) return rounded(globalColumns(learner, terms, w, split, evaluated, common));
     const personalizer = await this.#personalizer(runId, terms, session);
     const p = await personalizer.privateState(session);
-    return personalColumns(learner, terms, session.state, p, split, evaluated, common);
+    return rounded(personalColumns(learner, terms, w, p, split, evaluated, common));
   }
 
   /** Returns the terms of a run and its settings, which are kept from now on. */
@@ -354,18 +368,24 @@ export class Phone {
       "startDigest" in instruction
         ? { round: instruction.round - 1, digest: instruction.startDigest }
         : { round: instruction.round, digest: instruction.digest };
-    let session: Session;
+    let caughtUp: Session;
     try {
-      session = await catchUp(before, { snapshot, tail }, header, layout, goal);
+      caughtUp = await catchUp(before, { snapshot, tail }, header, layout, goal);
     } catch (error) {
       if (!(error instanceof LedgerError)) throw error;
       throw new CatchUpError(error.message, goal.round, before.round);
     }
+    const { wentBack, ...session } = caughtUp;
+    const { store } = this.#parts;
     const { token, report } = stored ?? { token: new Uint8Array(), report: new Uint8Array() };
-    await this.#parts.store.write(
+    const keys = keysOf(runId);
+    await store.write(
       new Map<string, unknown>([
-        [keysOf(runId).session, { session, token, report }],
+        [keys.session, { session, token, report }],
         [LATEST, runId],
+        ...(wentBack
+          ? [[keys.answered, afterRestore(await readAnswered(store, runId))] as const]
+          : []),
       ]),
     );
     if (track !== CLUSTERING_TRACK)
@@ -404,6 +424,11 @@ function decodeInstruction(frame: Bytes): TrainInstruction | EvaluateInstruction
 
 function firstWord(hash: Bytes): number {
   return new DataView(hash.buffer, hash.byteOffset).getUint32(0);
+}
+
+/** Returns columns with losses as 32-bit numbers: more of their bits tell of examples only. */
+async function rounded(columns: Promise<EvaluationColumn[]>): Promise<EvaluationColumn[]> {
+  return (await columns).map((one) => ({ ...one, meanLoss: Math.fround(one.meanLoss) }));
 }
 
 /** Returns the first examples of a split: as many as the hello has introduced, for no more count. */

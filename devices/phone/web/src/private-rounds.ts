@@ -129,7 +129,9 @@ export async function interceptReport(
   const { steps, queries, learningRate } = instruction;
   const { labels, contrasts } = training.readout;
   const gradients = new Float32Array(steps * queries);
-  if (!interceptRound(terms) || gradients.length < labels - 1)
+  const hasRoom = gradients.length >= labels - 1;
+  const isPadded = terms.privacy === null && gradients.length > labels - 1;
+  if (!interceptRound(terms) || !hasRoom || isPadded)
     throw new FrameError("there is no round of intercepts, or no room for one");
   const examples = await scoredUnder(training, w, training.examples);
   const { intercept } = fitPrivatePart(examples, training.readout, false);

@@ -4,6 +4,9 @@ import { toHex, type Bytes } from "./bytes.ts";
 import type { Session } from "./ledger.ts";
 import type { Store } from "./store.ts";
 
+/** Times that evaluations are answered again after a server has gone on from a backup. */
+export const MOST_RESTORES = 1;
+
 /** A session with the latest instruction's token and the report on it; empty before the first. */
 export interface StoredSession {
   readonly session: Session;
@@ -17,6 +20,10 @@ export interface Answered {
   readonly token: Bytes;
   readonly compared: Bytes;
   readonly evaluations: Readonly<Record<string, { readonly token: Bytes; readonly frame: Bytes }>>;
+  /** How often each evaluation was answered; those of earlier versions of this page lack it. */
+  readonly times?: Readonly<Record<string, number>>;
+  /** How often the server has gone back to a backup, as far as it counts. */
+  readonly restores?: number;
 }
 
 /** Returns the keys of a run's entries in a store. */
@@ -37,4 +44,17 @@ export async function readAnswered(store: Store, runId: Bytes): Promise<Answered
   const answered = await store.read(keysOf(runId).answered);
   const none = { round: 0, token: new Uint8Array(), compared: new Uint8Array(), evaluations: {} };
   return (answered as Answered | undefined) ?? none;
+}
+
+/** Returns the name of an evaluation: its split and kind, and of the global model its round. */
+export function evaluationOf(
+  { round, split }: { readonly round: number; readonly split: number },
+  isPersonal: boolean,
+): string {
+  return `${split} ${isPersonal ? "personal" : round}`;
+}
+
+/** Returns what was answered after the server has gone back to a backup. */
+export function afterRestore(answered: Answered): Answered {
+  return { ...answered, restores: Math.min((answered.restores ?? 0) + 1, MOST_RESTORES) };
 }

@@ -89,14 +89,18 @@ export async function runIdOf(settings: Bytes, layoutHash: Bytes, modelId: Bytes
   return (await sha256(settings, layoutHash, modelId)).slice(0, 8);
 }
 
+/** Returns the ids under which a client takes part: the run's, or those of its clusters. */
+export async function federationsOf(runId: Bytes, terms: RunTerms): Promise<Bytes[]> {
+  if (!terms.clusters) return [runId];
+  const named = Array.from({ length: terms.clusters }, (_, cluster) =>
+    sha256(runId, new Writer().u32(cluster).end()),
+  );
+  return (await Promise.all(named)).map((hash) => hash.slice(0, 8));
+}
+
 /** Returns whether an id is that of a run, or of a cluster in it, on this client. */
 export async function isFederation(id: Bytes, runId: Bytes, terms: RunTerms): Promise<boolean> {
-  if (!terms.clusters) return areEqual(id, runId);
-  for (let cluster = 0; cluster < terms.clusters; cluster++) {
-    const named = await sha256(runId, new Writer().u32(cluster).end());
-    if (areEqual(id, named.slice(0, 8))) return true;
-  }
-  return false;
+  return (await federationsOf(runId, terms)).some((federation) => areEqual(federation, id));
 }
 
 /** Returns the rounds of the global model's ledger, or of each cluster's. */

@@ -16,7 +16,9 @@ import {
 } from "./instructions.ts";
 import { roundRoot } from "./philox.ts";
 import { GLOBAL_TRACK } from "./round-delta.ts";
+import { evaluationOf, MOST_RESTORES, readAnswered, type Answered } from "./run-records.ts";
 import {
+  federationsOf,
   interceptRound,
   isEvaluated,
   isFederation,
@@ -27,6 +29,7 @@ import {
 } from "./run-terms.ts";
 import { readPublicKey } from "./signing.ts";
 import { curvatureInterval } from "./step-size.ts";
+import type { Store } from "./store.ts";
 
 /** The largest norm of a client's intercept that counts with differential privacy. */
 const INTERCEPT_LIMIT = 2;
@@ -144,6 +147,52 @@ export async function checkEvaluate(
   await checkRun(run, asked);
   if (!isEvaluated(run.terms, asked.round, asked.split, personal))
     throw new ScenarioError(`no evaluation after round ${asked.round} was signed`);
+}
+
+/**
+ * Throws `ScenarioError` if a report about the round of an instruction, or a later one, was sent.
+ *
+ * A run's clusters are counted together; a repeated instruction gets the report again.
+ */
+export async function checkReport(
+  run: SignedRun,
+  { runId, round }: TrainInstruction,
+  token: Bytes,
+  store: Store,
+): Promise<void> {
+  for (const [federation, answered] of await readBooks(run, runId, store)) {
+    const isRepeated = areEqual(federation, runId) && areEqual(answered.token, token);
+    if (round <= answered.round && !isRepeated)
+      throw new ScenarioError(`another report about round ${round} was sent`);
+  }
+}
+
+/**
+ * Throws `ScenarioError` if an evaluation was answered as often as the owner was told: once, and
+ * once more after a restore of the server's. The comparison of personal models is made once.
+ */
+export async function checkTimes(
+  run: SignedRun,
+  asked: EvaluateInstruction,
+  isPersonal: boolean,
+  store: Store,
+): Promise<void> {
+  const books = (await readBooks(run, asked.runId, store)).map(([, answered]) => answered);
+  const question = evaluationOf(asked, isPersonal);
+  const times = books.reduce((sum, book) => sum + (book.times?.[question] ?? 0), 0);
+  const restores = books.reduce((sum, book) => sum + (book.restores ?? 0), 0);
+  if (times > (isPersonal ? 0 : Math.min(MOST_RESTORES, restores)))
+    throw new ScenarioError(`an evaluation after round ${asked.round} was sent`);
+}
+
+async function readBooks(
+  { runId, terms }: SignedRun,
+  asked: Bytes,
+  store: Store,
+): Promise<(readonly [Bytes, Answered])[]> {
+  const all = await federationsOf(runId, terms);
+  const counted = all.some((federation) => areEqual(federation, asked)) ? all : [asked];
+  return Promise.all(counted.map(async (id) => [id, await readAnswered(store, id)] as const));
 }
 
 async function checkRun(
