@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 from commands import Run
 from costs import (  # noqa: F401 - hooks
     pytest_runtest_logreport,
@@ -21,6 +23,7 @@ from costs import (  # noqa: F401 - hooks
     pytest_terminal_summary,
 )
 from forked import ForkingPopen, usual_popen
+from fsync import wait_for_no_disk
 from hypothesis import settings as hypothesis_settings
 from tiny_models import BAD, GOOD, THINGS, save_model
 
@@ -40,8 +43,10 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure() -> None:
-    """Pytest's workers and the processes that tests start are forked with the libraries loaded."""
+    """Fork workers and processes with the libraries loaded; spare the disk; make commands once."""
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    wait_for_no_disk()
+    typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 
 @pytest.hookimpl(trylast=True)

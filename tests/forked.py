@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from execnet.gateway_io import popen_bootstrapline
+from fsync import wait_for_no_disk
 
 LIBRARIES = (
     *("torch", "transformers", "transformers.modeling_utils", "transformers.masking_utils"),
@@ -43,7 +44,8 @@ LIBRARIES = (
     *("flwr.superlink.cli.flower_superlink", "flwr.supernode.cli.flower_supernode"),
     *("flwr.supernode.runtime.run_clientapp", "flwr.supercore.superexec.run_superexec"),
     *("numba", "safetensors.torch", "pydantic", "typer", "rich", "grpc", "httpx", "uvicorn"),
-    *("cryptography.hazmat.primitives.asymmetric.ec", "scipy.special", "psutil"),
+    *("cryptography.hazmat.primitives.asymmetric.ec", "psutil"),
+    *("scipy.stats", "sklearn.linear_model", "pandas", "matplotlib.figure"),
 )
 _PACKAGES = {"samara", "ipykernel_launcher"}
 _PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
@@ -369,6 +371,14 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
         os._exit(status & 0xFF)
 
 
+def _prepare_numba() -> None:
+    """Have numba register its functions, as its first call of a compiled one does."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -377,6 +387,8 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    _prepare_numba()
+    wait_for_no_disk()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

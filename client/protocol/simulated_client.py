@@ -105,7 +105,7 @@ class RunCache:
     """The loaded models and data of the simulated clients of a process; threads share it.
 
     Weights and examples are loaded once for configurations that agree in model, task and data, and
-    every thread gets a runtime of its own.
+    every thread has a runtime of its own: the one that loads them has that which it loads.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,9 @@ class RunCache:
             SamaraError: if the model, the task or the data cannot be used.
         """
         with self._lock:
-            first = self._run(config)
+            first, loader = self._run(config)
+        if loader == threading.get_ident():
+            return first
         if getattr(self._of_thread, "first", None) is not first:
             self._of_thread.first, self._of_thread.run = first, first.copy_sharing_weights()
         run: LoadedRun = self._of_thread.run
@@ -183,14 +185,15 @@ class RunCache:
             self._facts[key] = RunFacts.of(config, server_config, runtime)
         return self._facts[key]
 
-    def _load(self, config: RunConfig) -> LoadedRun:
+    def _load(self, config: RunConfig) -> tuple[LoadedRun, int]:
+        """Return model and data for a configuration, and the thread that they are loaded in."""
         latest = self._latest
         if latest and _weights_and_data(latest.runtime.config) == _weights_and_data(config):
             torch.set_num_threads(config.threads or cores())
             self._latest = latest.under(config)
         else:
             self._latest = load_run(config)
-        return self._latest
+        return self._latest, threading.get_ident()
 
 
 RUNS = RunCache()

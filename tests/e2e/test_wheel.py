@@ -177,7 +177,9 @@ def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
 def test_the_installed_command_runs_anywhere(samara: Path, tmp_path: Path, shadowed: bool) -> None:
     if shadowed:
         write_foreign_names(tmp_path, "raise SystemExit(f'{__file__} was imported')\n")
-    (tmp_path / "small.toml").write_text("rounds = 1\ndata.clients = 2\npersonal.rounds = 0\n")
+    few = "steps = 1\nqueries = 2\nbatch = 4\nevaluate.limit = 4\n"
+    few += "rounds = 1\ndata.clients = 2\npersonal.rounds = 0\n"
+    (tmp_path / "small.toml").write_text(few)
     printed = finished(samara, "simulate", "small.toml", "--out", "run", folder=tmp_path)
     assert "after round 1" in printed
     finished(samara, "server", "check", "--replay", "run", folder=tmp_path)

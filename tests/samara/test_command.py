@@ -273,8 +273,9 @@ def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
 def test_a_readout_is_trained_without_libraries_that_others_need(tmp_path: Path) -> None:
     scenario = tmp_path / "readout.toml"
     scenario.write_text("rounds = 1\n[adapter]\nlayers = 'readout'\ndamping = 'none'\n")
+    few: dict[str, Any] = {"steps": 1, "queries": 2, "batch": 4, "evaluate.limit": 4}
     small = assignments(
-        {"threads": 1, "data.clients": 2, "steps": 1, "data.partition": "dirichlet"}
+        few | {"threads": 1, "data.clients": 2, "data.partition": "dirichlet", "personal.rounds": 1}
     )
     program = f"""
 import sys, samara
