@@ -215,8 +215,9 @@ class StepSize:
         """Return the step size after one more step or round; None if it has no observation."""
         if observation is None:
             return replace(self, done=self.done + 1, back_to=None)
-        # By an η set by hand everything moves from the first step on: its loss is the start alone.
-        at_start = self.given is not None and self.done == 0
+        # By an η set by hand everything moves from the first observed step on: its loss is the start
+        # alone.
+        at_start = self.given is not None and self._start.count == 0
         noise = observation.loss_noise
         loss = self._loss
         if not at_start:
@@ -345,7 +346,7 @@ class StepSize:
 
     def _has_risen(self, average: _Average, latest: float) -> bool:
         """Return whether the loss is above its lowest smoothed value by more than its noise."""
-        if self.done == 0:
+        if self._start.count == 0:
             return False
         scale = max(abs(self._start.mean), LEAST_SCALE)
         if not latest <= min(self._lowest, self._start.mean) + AT_ONCE * scale:

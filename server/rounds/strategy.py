@@ -368,9 +368,12 @@ class ScalarStrategy(Strategy):
         """Raise `TrainingError` after too many rounds in a row without a usable report."""
         most = min(self._config.cohort.empty_rounds, self._last_round)
         unused = self.event_log.unused_rounds
+        if self._cohorts or unused < most:
+            return
+        # After a backup, a client with a signed scenario answers no lost round twice.
         restored = RestoredRun.read(self._store.folder)
-        if self._cohorts or unused < most or (restored and event.round - unused <= restored.round):
-            return  # after a backup, who follows a signed scenario answers no lost round twice
+        if restored and event.round - unused <= restored.round:
+            return
         reasons = describe_refusals(event.refused)
         raise TrainingError(
             f"round {event.round}: no report could be used in {most} rounds in a row. "

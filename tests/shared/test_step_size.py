@@ -184,6 +184,17 @@ def test_a_loss_that_is_not_finite_returns_at_once() -> None:
     assert after(size, [replace(CALM, loss=np.nan)]).back_to is not None
 
 
+@pytest.mark.parametrize("given", [None, 0.3])
+def test_rounds_without_an_observation_before_the_first_are_no_rise(given: float | None) -> None:
+    size = StepSize(STEPS, given=given)
+    for _ in range(3):
+        size = size.after(None)
+    for _ in range(50):
+        size = after(size, [CALM])
+        assert size.back_to is None
+    assert size.learning_rate > 0
+
+
 def test_a_rate_given_by_hand_is_kept_and_lowered_by_a_rise_only() -> None:
     size = StepSize(STEPS, given=0.3)
     assert not size.measures_curvature(0, QUERIES)

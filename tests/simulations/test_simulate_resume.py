@@ -164,7 +164,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
 
     monkeypatch.setattr(aggregation, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
-    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7))
+    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}
     sixth = read_result(folder)["rounds"][5]
     assert sixth["problem"] == "the loss rose: back to the state after round 4"

@@ -36,7 +36,7 @@ GRADIENTS, PER_ROUND = 4, 5
 def server_config(settings: Settings) -> RunConfig:
     """What a server asks of live clients: 4 scalars a round."""
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    return config_of(settings | theirs, cohort__available=1, evaluate__every=0)
+    return config_of(settings | theirs, cohort__available=1, evaluate__every=0, cohort__patience=1)
 
 
 def limited(settings: Settings, client: int, folder: Path, limit: float) -> ResidentTrainer:

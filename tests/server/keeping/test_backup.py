@@ -62,7 +62,7 @@ def serve_until(
 @pytest.fixture
 def begun(settings: Settings, tmp_path: Path) -> tuple[RunConfig, InProcessGrid, Path]:
     """A run of five rounds that was killed in its last, its clients, and a backup of round 1."""
-    config = config_of(settings, rounds=5, ledger__snapshot_every=2)
+    config = config_of(settings, rounds=5, ledger__snapshot_every=2, cohort__empty_rounds=3)
     grid, file = grid_of(config), tmp_path / "backup"
 
     def take(message: int) -> None:
@@ -191,7 +191,7 @@ def test_files_that_clients_need_travel_along(
 
 def private(settings: Settings, **changes: Any) -> RunConfig:
     own = {"privacy__mode": "central", "privacy__epsilon": 8.0, "privacy__clip": 1.0, "rounds": 6}
-    own |= {"seed_policy": "shared", "aggregation__rule": "mean"}
+    own |= {"seed_policy": "shared", "aggregation__rule": "mean", "cohort__empty_rounds": 3}
     own |= {"evaluate__every": 0, "evaluate__test": False, "cohort__minimum": 2}
     return config_of(settings, **own | changes)
 
