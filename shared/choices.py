@@ -15,11 +15,13 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Generation
 
 AUTO = "auto"
 READOUT = "readout"
+COMPONENTS = "components"
 INNER = "top:1"
 """The adapted layers where a readout alone is not possible."""
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
+COMPONENT_QUERIES, MOST_COMPONENT_QUERIES = 32, 128
 EVERY_ROUND, USUAL_EVERY = 1, 10
 FEW_ROUNDS = 3
 """The most rounds of a readout whose step size does not fall."""
@@ -71,11 +73,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     if (layers.value if given == AUTO else given) == READOUT:
         return {
             "adapter.layers": layers,
-            "steps": Choice(
-                READOUT_STEPS,
-                "a readout's steps cost no forward pass, and in measurements fewer a round, with "
-                "as many directions each, gained less",
-            ),
+            "steps": _readout_steps(flat),
             "queries": _readout_queries(flat),
             "batch": Choice(
                 READOUT_BATCH,
@@ -139,7 +137,20 @@ def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
     """Return the schedule of a step size that is estimated; one that is set stays as it is."""
     if flat.get("learning-rate", AUTO) != AUTO:
         return Choice("constant", "the step size is set")
+    if flat.get("differences") == COMPONENTS:
+        return Choice("constant", "the step size of components follows from the settings")
     return Choice(value, reason)
+
+
+def _readout_steps(flat: Mapping[str, Any]) -> Choice:
+    """Return the steps of a readout's round."""
+    if flat.get("differences") == COMPONENTS:
+        return Choice(1, "a report of components is of all that a client does in a round")
+    return Choice(
+        READOUT_STEPS,
+        "a readout's steps cost no forward pass, and in measurements fewer a round, with as many "
+        "directions each, gained less",
+    )
 
 
 def _readout_queries(flat: Mapping[str, Any]) -> Choice:
@@ -152,10 +163,13 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
         labels = len(task.words)
     elif isinstance(task, ChoiceTask) and not task.list_names:
         labels = len(task.candidates)
-    queries = min(QUERIES * (labels - 1), MOST_QUERIES)
+    each, most = QUERIES, MOST_QUERIES
+    if flat.get("differences") == COMPONENTS:
+        each, most = COMPONENT_QUERIES, MOST_COMPONENT_QUERIES
+    queries = min(each * (labels - 1), most)
     reason = (
-        f"{QUERIES} for each label but one, at most {MOST_QUERIES}: a readout has a row of weights "
-        "for each, and more rows need more directions"
+        f"{each} for each label but one, at most {most}: a readout has a row of weights for each, "
+        "and more rows need more directions"
     )
     return Choice(queries, reason)
 
@@ -175,7 +189,10 @@ def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
         for key, choice in choose(flat).items()
         if _is_open(flat.get(key, OPEN[key]), OPEN[key])
     }
-    return {**flat, **chosen}
+    directions = {}
+    if flat.get("differences") == COMPONENTS:
+        directions = {"seed-policy": "shared", "adapter.distribution": "orthogonal"}
+    return {**directions, **flat, **chosen}
 
 
 def _is_open(value: object, mark: str | int) -> bool:

@@ -163,7 +163,8 @@ class RunConfig(Settings):
     differences: Differences = setting(
         "central",
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses a step; `forward`: g = (L₊ − L₀)/ε, q + 1 losses, "
-        "so that almost twice the queries cost the same",
+        "so that almost twice the queries cost the same; `components`, with a readout alone: no "
+        "differences, but what a client's own update has along q orthogonal directions of a round",
         page="concepts/step-size.md#less-noise-for-the-same-rows",
     )
     gradients: Annotated[str, choice("estimator", ("differences", "exact"))] = setting(
@@ -301,6 +302,7 @@ class RunConfig(Settings):
             "label bias": "trained" if self.adapter.label_bias else "none",
             "adapter": adapter_kind(self.adapter.layers),
             "gradients": "exact" if self.gradients == "exact" else "differences",
+            "reports": "components" if self.differences == "components" else "gradients",
             "basis": "informed" if self.adapter.basis else "none",
             "split": self.data.split,
             "scalar limit": "set" if self.data.has_answer_limits else "none",
@@ -367,6 +369,20 @@ class RunConfig(Settings):
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
             raise ValueError("\n".join(messages))
+        return self
+
+    @model_validator(mode="after")
+    def _components_go_with_their_directions(self) -> Self:
+        has_components = self.differences == "components"
+        if has_components != (self.adapter.distribution == "orthogonal"):
+            raise ValueError(
+                "differences: components, and nothing else, are of orthogonal directions; leave "
+                "adapter.distribution out"
+            )
+        if has_components and self.steps != 1:
+            raise ValueError(
+                f"steps: a report of components is of one step and not {self.steps}; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,17 +6,21 @@ tag, so no two uses of one seed ever share a counter. This module is the readabl
 every other backend must agree with it bit for bit.
 """
 
+import math
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.shared.errors import ReplayError
 from samara.shared.normal_table import NORMAL_TABLE
 
-Distribution = Literal["gaussian", "rademacher"]
-Differences = Literal["central", "forward"]
-"""The losses that projected gradients are made of: L₊ and L₋, or L₊ and one L₀ for all."""
+Distribution = Literal["gaussian", "rademacher", "orthogonal"]
+Differences = Literal["central", "forward", "components"]
+"""The losses that projected gradients are made of: L₊ and L₋, or L₊ and one L₀ for all.
+
+With components there are no differences: a client reports those of an update of its own."""
 Gradients = Literal["differences", "exact"]
 """The source of projected gradients: differences of losses, or a backward pass."""
 
@@ -30,7 +34,12 @@ WHOLE_BLOCKS = 8192
 """A part of a direction begins at a multiple of this, where both distributions begin a block."""
 MAX_DIRECTION = 2**35
 """The most elements of a direction that the counter can number."""
+INDEX_BITS = 24
+"""The low bits of a seed of orthogonal directions that count them; the other 40 are their set's."""
+MAX_ORTHOGONAL = 1 << INDEX_BITS
+"""The most elements of an orthogonal direction."""
 
+_UNIT_ELEMENT, _LARGEST_ELEMENT = 2**DIRECTION_BITS, 2**15 - 1
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _LOW_WORD = np.uint64(0xFFFFFFFF)
@@ -50,6 +59,7 @@ class Domain(IntEnum):
     POOL_ORDER = 8
     PREFIX_TOKEN = 9
     TEXT_TOKEN = 10
+    ORTHOGONAL_SIGN = 11
 
 
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -135,6 +145,136 @@ def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray
     return (signs << np.int16(12)) - np.int16(2048)
 
 
+class OrthogonalRows(NamedTuple):
+    """The rows of orthogonal sets that n seeds name, each without the signs of its set.
+
+    A row is nonzero in one block of coordinates, where it is a row of a Hadamard matrix.
+
+    Attributes:
+        sets: key of each row's set, uint64 [n].
+        cycles: number of each row's set among those of its key, int64 [n].
+        rows: number of each row in its block, int64 [n].
+        begins: first coordinate of its block, int64 [n].
+        sizes: number of coordinates of its block, a power of two, int64 [n].
+        scales: absolute value of its elements, int64 [n].
+    """
+
+    sets: NDArray[np.uint64]
+    cycles: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    scales: NDArray[np.int64]
+
+
+def orthogonal_rows(seeds: NDArray[np.uint64], count: int) -> OrthogonalRows:
+    """Return the rows that seeds name in orthogonal sets of `count` rows.
+
+    A seed is the key of its sets (upper 40 bits) and an index i (lower 24). The set is the
+    (i div d)-th of that key, and the row is (i·s) mod d. The stride s is the first number from
+    d/φ on, φ the golden ratio, that has no factor in common with d, so that neighbours in i lie
+    far apart. The d coordinates are divided into blocks by the binary digits of d, the largest
+    first. An element of a row in a block of m coordinates is ±2048·√(d/m), rounded and at most
+    32,767, so that a row is about as long as a Gaussian direction.
+
+    Args:
+        seeds: uint64 [n].
+        count: number of elements d, at most `MAX_ORTHOGONAL`.
+    """
+    index = (seeds & np.uint64(MAX_ORTHOGONAL - 1)).astype(np.int64)
+    rows = index % count * orthogonal_stride(count) % count
+    sizes = np.array([1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1])
+    begins = np.append(0, np.cumsum(sizes)[:-1])
+    blocks = np.searchsorted(begins, rows, "right") - 1
+    scales = np.array([orthogonal_scale(count, int(size)) for size in sizes])
+    sets = seeds >> np.uint64(INDEX_BITS)
+    return OrthogonalRows(
+        sets,
+        index // count,
+        rows - begins[blocks],
+        begins[blocks],
+        sizes[blocks],
+        scales[blocks],
+    )
+
+
+def orthogonal_stride(count: int) -> int:
+    """Return the rows between those of neighbouring indices; see `orthogonal_rows`."""
+    stride = (count * 40503 >> 16) or 1  # 40503 / 2¹⁶ is 1/φ
+    while math.gcd(stride, count) > 1:
+        stride += 1
+    return stride
+
+
+def orthogonal_scale(count: int, size: int) -> int:
+    """Return the absolute value of the elements in a block of so many of `count` coordinates."""
+    return min(math.isqrt((2 * _UNIT_ELEMENT) ** 2 * count // size) + 1 >> 1, _LARGEST_ELEMENT)
+
+
+def orthogonal_signs(key: int, cycle: int, count: int) -> NDArray[np.int8]:
+    """Return the random sign of every coordinate in a set; a set bit is +1.
+
+    Bit t of word w of counter j is that of coordinate 128·j + 32·w + t.
+
+    Args:
+        key: key of the set, its seed's upper 40 bits.
+        cycle: number of the set among those of its key.
+        count: number of coordinates d.
+
+    Returns:
+        int8 [d].
+    """
+    counters = _counters(-(-count // 128), Domain.ORTHOGONAL_SIGN)
+    counters[:, 1] = cycle
+    words = philox4x32(counters, _keys(np.array(key, np.uint64)))
+    bits = words.ravel()[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
+    return (2 * bits.ravel()[:count].astype(np.int8)) - np.int8(1)
+
+
+def orthogonal(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
+    """Return rows of orthogonal sets: any d with consecutive indices of a set are orthogonal.
+
+    They are rows of Hadamard matrices (Sylvester's construction: an element's sign is the parity
+    of the bits that row and column have in common), with a random sign for each coordinate.
+
+    Args:
+        seeds: uint64 [n]; see `orthogonal_rows`.
+        count: number of elements d, at most `MAX_ORTHOGONAL`.
+
+    Returns:
+        int16 [n, count] with scale 2⁻¹¹.
+    """
+    named = orthogonal_rows(seeds, count)
+    z = np.zeros((len(seeds), count), np.int16)
+    signs: dict[tuple[int, int], NDArray[np.int8]] = {}
+    for own, key, cycle, row, begin, size, scale in zip(
+        z, *(part.tolist() for part in named), strict=True
+    ):
+        if (key, cycle) not in signs:
+            signs[key, cycle] = orthogonal_signs(key, cycle, count)
+        common = np.arange(size, dtype=np.uint32) & np.uint32(row)
+        for half in (16, 8, 4, 2, 1):
+            common ^= common >> np.uint32(half)
+        hadamard = 1 - 2 * (common & np.uint32(1)).astype(np.int16)
+        block = slice(begin, begin + size)
+        own[block] = np.int16(scale) * hadamard * signs[key, cycle][block]
+    return z
+
+
+def check_whole(count: int, first: int) -> None:
+    """Raise an error unless orthogonal directions are asked for as a whole.
+
+    Raises:
+        ReplayError: if only a part is, or they are longer than `MAX_ORTHOGONAL`.
+    """
+    if first or not 1 <= count <= MAX_ORTHOGONAL:
+        raise ReplayError(
+            f"orthogonal directions of {count:,} elements from element {first:,} on: they are made "
+            f"as a whole, with at most {MAX_ORTHOGONAL:,} elements; set adapter.distribution to "
+            "gaussian"
+        )
+
+
 def directions(
     seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
 ) -> NDArray[np.int16]:
@@ -143,12 +283,18 @@ def directions(
     Args:
         seeds: uint64 [n].
         count: number of elements, usually d.
-        distribution: ``gaussian`` or ``rademacher``.
-        first: first element, a multiple of `WHOLE_BLOCKS`.
+        distribution: ``gaussian``, ``rademacher`` or ``orthogonal``.
+        first: first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal directions.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
+
+    Raises:
+        ReplayError: if orthogonal directions are too long, or only a part is asked for.
     """
+    if distribution == "orthogonal":
+        check_whole(count, first)
+        return orthogonal(seeds, count)
     if distribution == "gaussian":
         return normals(seeds, count, first=first)
     return rademacher(seeds, count, first)
@@ -186,6 +332,22 @@ def round_root(run_seed: int, round_number: int, track: int) -> int:
     """Return the root seed of a round, a function of the run's seed, the round and the track."""
     counter = np.array([round_number, track, Domain.ROUND_ROOT, 0], np.uint32)
     return int(_join_words(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
+
+
+def consecutive_seeds(root: int, count: int) -> NDArray[np.uint64]:
+    """Return the seeds root, root + 1 … modulo 2⁶⁴, uint64 [count]."""
+    seeds: NDArray[np.uint64] = np.uint64(root) + np.arange(count, dtype=np.uint64)
+    return seeds
+
+
+def orthogonal_root(run_seed: int, round_number: int, queries: int, track: int) -> int:
+    """Return the seed of the first of a round's q orthogonal directions; the others follow it.
+
+    The directions of all rounds follow one another, so that every trained number is reached once
+    by d of them.
+    """
+    key = round_root(run_seed, 0, track) >> INDEX_BITS
+    return key << INDEX_BITS | (round_number - 1) * queries % MAX_ORTHOGONAL
 
 
 def batch_order(root: int, client: int, step: int, examples: int) -> NDArray[np.int64]:

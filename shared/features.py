@@ -29,6 +29,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "label bias": ("none", "trained"),
     "adapter": ("inner", "readout", "both"),
     "gradients": ("differences", "exact"),
+    "reports": ("gradients", "components"),
     "basis": ("none", "informed"),
     "scalar limit": ("none", "set"),
     "start": ("none", "given"),
@@ -46,6 +47,7 @@ means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`.
 ``privacy`` is `privacy.mode`; ``measured`` are those of `privacy.evaluation` ``exact``, ``masked``
 those with `privacy.secure-aggregation`.
 ``joint clip`` is `privacy.adaptive-clip`; ``buckets`` are ``drawn`` with `privacy.bucket`.
+``reports``: ``components`` are `differences` ``components``.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -179,6 +181,32 @@ EXCLUSIONS = (
         "the time model of emulated devices has no backward pass; set gradients to differences",
     ),
     Exclusion(
+        {"reports": ("components",), "adapter": ("inner", "both")},
+        "an update of a client's own is free with a readout alone; set adapter.layers to readout, "
+        "or differences to central",
+    ),
+    Exclusion(
+        {"reports": ("components",), "seed-policy": ("independent", "pool")},
+        "components add up along the same directions only; set seed-policy to shared",
+    ),
+    Exclusion(
+        {"reports": ("components",), "gradients": ("exact",)},
+        "a client's own update takes no projected gradients; set gradients to differences",
+    ),
+    Exclusion(
+        {"reports": ("components",), "method": ("cluster",)},
+        "clusters are found by projected gradients; set differences to central",
+    ),
+    Exclusion(
+        {"reports": ("components",), "clients": ("phone",)},
+        "a phone's program has no orthogonal directions; set differences to central",
+    ),
+    Exclusion(
+        {"reports": ("components",), "clients": ("emulated",)},
+        "the time model of emulated devices has no update of a client's own; set differences to "
+        "central",
+    ),
+    Exclusion(
         {"cohorts": ("recorded",), "engine": ("flower", "fleet")},
         "a run is repeated by the in-process engine alone; leave --cohorts-from out, or --engine "
         "and fleet.devices",
@@ -282,6 +310,14 @@ FURTHER_EXCLUSIONS = (
     Exclusion(
         {"objective": _OTHER_OBJECTIVES, "gradients": ("exact",)},
         "the backward pass is that of the cross-entropy; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": _OTHER_OBJECTIVES, "reports": ("components",)},
+        "a client's own update is that of the cross-entropy; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"estimator": ("registered",), "reports": ("components",)},
+        "a client's own update takes no projected gradients; set gradients to differences",
     ),
     Exclusion(
         {"objective": ("registered",), "task": ("generation",)},

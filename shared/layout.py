@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from samara.shared.directions import Distribution
 from samara.shared.errors import LayoutError, SamaraError
@@ -289,7 +289,7 @@ class Layout:
                 "the layout is of another format version or normal table; "
                 "use the Samara version that wrote it"
             )
-        if layout.distribution not in ("gaussian", "rademacher"):
+        if layout.distribution not in get_args(Distribution):
             raise SamaraError(f"the layout names an unknown distribution {layout.distribution!r}")
         if not (
             1 <= layout.rank <= MAX_RANK

@@ -12,7 +12,14 @@ import numpy as np
 from numba import config, njit
 from numpy.typing import NDArray
 
-from samara.shared.directions import Distribution, Domain
+from samara.shared.directions import (
+    Distribution,
+    Domain,
+    OrthogonalRows,
+    check_whole,
+    orthogonal_rows,
+    orthogonal_signs,
+)
 from samara.shared.errors import ReplayError
 from samara.shared.normal_table import NORMAL_TABLE
 
@@ -64,6 +71,11 @@ class NumbaBackend:
         distribution: Distribution,
     ) -> None:
         """Add Σ c·z to the state in place."""
+        if distribution == "orthogonal":
+            check_whole(len(state), 0)
+            named, kinds, signs = _orthogonal(seeds, len(state))
+            _fold_rows(state, coefficients, *named[2:], kinds, signs)
+            return
 
         def fold(first: int, last: int) -> None:
             if distribution == "gaussian":
@@ -77,6 +89,12 @@ class NumbaBackend:
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
         """Return directions of n seeds from element `first` on, int16 [n, count]."""
+        if distribution == "orthogonal":
+            check_whole(count, first)
+            rows = np.zeros((len(seeds), count), np.int16)
+            named, kinds, signs = _orthogonal(seeds, count)
+            _fill_rows(rows, *named[2:], kinds, signs)
+            return rows
         z = np.empty((len(seeds), count), np.int16)
 
         def fill(begin: int, end: int) -> None:
@@ -101,6 +119,48 @@ class NumbaBackend:
         bounds = [blocks * thread // threads for thread in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, bounds[:-1], bounds[1:]))
+
+
+def _orthogonal(
+    seeds: NDArray[np.uint64], count: int
+) -> tuple[OrthogonalRows, NDArray[np.int64], NDArray[np.int8]]:
+    """Return the rows that seeds name, the set of each, and the signs of these, int8 [sets, d]."""
+    named = orthogonal_rows(seeds, count)
+    pairs = zip(named.sets.tolist(), named.cycles.tolist(), strict=True)
+    numbers: dict[tuple[int, int], int] = {}
+    kinds = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+    signs = np.empty((len(numbers), count), np.int8)
+    for row, (key, cycle) in zip(signs, numbers, strict=True):
+        row[:] = orthogonal_signs(key, cycle, count)
+    return named, np.array(kinds, np.int64), signs
+
+
+@_inlined
+def _parity(bits):
+    """Return the parity of the bits of a number below 2³²."""
+    for half in (16, 8, 4, 2, 1):
+        bits ^= bits >> half
+    return bits & 1
+
+
+@_compiled
+def _fold_rows(state, coefficients, rows, begins, sizes, scales, kinds, signs):
+    """state += Σ c·z for rows of orthogonal sets; signs are int8 [sets, d]."""
+    for i in range(len(rows)):
+        factor, begin, row, kind = coefficients[i] * scales[i], begins[i], rows[i], kinds[i]
+        for j in range(sizes[i]):
+            sign = signs[kind, begin + j] * (1 - 2 * _parity(row & j))
+            state[begin + j] += factor * sign
+
+
+@_compiled
+def _fill_rows(z, rows, begins, sizes, scales, kinds, signs):
+    """Rows of orthogonal sets into z int16 [n, d], which holds zeros."""
+    for i in range(len(rows)):
+        begin, row, kind = begins[i], rows[i], kinds[i]
+        for j in range(sizes[i]):
+            sign = signs[kind, begin + j] * (1 - 2 * _parity(row & j))
+            z[i, begin + j] = scales[i] * sign
 
 
 @_inlined

@@ -11,9 +11,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.directions import pool_seeds, query_seeds
+from samara.shared.directions import consecutive_seeds, pool_seeds, query_seeds
 from samara.shared.errors import FrameError, ReplayError
-from samara.shared.frames.instructions import PERSONAL_TRACK
+from samara.shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
 from samara.shared.layout import Layout
 from samara.shared.replay import (
     MAX_DENSE_VALUE,
@@ -58,6 +58,43 @@ class PoolSeeds:
         return pool_seeds(self.root, self.indices)
 
 
+@dataclass(frozen=True)
+class ConsecutiveSeeds:
+    """Seeds that follow one another, those of orthogonal directions.
+
+    Attributes:
+        root: the first seed.
+        count: number of seeds.
+    """
+
+    root: int
+    count: int
+
+    def seeds(self) -> NDArray[np.uint64]:
+        """Return the seeds, uint64 [count]."""
+        return consecutive_seeds(self.root, self.count)
+
+
+SeedSource = DerivedSeeds | PoolSeeds | ConsecutiveSeeds | NDArray[np.uint64]
+"""The source of the seeds of a group, or explicit seeds, uint64 [n]."""
+
+
+def source_of(
+    instruction: TrainInstruction, client: int, steps: int
+) -> DerivedSeeds | ConsecutiveSeeds:
+    """Return the source of the seeds of a client's queries in some steps, without a pool.
+
+    Args:
+        instruction: instruction of the round.
+        client: client index; of no meaning where clients share their directions.
+        steps: number of steps.
+    """
+    if instruction.asks_for_components:
+        return ConsecutiveSeeds(instruction.root, instruction.queries)
+    stream = instruction.seed_stream(client)
+    return DerivedSeeds(instruction.root, stream, steps, instruction.queries)
+
+
 class _EntryKind(IntEnum):
     """The first byte of an entry of a round delta."""
 
@@ -66,6 +103,7 @@ class _EntryKind(IntEnum):
     POOL = 2
     SHRINK = 3
     DENSE_VALUES = 4
+    CONSECUTIVE = 5
 
 
 TOKEN_BYTES = 8
@@ -86,12 +124,18 @@ class Group:
     """
 
     origin: int
-    source: DerivedSeeds | PoolSeeds | NDArray[np.uint64]
+    source: SeedSource
     scalars: CoefficientBlock
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<IBI")
     _DERIVED: ClassVar[struct.Struct] = struct.Struct("<QIHH")
-    _POOL_ROOT: ClassVar[struct.Struct] = struct.Struct("<Q")
+    _ROOT: ClassVar[struct.Struct] = struct.Struct("<Q")
+    _KINDS: ClassVar[tuple[_EntryKind, ...]] = (
+        _EntryKind.EXPLICIT,
+        _EntryKind.DERIVED,
+        _EntryKind.POOL,
+        _EntryKind.CONSECUTIVE,
+    )
 
     def seeds(self) -> NDArray[np.uint64]:
         """Return the seeds of the coefficients, uint64 [n]."""
@@ -105,7 +149,9 @@ class Group:
                 seeds = self._DERIVED.pack(root, seed_stream, steps, queries)
             case PoolSeeds(root, indices):
                 kind = _EntryKind.POOL
-                seeds = self._POOL_ROOT.pack(root) + indices.astype("<u4").tobytes()
+                seeds = self._ROOT.pack(root) + indices.astype("<u4").tobytes()
+            case ConsecutiveSeeds(root, _):
+                kind, seeds = _EntryKind.CONSECUTIVE, self._ROOT.pack(root)
             case explicit:
                 kind, seeds = _EntryKind.EXPLICIT, explicit.astype("<u8").tobytes()
         coefficients = self.scalars.coefficients
@@ -120,16 +166,19 @@ class Group:
             FrameError: if it is out of range or not whole.
         """
         origin, shift, count = reader.fields(cls._FIELDS)
-        if not (kind <= _EntryKind.POOL and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
+        if not (kind in cls._KINDS and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
             raise FrameError("a group of the round delta is out of range")
-        source: DerivedSeeds | PoolSeeds | NDArray[np.uint64]
+        source: SeedSource
         if kind == _EntryKind.DERIVED:
             source = DerivedSeeds(*reader.fields(cls._DERIVED))
             if source.steps * source.queries != count:
                 raise FrameError("a group's coefficients are not one per derived seed")
         elif kind == _EntryKind.POOL:
-            (root,) = reader.fields(cls._POOL_ROOT)
+            (root,) = reader.fields(cls._ROOT)
             source = PoolSeeds(root, reader.array("<u4", count))
+        elif kind == _EntryKind.CONSECUTIVE:
+            (root,) = reader.fields(cls._ROOT)
+            source = ConsecutiveSeeds(root, count)
         else:
             source = reader.array("<u8", count)
         return cls(origin, source, CoefficientBlock(shift, reader.array("<i4", count)))

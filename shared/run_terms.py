@@ -19,7 +19,7 @@ from samara.shared.columns import (
     PERSONALIZED,
     ZERO_SHOT,
 )
-from samara.shared.directions import Differences, round_root
+from samara.shared.directions import Differences, orthogonal_root, round_root
 from samara.shared.errors import ConfigError, ScenarioError
 from samara.shared.extensions import is_extension
 from samara.shared.frames.instructions import (
@@ -95,8 +95,9 @@ class RunTerms:
         queries: directions per step, q.
         batch: examples per step, B.
         epsilon: ε.
-        differences: central or forward differences.
-        learning_rate: η; None if it is estimated during the run.
+        differences: central or forward differences, or components of clients' own updates.
+        learning_rate: η; None if it is estimated during the run, or with components follows from
+            the numbers of rounds, directions and trained numbers.
         clip: limit of projected gradients; 0 for none, or for an estimated one with `learning_rate`
             None.
         seed_policy: whether clients share directions, have their own, or draw them from a pool.
@@ -275,6 +276,9 @@ class RunTerms:
             joint_clip: adaptive clip of all projected gradients together; 0 without one.
         """
         has_pool = self.seed_policy is SeedPolicy.POOL
+        root = round_root(self.seed, number, GLOBAL_TRACK)
+        if self.differences == "components":
+            root = orthogonal_root(self.seed, number, self.queries, GLOBAL_TRACK)
         return TrainInstruction(
             run_id=run_id,
             round=number,
@@ -283,7 +287,7 @@ class RunTerms:
             queries=self.queries,
             batch=self.batch,
             seed_policy=self.seed_policy,
-            root=round_root(self.seed, number, GLOBAL_TRACK),
+            root=root,
             epsilon=self.epsilon,
             learning_rate=learning_rate,
             clip=self.clip or clip,
@@ -400,9 +404,10 @@ class RunTerms:
 
     @property
     def projected_gradients(self) -> int:
-        """The most projected gradients that a client sends, in the round of intercepts apart.
+        """The most projected gradients, or components, that a client sends.
 
-        With differential privacy those of that round are as many as in every other, and counted.
+        Those of the round of intercepts are apart, but with differential privacy, where they are as
+        many as in every other round.
         """
         per_round = self.steps * self.queries
         if self.seed_policy is SeedPolicy.POOL:

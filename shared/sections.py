@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Protocol
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
+from samara.shared.directions import Distribution
 from samara.shared.layout import RANDOM_TOKENS
 from samara.shared.settings import Fixed, Section, Text, choice, setting, term
 
@@ -121,8 +122,10 @@ class AdapterSettings(Section):
         ge=0,
         lt=2**63,
     )
-    distribution: Literal["gaussian", "rademacher"] = setting(
-        "gaussian", "distribution of the directions", retired="directions are normally distributed"
+    distribution: Distribution = setting(
+        "gaussian",
+        "distribution of the directions",
+        retired="directions are normally distributed, or orthogonal with components",
     )
     label_bias: bool = setting(False, "also train one number per label")
     basis: Text = setting(

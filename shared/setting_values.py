@@ -64,7 +64,7 @@ TERMS: dict[str, Term] = {
     "queries": Term(1, 2**16 - 1),
     "batch": Term(1),
     "epsilon": Term(most=1, above=True),
-    "differences": Term(words=("central", "forward")),
+    "differences": Term(words=("central", "forward", "components")),
     "learning-rate": Term(),
     "clip": Term(),
     "seed-policy": Term(words=("shared", "independent", "pool")),

@@ -69,11 +69,29 @@ FEWEST = 8
 """The number of losses before a rise is detected."""
 SETBACK = 0.1
 """The factor on the budget, or on an η that was set by hand, after a rise."""
+COMPONENT_TIME = 5.0
+"""The sum of η over the steps that a trained number takes in a run with components."""
 log = logging.getLogger("samara")
 
 STEP_SIZE_FILE = "step_size.jsonl"
 _CLIENTS = "clients"
 _OF_NOISE = ("loss_noise", "curvature_noise", "curvature_is_root")
+
+
+def component_rate(size: int, rounds: int, queries: int) -> float:
+    """Return the step size of clients' own updates whose components they report.
+
+    A client minimises its mean loss plus |Δ|²/(2·n·η), n being its examples: an implicit gradient
+    step on the sum of its losses. Over a run each trained number is in R·q/d such steps, so that
+    η·R·q/d is the time that gradient flow on the sum of losses would take. It acts as the inverse
+    of a penalty, as early stopping does, and is the same for all R, q and d.
+
+    Args:
+        size: trained numbers d.
+        rounds: rounds of the run R.
+        queries: directions of a round q.
+    """
+    return COMPONENT_TIME * size / (rounds * queries)
 
 
 def curvature_interval(queries: int, differences: Differences) -> int:

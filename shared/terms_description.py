@@ -21,10 +21,15 @@ def describe_terms(terms: RunTerms) -> list[str]:
         f"{terms.private_rounds:,} private ones{often}, which send nothing",
         f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
         f"{terms.batch:,} examples or all that there are",
-        f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}",
+        (
+            f"components of the client's own update, learning rate {rate}"
+            if terms.differences == "components"
+            else f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}"
+        ),
         f"in all at most {terms.scalars:,} scalars about examples, whatever the server asks: "
-        f"{terms.projected_gradients:,} projected gradients, {terms.report_losses:,} losses and "
-        f"curvatures in reports, {terms.evaluated_columns:,} losses in evaluations",
+        f"{terms.projected_gradients:,} projected gradients or components, "
+        f"{terms.report_losses:,} losses and curvatures in reports, "
+        f"{terms.evaluated_columns:,} losses in evaluations",
         *_describe_evaluations(terms),
         f"evaluation on {splits} examples: before the first and after the last round{every}",
     ]

@@ -12,8 +12,9 @@ are differences (the derivatives are exact), the noise of measured curvature, ro
 of outliers.
 
 A condition is a name and what is not the default: settings of a run that the model reads
-(`rounds`, `steps`, `queries`, `learning-rate-schedule`, `aggregation.rule` of `mean` and
-`median-norm`), and variants that only the model has: the fields of `Variant`, and `tempered`.
+(`rounds`, `steps`, `queries`, `learning-rate-schedule`, `differences` of `components`,
+`aggregation.rule` of `mean` and `median-norm`), and variants that only the model has: the fields of
+`Variant`, and `tempered`.
 
 FOLDER/readout_rounds.jsonl has a line per run; the same command continues. Printed are means over
 the seeds: test accuracy at the end, and at the round that a run with `evaluate.best = "loss"`
@@ -32,13 +33,22 @@ from scipy.special import log_softmax
 
 from benchmarks.accuracy.cells import Run, cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
+from samara.client.personal.components import find_components
+from samara.client.personal.softmax_fit import Examples as Scored
 from samara.client.training.model_runtime import load_run
 from samara.server.rounds.aggregation import norm_factors, trimmed_mean, usual_limit
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
 from samara.shared.columns import GLOBAL
 from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import Split
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.directions import (
+    DIRECTION_BITS,
+    consecutive_seeds,
+    orthogonal,
+    orthogonal_root,
+)
+from samara.shared.frames.instructions import GLOBAL_TRACK, Split
+from samara.shared.layout import READOUT_GROUP, Layout, Tensor
+from samara.shared.step_size import Observation, StepSize, component_rate
 
 Floats = NDArray[np.float32]
 SURE = 2.0
@@ -219,6 +229,8 @@ def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Round
         clients: examples of every client.
         variant: what is tried.
     """
+    if config.differences == "components":
+        return _train_components(config, clients, variant)
     rng = np.random.default_rng(config.seed)
     train, validation = clients[Split.TRAIN], clients[Split.VALIDATION]
     labels, features = pooled(train).base.shape[1], pooled(train).features.shape[1]
@@ -273,9 +285,65 @@ def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Round
         )
         if number % config.evaluate.every == 0 or number == config.rounds:
             path[number] = weights
+    return _finished(path, events, validation, robust, sum_of_rates)
+
+
+def _train_components(config: RunConfig, clients: Clients, variant: Variant) -> Rounds:
+    """Return the rounds of a run whose clients report components of their own updates.
+
+    All is as in a run but the guard, and the rounding of coefficients.
+    """
+    train, validation = clients[Split.TRAIN], clients[Split.VALIDATION]
+    labels, features = pooled(train).base.shape[1], pooled(train).features.shape[1]
+    weights = np.zeros((labels - 1, features), np.float32)
+    tensor = Tensor("readout", labels - 1, features, READOUT_GROUP)
+    layout = Layout((tensor,), 1, 1.0, 0, "orthogonal")
+    rate = variant.factor * component_rate(layout.size, config.rounds, config.queries)
+    examples = np.array([len(part.labels) for part in train], float)
+    robust = config.aggregation.rule != "mean"
+    counted = np.minimum(examples, usual_limit(examples)) if robust else examples
+    path, events = {0: weights}, list[dict[str, Any]]()
+    for number in range(1, config.rounds + 1):
+        root = orthogonal_root(config.seed, number, config.queries, GLOBAL_TRACK)
+        z = orthogonal(consecutive_seeds(root, config.queries), layout.size)
+        directions = np.ldexp(z.astype(np.float64), -DIRECTION_BITS)
+        found, losses = zip(
+            *(
+                find_components(
+                    Scored(
+                        part.scores(weights).astype(np.float64),
+                        part.labels,
+                        part.features.astype(np.float64),
+                    ),
+                    directions,
+                    layout,
+                    rate,
+                )
+                for part in train
+            ),
+            strict=True,
+        )
+        components = np.array(found)
+        components[: variant.hostile] *= -10
+        factors = norm_factors(np.linalg.norm(components, axis=1)) if robust else 1.0
+        update = (counted / counted.sum() * factors) @ components @ directions
+        weights = weights + update.reshape(weights.shape).astype(np.float32)
+        events.append({"event": "round", "round": number, "loss": float(np.mean(losses))})
+        path[number] = weights
+    return _finished(path, events, validation, robust, rate * config.rounds)
+
+
+def _finished(
+    path: dict[int, Floats],
+    events: list[dict[str, Any]],
+    validation: list[Examples],
+    robust: bool,
+    sum_of_rates: float,
+) -> Rounds:
+    """Return the rounds with the number of the one that a run returns to."""
     events += [_validation(number, state, validation, robust) for number, state in path.items()]
     best = find_lowest_loss(events, [])
-    return Rounds(path, config.rounds if best is None else best, sum_of_rates)
+    return Rounds(path, max(path) if best is None else best, sum_of_rates)
 
 
 def _take_steps(

@@ -132,7 +132,7 @@ def _backends(threads: int) -> list[Backend]:
     if torch.cuda.is_available():
         from samara.shared.model.replay_cuda import CudaBackend
 
-        backends.append(CudaBackend(torch.device("cuda")))
+        backends.append(CudaBackend(torch.device("cuda"), NumbaBackend(threads)))
     return backends
 
 

@@ -5,6 +5,7 @@ much as a gradient.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +25,22 @@ _SUFFICIENT_DECREASE = 1e-4
 _SMALLEST_STEP = 1e-10
 
 
+class Problem(Protocol):
+    """A strictly convex loss in some numbers.
+
+    Attributes:
+        size: how many numbers there are.
+    """
+
+    size: int
+
+    def loss(self, numbers: Floats) -> float:
+        """Return the loss."""
+
+    def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
+        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
+
+
 def fit_softmax(
     examples: Examples, contrasts: Floats, intercept_penalty: float, readout_penalty: float
 ) -> SoftmaxFit:
@@ -36,7 +53,16 @@ def fit_softmax(
         TrainingError: if a score or a feature is not finite, or the method does not converge.
     """
     check_finite(examples)
-    problem = _Problem(examples, contrasts, intercept_penalty, readout_penalty)
+    problem = _PenalizedFit(examples, contrasts, intercept_penalty, readout_penalty)
+    return problem.fit(minimize(problem))
+
+
+def minimize(problem: Problem) -> Floats:
+    """Return the numbers with the least loss, float64 [size], beginning with zeros.
+
+    Raises:
+        TrainingError: if the method does not converge.
+    """
     numbers = np.zeros(problem.size)
     for _ in range(_MAX_STEPS):
         loss, gradient, product = problem.at(numbers)
@@ -53,10 +79,10 @@ def fit_softmax(
             f"private fit: Newton's method did not converge in {_MAX_STEPS} steps; the largest "
             f"component of the gradient is {largest:.2g}"
         )
-    return problem.fit(numbers)
+    return numbers
 
 
-class _Problem:
+class _PenalizedFit:
     """The penalized loss in the numbers b and V, in this order."""
 
     def __init__(
@@ -142,7 +168,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
 
 
 def _share_of_step(
-    problem: _Problem, numbers: Floats, step: Floats, loss: float, slope: float
+    problem: Problem, numbers: Floats, step: Floats, loss: float, slope: float
 ) -> float:
     """Return the largest of 1, ½, ¼ … by which a step decreases the loss; 0 if none does."""
     share = 1.0

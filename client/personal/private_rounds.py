@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.personal.components import train_for_a_round
 from samara.client.personal.learner import Learner
 from samara.client.personal.methods import (
     ERASURE,
@@ -25,6 +26,7 @@ from samara.client.personal.methods import (
 )
 from samara.shared.errors import ReplayError, TrainingError
 from samara.shared.frames.instructions import (
+    MOST_QUERIES,
     PERSONAL_TRACK,
     Split,
     TrainInstruction,
@@ -46,9 +48,15 @@ from samara.shared.replay import (
     replay,
     zero_state,
 )
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
+from samara.shared.round_delta import Contributor, Group, RoundDelta, revert_delta, source_of
 from samara.shared.run_terms import RunTerms
-from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
+from samara.shared.step_size import (
+    STEP_SIZE_FILE,
+    Observation,
+    RecordedStepSize,
+    StepSize,
+    component_rate,
+)
 
 log = logging.getLogger("samara.client")
 
@@ -149,13 +157,13 @@ def run_private_rounds(
         if recorded < before:
             private = apply(RoundDelta(before, PERSONAL_TRACK, bytes(8), (), beginning))
     done = max(recorded - before, 0)
-    step_sizes = _step_record(terms, ledger, first, min(done, rounds))
+    step_sizes = _step_record(terms, layout, ledger, first, min(done, rounds))
     for number in range(before + done + 1, before + rounds + 1):
         model = parts.model(state, private)
         instruction = _private_instruction(terms, number, layout, model, step_sizes.size)
         report: Report | None = None
         try:
-            report = learner.take_steps(instruction, model, parts.private)
+            report = train_for_a_round(learner, instruction, model, parts.private)
         except (ReplayError, TrainingError):
             if number == before + 1:
                 raise
@@ -191,10 +199,13 @@ def run_private_rounds(
 
 
 def _step_record(
-    terms: RunTerms, ledger: Ledger | None, first: int, recorded_rounds: int
+    terms: RunTerms, layout: Layout, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
     """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
-    size = StepSize(terms.private_rounds, terms.private_learning_rate, terms.epsilon)
+    given = terms.private_learning_rate
+    if given is None and terms.differences == "components":
+        given = component_rate(layout.size, terms.private_rounds, _directions(terms, layout))
+    size = StepSize(terms.private_rounds, given, terms.epsilon)
     file = step_size_file(ledger.folder, first) if ledger else None
     return RecordedStepSize(size, file, recorded_rounds)
 
@@ -221,7 +232,7 @@ def _private_instruction(
         PERSONAL_TRACK,
         terms.seed,
         steps=terms.steps,
-        queries=terms.queries,
+        queries=_directions(terms, layout),
         batch=terms.batch,
         epsilon=terms.epsilon,
         learning_rate=size.learning_rate,
@@ -233,13 +244,19 @@ def _private_instruction(
     )
 
 
+def _directions(terms: RunTerms, layout: Layout) -> int:
+    """Return the directions of a step: with components as many as fit, since nothing is sent."""
+    if terms.differences == "components":
+        return min(layout.size, MOST_QUERIES)
+    return terms.queries
+
+
 def _private_delta(
     instruction: TrainInstruction, report: Report, pull: tuple[Shrink, ...]
 ) -> RoundDelta:
     """Return the round delta of a private round, from its report."""
     coefficients = instruction.coefficients(instruction.clipped(report.gradients))
-    seed_stream = instruction.seed_stream(report.client)
-    seeds = DerivedSeeds(instruction.root, seed_stream, *coefficients.shape)
+    seeds = source_of(instruction, report.client, len(coefficients))
     groups = tuple(
         Group(instruction.round, seeds, block) for block in quantize(coefficients.ravel())
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
+from samara.client.personal.components import train_for_a_round
 from samara.client.personal.learner import Learner
 from samara.client.personal.methods import composition
 from samara.client.personal.personalizer import Personalizer
@@ -318,7 +319,7 @@ class Client:
             if terms.method == "readout":
                 private = intercept_for_training(learner, session.state)
             model = parts.model(session.state, private)
-            report = learner.take_steps(instruction, model, parts.shared)
+            report = train_for_a_round(learner, instruction, model, parts.shared)
         self._guard.add_passes(instruction.run_id)
         if terms.privacy is None:
             return report

@@ -251,7 +251,9 @@ def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
     """
     estimated = terms.learning_rate is None
     interval = curvature_interval(terms.queries, terms.differences)
-    is_measured = estimated and asked.curvature_every in (1, interval)
+    if terms.differences == "components":
+        interval = 0
+    is_measured = estimated and interval > 0 and asked.curvature_every in (1, interval)
     return terms.instruction(
         asked.run_id,
         asked.round,

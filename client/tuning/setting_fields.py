@@ -23,7 +23,7 @@ from samara.shared.common_settings import (
     TASK,
     TRUNK_CACHE_BYTES,
 )
-from samara.shared.directions import Differences, Gradients
+from samara.shared.directions import Gradients
 from samara.shared.sections import (
     AdapterSettings,
     LearningRate,
@@ -92,7 +92,7 @@ class TuneFields(Settings):
         le=1,
         apart="it depends on the space, of which a federation has one",
     )
-    differences: Differences | Literal["one-point"] = setting(
+    differences: Literal["central", "forward", "one-point"] = setting(
         "central",
         "`central`, 2·q losses a step; of `prge` also `forward`, q + 1; of MeZO also `one-point`, "
         "q losses, whose differences are to those of the step before",

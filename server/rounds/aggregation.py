@@ -25,7 +25,14 @@ from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
 from samara.shared.layout import Layout
 from samara.shared.privacy.mechanism import Mechanism
 from samara.shared.replay import default_backend, quantize, zero_state
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from samara.shared.round_delta import (
+    Contributor,
+    Group,
+    PoolSeeds,
+    RoundDelta,
+    SeedSource,
+    source_of,
+)
 from samara.shared.step_size import Observation
 
 log = logging.getLogger("samara.server")
@@ -372,13 +379,13 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 
 def _scalars(
     instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
-) -> list[tuple[int, DerivedSeeds | PoolSeeds, Numbers]]:
+) -> list[tuple[int, SeedSource, Numbers]]:
     """Return round, seeds and coefficients (float64 [n]) of each group; late ones come last."""
     gradients = [_clipped(instruction, report) for _, report in answers]
     number = instruction.round
     if combine := {"trimmed-mean": trimmed_mean, "median": coordinate_median}.get(rule.name):
         shared = instruction.coefficients(combine(_padded(gradients)))
-        return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
+        return [(number, source_of(instruction, 0, len(shared)), shared.ravel())]
     weights, total = _weights(instruction, answers, gradients, weight_cap, rule)
     if instruction.seed_policy is SeedPolicy.POOL:
         reports = [report for _, report in answers]
@@ -387,13 +394,12 @@ def _scalars(
         return [(number, seeds, instruction.coefficients(sums / total))]
     if instruction.seed_policy is SeedPolicy.SHARED:
         shared = instruction.coefficients(_weighted_sums(weights, gradients) / total)
-        return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
-    groups: list[tuple[int, DerivedSeeds | PoolSeeds, Numbers]] = []
+        return [(number, source_of(instruction, 0, len(shared)), shared.ravel())]
+    groups: list[tuple[int, SeedSource, Numbers]] = []
     for (answered, report), weight, own in zip(answers, weights, gradients, strict=True):
         block = weight / total * instruction.coefficients(own)
-        stream = answered.seed_stream(report.client)
-        derived = DerivedSeeds(answered.root, stream, *block.shape)
-        groups.append((answered.round, derived, block.ravel()))
+        source = source_of(answered, report.client, len(block))
+        groups.append((answered.round, source, block.ravel()))
     return groups
 
 

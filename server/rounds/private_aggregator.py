@@ -42,7 +42,7 @@ from samara.shared.privacy.vector import (
     read_sum,
 )
 from samara.shared.replay import quantize
-from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta
+from samara.shared.round_delta import Group, RoundDelta, source_of
 from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
 from samara.shared.step_size import Observation
 
@@ -194,7 +194,7 @@ class PrivateAggregator:
             )
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
         observation = self._observe(instruction, total, clients, multiplier)
-        source = DerivedSeeds(instruction.root, 0, instruction.steps, instruction.queries)
+        source = source_of(instruction, 0, instruction.steps)
         try:
             blocks = quantize(instruction.coefficients(means).ravel())
             groups = tuple(Group(instruction.round, source, block) for block in blocks)

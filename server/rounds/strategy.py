@@ -35,7 +35,12 @@ from samara.shared.errors import LedgerError, TrainingError
 from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.round_delta import RoundDelta, revert_delta
-from samara.shared.step_size import STEP_SIZE_FILE, RecordedStepSize, StepSize
+from samara.shared.step_size import (
+    STEP_SIZE_FILE,
+    RecordedStepSize,
+    StepSize,
+    component_rate,
+)
 from samara.shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -79,6 +84,8 @@ class ScalarStrategy(Strategy):
             answers = MaskedRoundAnswers if is_masked else PrivateRoundAnswers
         self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
+        if given is None and config.differences == "components":
+            given = component_rate(store.layout.size, config.federated_rounds, config.queries)
         decreasing = config.learning_rate_schedule == "linear"
         self._last_round = last = config.federated_rounds
         self._validation_every = config.evaluate.every if config.privacy.allows_evaluation else 0

@@ -9,7 +9,15 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.directions import Differences, pool_indices, pool_seeds, query_seeds, round_root
+from samara.shared.directions import (
+    Differences,
+    consecutive_seeds,
+    orthogonal_root,
+    pool_indices,
+    pool_seeds,
+    query_seeds,
+    round_root,
+)
 from samara.shared.errors import FrameError
 from samara.shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
@@ -23,6 +31,10 @@ INTERCEPT_TRACK = 2**32 - 3
 It starts from a state of the global track, whose ledger gets its result. A flag goes with it that
 clients of earlier versions refuse: they would take ordinary steps.
 """
+
+
+MOST_QUERIES = 2**16 - 1
+"""The most directions of a step."""
 
 
 class SeedPolicy(IntEnum):
@@ -68,9 +80,10 @@ class TrainInstruction:
         queries: directions tried per step, q.
         batch: examples per step, B.
         seed_policy: whether clients share directions, have their own, or draw them from a pool.
-        root: root seed of the round.
+        root: root seed of the round; with components the seed of its first direction.
         epsilon: ε, the size of a perturbation.
-        learning_rate: η.
+        learning_rate: η; with components the step size of a client's own update, for the sum of
+            its losses (`samara.client.personal.components`).
         clip: limit of the absolute value of a projected gradient; 0 for none.
         deadline: seconds that the server waits for the report; 0 for no limit. A duration and not
             a point in time, so that a repeated instruction has the same bytes and clocks need not
@@ -81,7 +94,8 @@ class TrainInstruction:
         pool_size: seeds in the pool; 0 without one.
         curvature_every: interval, in steps, of those that measure curvature from L₊, L₋ and L₀;
             0 for none.
-        differences: central or forward differences in the other steps.
+        differences: central or forward differences in the other steps, or components: the report
+            is of one step, and holds the components of the client's own update.
         joint_clip: largest L2 norm of all projected gradients together, in a run with an adaptive
             clip; otherwise 0.
     """
@@ -112,6 +126,7 @@ class TrainInstruction:
     _FORWARD: ClassVar[int] = 1
     _JOINTLY_CLIPPED: ClassVar[int] = 2
     _INTERCEPTS: ClassVar[int] = 4
+    _COMPONENTS: ClassVar[int] = 8
     _CLIP: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
@@ -137,6 +152,7 @@ class TrainInstruction:
         flags = self._FORWARD * (self.differences == "forward")
         flags |= self._JOINTLY_CLIPPED * (self.joint_clip > 0)
         flags |= self._INTERCEPTS * (self.track == INTERCEPT_TRACK)
+        flags |= self._COMPONENTS * self.asks_for_components
         if self.curvature_every or flags:
             fields += self._CURVATURE.pack(self.curvature_every)
         if flags:
@@ -161,9 +177,12 @@ class TrainInstruction:
         every = reader.fields(cls._CURVATURE) if measured else (0,)
         has_flags = reader.left > 0
         flags = reader.take(1)[0] if has_flags else 0
-        if has_flags and not 0 < flags <= cls._FORWARD | cls._JOINTLY_CLIPPED | cls._INTERCEPTS:
+        known_flags = cls._FORWARD | cls._JOINTLY_CLIPPED | cls._INTERCEPTS | cls._COMPONENTS
+        if has_flags and not 0 < flags <= known_flags:
             raise FrameError("the train instruction asks for scalars of an unknown kind")
         differences: Differences = "forward" if flags & cls._FORWARD else "central"
+        if flags & cls._COMPONENTS:
+            differences = "components"
         is_clipped = bool(flags & cls._JOINTLY_CLIPPED)
         (clip,) = reader.fields(cls._CLIP) if is_clipped else (0.0,)
         known = cls(*values, *pool, *every)
@@ -181,13 +200,29 @@ class TrainInstruction:
             and (instruction.joint_clip > 0) == is_clipped
             and instruction.joint_clip < np.inf
             and (instruction.track == INTERCEPT_TRACK) == bool(flags & cls._INTERCEPTS)
+            and (differences != "components" or instruction._is_of_one_step(flags))
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
 
+    def _is_of_one_step(self, flags: int) -> bool:
+        """Return whether an instruction with these flags can ask for components."""
+        return (
+            self.steps == 1
+            and self.seed_policy is SeedPolicy.SHARED
+            and self.learning_rate > 0
+            and not self.curvature_every
+            and not flags & (self._FORWARD | self._INTERCEPTS)
+        )
+
+    @property
+    def asks_for_components(self) -> bool:
+        """Return whether a report holds the components of an update, not projected gradients."""
+        return self.differences == "components"
+
     @property
     def report_scalars(self) -> int:
-        """The number of projected gradients in a report on this instruction."""
+        """The number of projected gradients, or of components, in a report on this instruction."""
         scalars = self.steps * self.queries
         return min(scalars, self.pool_size) if self.seed_policy is SeedPolicy.POOL else scalars
 
@@ -195,6 +230,8 @@ class TrainInstruction:
         """Return the seeds of a client's queries, uint64 [K, q]."""
         if self.seed_policy is SeedPolicy.POOL:
             return pool_seeds(self.pool_root, self.pool_indices(client))
+        if self.asks_for_components:
+            return consecutive_seeds(self.root, self.queries)[None]
         return query_seeds(self.root, self.seed_stream(client), self.steps, self.queries)
 
     def pool_indices(self, client: int) -> NDArray[np.uint32]:
@@ -249,7 +286,12 @@ class TrainInstruction:
         return clipped.astype(np.float64)
 
     def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return −η·g/q, the coefficients of a client with weight 1, same shape."""
+        """Return −η·g/q, the coefficients of a client with weight 1, same shape.
+
+        Components are coefficients already.
+        """
+        if self.asks_for_components:
+            return gradients
         return -self.learning_rate * gradients / self.queries
 
     def measures_curvature(self, step: int) -> bool:
@@ -283,7 +325,8 @@ def make_local_instruction(
 ) -> TrainInstruction:
     """Return an instruction that no server sends: of a private round, or of a measurement.
 
-    Run id and deadline are zero, and directions are the client's own.
+    Run id and deadline are zero, and directions are the client's own, but for those of components,
+    which nobody else sees either.
 
     Args:
         number: number of the round, counted from 1.
@@ -292,6 +335,10 @@ def make_local_instruction(
         steps, queries, batch, epsilon, learning_rate, clip, layout_hash, start_digest,
             curvature_every, differences: those of `TrainInstruction`.
     """
+    has_components = differences == "components"
+    root = round_root(seed, number, track)
+    if has_components:
+        root = orthogonal_root(seed, number, queries, track)
     return TrainInstruction(
         run_id=bytes(8),
         round=number,
@@ -299,8 +346,8 @@ def make_local_instruction(
         steps=steps,
         queries=queries,
         batch=batch,
-        seed_policy=SeedPolicy.INDEPENDENT,
-        root=round_root(seed, number, track),
+        seed_policy=SeedPolicy.SHARED if has_components else SeedPolicy.INDEPENDENT,
+        root=root,
         epsilon=epsilon,
         learning_rate=learning_rate,
         clip=clip,

@@ -32,7 +32,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.directions import round_root
+from samara.shared.directions import orthogonal_root, round_root
 from samara.shared.errors import FrameError, LedgerError
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.layout import Layout
@@ -47,7 +47,13 @@ from samara.shared.replay import (
     replay,
     zero_state,
 )
-from samara.shared.round_delta import DerivedSeeds, Group, encode_dense_values, read_dense_values
+from samara.shared.round_delta import (
+    ConsecutiveSeeds,
+    DerivedSeeds,
+    Group,
+    encode_dense_values,
+    read_dense_values,
+)
 from samara.shared.wire import Reader
 
 PERSONAL_MAGIC = b"SAMARAPB"
@@ -109,9 +115,12 @@ class PersonalFile:
             if closing is not None:
                 raise LedgerError(f"round {record.delta.round} follows the shrinks at the end")
             match entries:
-                case [Group(_, DerivedSeeds() as source) as group]:
+                case [Group(_, (DerivedSeeds() | ConsecutiveSeeds()) as source) as group]:
                     pulls.add(0)
-                case [Group(_, DerivedSeeds() as source) as group, Shrink(bits)]:
+                case [
+                    Group(_, (DerivedSeeds() | ConsecutiveSeeds()) as source) as group,
+                    Shrink(bits),
+                ]:
                     pulls.add(bits)
                 case _ if blocks and not record.delta.groups:
                     closing = tuple(e.bits for e in entries if isinstance(e, Shrink))
@@ -119,8 +128,14 @@ class PersonalFile:
                     continue
                 case _:
                     raise LedgerError(f"round {record.delta.round} is not one group of scalars")
-            shape = shape or (source.steps, source.queries)
-            if source != _source(seed, number, client, *shape):
+            is_consecutive = isinstance(source, ConsecutiveSeeds)
+            steps, queries = (
+                (1, source.count)
+                if isinstance(source, ConsecutiveSeeds)
+                else (source.steps, source.queries)
+            )
+            shape = shape or (steps, queries)
+            if source != _source(seed, number, client, *shape, is_consecutive):
                 raise LedgerError(
                     f"round {record.delta.round} does not follow from the run's seed; earlier "
                     "rounds may be gone into a snapshot"
@@ -216,7 +231,10 @@ class PersonalFile:
         for number, (shift, coefficients) in enumerate(
             zip(self.shifts, self.coefficients, strict=True), start=1
         ):
-            source = _source(self.seed, number, self.client, self.steps, self.queries)
+            source = _source(
+                *(self.seed, number, self.client, self.steps, self.queries),
+                layout.distribution == "orthogonal",
+            )
             scalars = source.seeds(), CoefficientBlock(shift, coefficients)
             state = replay(state, [scalars, *pulled], layout.distribution)
         state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
@@ -334,6 +352,10 @@ def _checked_content(data: bytes, magic: bytes, least: int) -> bytes:
     return content
 
 
-def _source(seed: int, number: int, client: int, steps: int, queries: int) -> DerivedSeeds:
-    """Return the source of a private round's seeds."""
+def _source(
+    seed: int, number: int, client: int, steps: int, queries: int, is_consecutive: bool
+) -> DerivedSeeds | ConsecutiveSeeds:
+    """Return the source of a private round's seeds; those of components are consecutive."""
+    if is_consecutive:
+        return ConsecutiveSeeds(orthogonal_root(seed, number, queries, PERSONAL_TRACK), queries)
     return DerivedSeeds(round_root(seed, number, PERSONAL_TRACK), client + 1, steps, queries)

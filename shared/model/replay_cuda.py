@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from samara.shared.directions import Distribution
 from samara.shared.normal_table import NORMAL_TABLE
+from samara.shared.replay import Backend
 
 _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
@@ -110,7 +111,8 @@ def _fill(
 class CudaBackend:
     """The replay backend on a GPU; see `samara.shared.replay.Backend`.
 
-    Triton launches on the thread's current device, which is set to that of the tensors.
+    Triton launches on the thread's current device, which is set to that of the tensors. Orthogonal
+    directions, of which a round has few, are made by another backend.
 
     Attributes:
         device: torch device of the GPU.
@@ -118,8 +120,14 @@ class CudaBackend:
 
     name = "cuda"
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, others: Backend) -> None:
+        """Create the backend.
+
+        Args:
+            device: torch device of the GPU.
+            others: backend that makes the orthogonal directions.
+        """
+        self.device, self._others = device, others
         self._table = torch.from_numpy(NORMAL_TABLE.copy()).to(device)
 
     def fold(
@@ -130,6 +138,9 @@ class CudaBackend:
         distribution: Distribution,
     ) -> None:
         """Add Σ c·z to the state, in place."""
+        if distribution == "orthogonal":
+            self._others.fold(state, seeds, coefficients, distribution)
+            return
         on_device, factors = (
             torch.from_numpy(array).to(self.device) for array in (state, coefficients)
         )
@@ -152,6 +163,9 @@ class CudaBackend:
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
         """Return `directions` as a tensor on the GPU."""
+        if distribution == "orthogonal":
+            made = self._others.directions(seeds, count, distribution, first)
+            return torch.from_numpy(made).to(self.device)
         z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
         if z.numel():
             grid = (_blocks(count, distribution), len(seeds))

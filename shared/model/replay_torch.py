@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.shared.directions import Distribution, Domain
+from samara.shared.directions import (
+    INDEX_BITS,
+    MAX_ORTHOGONAL,
+    Distribution,
+    Domain,
+    check_whole,
+    orthogonal_scale,
+    orthogonal_stride,
+)
 from samara.shared.errors import ReplayError
 from samara.shared.normal_table import NORMAL_TABLE
 from samara.shared.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
@@ -22,18 +30,27 @@ _LOW_HALF, _HALF_BITS = 0xFFFF, 16
 _ELEMENTS_AT_ONCE = 2**22
 
 
-def philox4x32(first: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compute ten rounds of Philox4x32 in the domain of directions.
+def philox4x32(
+    first: torch.Tensor,
+    seeds: torch.Tensor,
+    second: torch.Tensor | None = None,
+    domain: Domain = Domain.DIRECTION,
+) -> tuple[torch.Tensor, ...]:
+    """Compute ten rounds of Philox4x32 in a domain, usually that of directions.
 
     Args:
         first: word 0 of each counter, int64.
         seeds: keys, int64, broadcast against the counters.
+        second: word 1 of each counter, int64; None for zeros.
+        domain: word 2 of each counter.
 
     Returns:
         The four words, int64 in 0 … 2³² − 1.
     """
     zero = torch.zeros_like(first + seeds)
-    c0, c1, c2, c3 = first + zero, zero, zero + int(Domain.DIRECTION), zero
+    c0, c1, c2, c3 = first + zero, zero, zero + int(domain), zero
+    if second is not None:
+        c1 = second + zero
     k0 = seeds & _LOW_WORD
     k1 = torch.bitwise_right_shift(seeds, _WORD_BITS) & _LOW_WORD
     for _ in range(10):
@@ -62,12 +79,18 @@ def directions(
         seeds: bits of the seeds, int64 [n].
         table: `samara.shared.normal_table.NORMAL_TABLE` on the seeds' torch device, int16 [65536].
         count: number of elements.
-        distribution: ``gaussian`` or ``rademacher``.
-        first: index of the first element, a multiple of `WHOLE_BLOCKS`.
+        distribution: ``gaussian``, ``rademacher`` or ``orthogonal``.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal ones.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
+
+    Raises:
+        ReplayError: if orthogonal directions are too long, or only a part is asked for.
     """
+    if distribution == "orthogonal":
+        check_whole(count, first)
+        return _orthogonal(seeds, count)
     size, counters = (2048, 256) if distribution == "gaussian" else (8192, 64)
     blocks = -(-count // size)
     counter = counters * (first // size) + torch.arange(counters * blocks, device=seeds.device)
@@ -80,6 +103,31 @@ def directions(
     bit_index = torch.arange(32, device=seeds.device)[:, None, None]
     bits = torch.bitwise_right_shift(by_block[:, :, None], bit_index) & 1
     return (bits.reshape(len(seeds), size * blocks)[:, :count] * 4096 - 2048).to(torch.int16)
+
+
+def _orthogonal(seeds: torch.Tensor, count: int) -> torch.Tensor:
+    """Return rows of orthogonal sets; see `samara.shared.directions.orthogonal`."""
+    device = seeds.device
+    index = (seeds & (MAX_ORTHOGONAL - 1))[:, None]
+    keys = torch.bitwise_right_shift(seeds, INDEX_BITS) & (2 ** (64 - INDEX_BITS) - 1)
+    rows = index % count * orthogonal_stride(count) % count
+    sizes = [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
+    begin = 0
+    z = torch.zeros((len(seeds), count), dtype=torch.int64, device=device)
+    for size in sizes:
+        is_inside = (rows >= begin) & (rows < begin + size)
+        common = (rows - begin).clamp(0, size - 1) & torch.arange(size, device=device)
+        for half in (16, 8, 4, 2, 1):
+            common = common ^ torch.bitwise_right_shift(common, half)
+        hadamard = (1 - 2 * (common & 1)) * orthogonal_scale(count, size)
+        z[:, begin : begin + size] = torch.where(is_inside, hadamard, 0)
+        begin += size
+    counter = torch.arange(-(-count // 128), device=device)
+    cycles = torch.div(index, count, rounding_mode="floor")
+    words = torch.stack(philox4x32(counter, keys[:, None], cycles, Domain.ORTHOGONAL_SIGN), dim=-1)
+    bits = torch.bitwise_right_shift(words[..., None], torch.arange(32, device=device)) & 1
+    signs = 2 * bits.reshape(len(seeds), -1)[:, :count] - 1
+    return (z * signs).to(torch.int16)
 
 
 def fold(
@@ -186,8 +234,8 @@ def draw_directions(
         backend: return value of `backend_for` for the device.
         seeds: seeds, uint64 [n].
         count: number of elements.
-        distribution: ``gaussian`` or ``rademacher``.
-        first: index of the first element, a multiple of `WHOLE_BLOCKS`.
+        distribution: distribution of the directions.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal ones.
         device: torch device of the result.
 
     Returns:
@@ -215,7 +263,7 @@ def backend_for(device: torch.device, threads: int = 0) -> Backend:
         try:
             from samara.shared.model.replay_cuda import CudaBackend
 
-            return CudaBackend(device)
+            return CudaBackend(device, default_backend(threads))
         except ImportError as error:
             if forced:
                 raise ReplayError(

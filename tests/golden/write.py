@@ -102,6 +102,20 @@ def made_directions() -> list[dict[str, Any]]:
     return cases
 
 
+def made_orthogonal_directions() -> list[dict[str, Any]]:
+    return [
+        {
+            "distribution": "orthogonal",
+            "seed": seed,
+            "count": count,
+            "sha256": sha256(z := directions(np.array([seed], np.uint64), count, "orthogonal")[0]),
+            "head": z[:HEAD],
+        }
+        for count in (3, 128, 1541)
+        for seed in SEEDS
+    ]
+
+
 def made_seeds() -> dict[str, Any]:
     def hexadecimal(seeds: np.ndarray[Any, Any]) -> list[str]:
         return [f"{seed:016x}" for seed in seeds.ravel().tolist()]
@@ -276,6 +290,7 @@ def made_basis() -> dict[str, Any]:
 
 FILES: dict[str, Callable[[], bytes]] = {
     "directions.json": lambda: as_json(made_directions()),
+    "orthogonal.json": lambda: as_json(made_orthogonal_directions()),
     "seeds.json": lambda: as_json(made_seeds()),
     "frames.json": lambda: as_json(made_frames(frames())),
     "frames-2.json": lambda: as_json(made_frames(later_frames())),

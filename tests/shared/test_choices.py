@@ -58,6 +58,17 @@ def test_the_directions_of_a_readout_follow_from_the_labels(task: str, queries: 
     assert of(**given, adapter__layers="top:1").queries == 16
 
 
+@pytest.mark.parametrize(("task", "queries"), [("sst2", 32), ("cb", 64), ("trec", 128)])
+def test_a_report_of_components_is_of_one_step(task: str, queries: int) -> None:
+    config = of(task=task, data__path="data", model__path="model", differences="components")
+    assert (config.steps, config.queries, config.seed_policy) == (1, queries, "shared")
+    assert (config.adapter.distribution, config.learning_rate_schedule) == (
+        "orthogonal",
+        "constant",
+    )
+    assert RunConfig.of(config.flat(), "test") == config
+
+
 def test_what_is_set_is_kept() -> None:
     config = of(adapter__layers="readout", steps=3, queries=7, batch=5)
     assert (config.steps, config.queries, config.batch) == (3, 7, 5)

@@ -2,6 +2,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
+from math import gcd, sqrt
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from scipy.stats import kstest
 
 import samara.shared.directions as directions_module
 from samara.shared.directions import (
+    MAX_ORTHOGONAL,
     Distribution,
     Domain,
     batch_order,
     cohort_keys,
+    consecutive_seeds,
     directions,
     normals,
+    orthogonal,
+    orthogonal_root,
     philox4x32,
     pool_indices,
     pool_seeds,
@@ -288,3 +293,60 @@ def test_tokens_of_a_prefix_are_below_the_vocabulary() -> None:
     for place, token in enumerate(tokens[:10].tolist()):
         low, high, _, _ = plain_philox((place, 0, 9, 0), 2**63)
         assert token == (low | high << 32) % 50
+
+
+def plain_orthogonal(seed: int, count: int) -> list[int]:
+    """A row of an orthogonal set as the docstrings write it, in Python's integers."""
+    key, index = divmod(seed, 2**24)
+    cycle, place = divmod(index, count)
+    stride = next(s for s in range((count * 40503 >> 16) or 1, 2 * count + 2) if gcd(s, count) == 1)
+    row, begin, z = place * stride % count, 0, [0] * count
+    for bit in reversed(range(count.bit_length())):
+        size = 2**bit
+        if not count & size:
+            continue
+        if begin <= row < begin + size:
+            scale = min(round(2048 * sqrt(count / size)), 32767)
+            for j in range(size):
+                counter, rest = divmod(begin + j, 128)
+                words = plain_philox((counter, cycle, Domain.ORTHOGONAL_SIGN, 0), key)
+                sign = 1 if words[rest // 32] >> rest % 32 & 1 else -1
+                z[begin + j] = scale * sign * (-1) ** (row - begin & j).bit_count()
+        begin += size
+    return z
+
+
+@pytest.mark.parametrize("count", [1, 3, 128, 300, 1541])
+def test_orthogonal_directions_are_the_written_rows(count: int) -> None:
+    for seed in (0, 2**24 - 1, 2**64 - 1, 0x243F6A8885A308D3):
+        expected = plain_orthogonal(seed, count)
+        assert orthogonal(np.array([seed], np.uint64), count)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 128, 384, 1541])
+@pytest.mark.parametrize("first", [0, 5])
+def test_rows_of_one_set_are_exactly_orthogonal_and_about_as_long(count: int, first: int) -> None:
+    key, begin = 7 << 24, first * count
+    z = orthogonal(np.arange(key + begin, key + begin + count, dtype=np.uint64), count)
+    products = z.astype(np.int64) @ z.astype(np.int64).T
+    assert not np.any(products - np.diag(np.diag(products)))
+    lengths = np.diag(products) / (count * 2048**2)
+    assert np.all(lengths <= 1.001)
+    assert np.sum(lengths < 0.999) <= (5 if count == 1541 else 0)  # its blocks of 4 and 1
+
+
+def test_sets_of_one_key_and_of_others_differ() -> None:
+    seeds = np.array([0, 128, 1 << 24], np.uint64)
+    z = orthogonal(seeds, 128).astype(np.int64)
+    for one, other in combinations(z, 2):
+        assert abs(int(one @ other)) < 0.6 * 128 * 2048**2
+
+
+def test_the_directions_of_rounds_follow_one_another() -> None:
+    roots = [orthogonal_root(3, number, 48, 0) for number in (1, 2, 3)]
+    seeds = np.concatenate([consecutive_seeds(root, 48) for root in roots])
+    np.testing.assert_array_equal(seeds, np.arange(roots[0], roots[0] + 144, dtype=np.uint64))
+    rows = orthogonal(seeds[:128], 128).astype(np.int64)
+    assert np.linalg.matrix_rank(rows) == 128
+    assert roots[0] % MAX_ORTHOGONAL == 0
+    assert orthogonal_root(4, 1, 48, 0) != roots[0] != orthogonal_root(3, 1, 48, 1)

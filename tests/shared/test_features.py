@@ -60,6 +60,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["privacy.evaluation"] = "exact"
     if combination.get("privacy") == "masked":
         own |= {"privacy.secure-aggregation": True, "cohort.minimum": 3}
+    if combination.get("reports") == "components":
+        own["differences"] = "components"
     if combination.get("joint clip") == "adaptive":
         own["privacy.adaptive-clip"] = True
     if combination.get("buckets") == "drawn":
@@ -92,6 +94,8 @@ def usual(combination: Combination) -> dict[str, str]:
         first["label bias"] = "trained"
     if combination.get("aggregation") == "coordinates":
         first["seed-policy"] = "shared"
+    if combination.get("reports") == "components":
+        first |= {"adapter": "readout", "seed-policy": "shared"}
     if combination.get("joint clip") == "adaptive" or combination.get("buckets") == "drawn":
         first["privacy"] = "central"
     if (first | dict(combination))["privacy"] != "none":

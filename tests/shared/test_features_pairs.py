@@ -68,6 +68,7 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "adapter.label-bias": combination["label bias"] == "trained",
             "cohort.late-rounds": 2 if combination["late reports"] == "counted" else 0,
             "gradients": combination["gradients"],
+            "differences": {"components": "components"}.get(combination["reports"], "central"),
             "adapter.layers": {
                 "inner": "top:2",
                 "readout": "readout",

@@ -29,7 +29,9 @@ CPU = torch.device("cpu")
 SIZES = {
     "gaussian": [0, 1, 2047, 2048, 2049, 4097],
     "rademacher": [0, 1, 64, 8191, 8192, 8193],
+    "orthogonal": [1, 3, 128, 1541],
 }
+WHOLE_ONLY = "orthogonal"
 CASES = [(how, size) for how, sizes in SIZES.items() for size in sizes]
 each_case = pytest.mark.parametrize(("how", "size"), CASES)
 
@@ -39,7 +41,8 @@ def cuda() -> Backend:
     pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
     from samara.shared.model.replay_cuda import CudaBackend
 
-    return CudaBackend(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return CudaBackend(device, NumbaBackend(1))
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -82,7 +85,7 @@ def test_directions_are_those_of_the_specification(
     assert backend.directions(seeds[:0], size, how).shape == (0, size)
 
 
-@each_case
+@pytest.mark.parametrize(("how", "size"), [case for case in CASES if case[0] != WHOLE_ONLY])
 @pytest.mark.parametrize("first", [8192, 3 * 8192])
 def test_a_part_of_a_direction_is_cut_out_of_the_whole(
     backend: Backend, how: Distribution, size: int, first: int
@@ -93,6 +96,12 @@ def test_a_part_of_a_direction_is_cut_out_of_the_whole(
     as_tensor = draw_directions(backend, seeds, size, how, first, CPU)
     assert as_tensor.dtype == torch.int16
     np.testing.assert_array_equal(as_tensor.numpy(), z)
+
+
+def test_orthogonal_directions_are_refused_in_parts(backend: Backend) -> None:
+    seeds, _ = scalars_of(2)
+    with pytest.raises(ReplayError, match="made as a whole"):
+        backend.directions(seeds, 10, "orthogonal", 8192)
 
 
 @each_case
@@ -137,7 +146,14 @@ def test_neither_order_nor_split_of_the_seeds_changes_a_bit(
     np.testing.assert_array_equal(split, whole)
 
 
-@pytest.mark.parametrize("case", json.loads((GOLDEN / "directions.json").read_text()))
+GOLDEN_DIRECTIONS = [
+    case
+    for name in ("directions.json", "orthogonal.json")
+    for case in json.loads((GOLDEN / name).read_text())
+]
+
+
+@pytest.mark.parametrize("case", GOLDEN_DIRECTIONS)
 def test_directions_of_the_golden_file(backend: Backend, case: dict[str, Any]) -> None:
     seed = np.array([int(case["seed"], 16)], np.uint64)
     z = backend.directions(seed, case["count"], case["distribution"])[0]

@@ -263,7 +263,7 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
     assert tampered
     refused = [why for event in result["rounds"] for why in event["refused"].values()]
     assert len(refused) == 1
-    assert refused[0].startswith("it cannot catch up to the end of round 2: it reached round 0 (")
+    assert refused[0].startswith("it cannot catch up to the end of round 1: it reached round 0 (")
     assert result["final_round"] == config.rounds
 
 

@@ -84,3 +84,43 @@ def test_gradients_are_clipped_only_if_asked() -> None:
     gradients = np.array([-3.0, 0.5, 2.0], np.float32)
     assert instruction_with(clip=1.5).clipped(gradients).tolist() == [-1.5, 0.5, 1.5]
     assert instruction_with(clip=0.0).clipped(gradients).tolist() == [-3.0, 0.5, 2.0]
+
+
+def components(**changes: object) -> TrainInstruction:
+    asked = {"steps": 1, "seed_policy": SeedPolicy.SHARED, "differences": "components"}
+    return instruction_with(**(asked | changes))
+
+
+def test_components_are_asked_for_by_a_flag_that_earlier_versions_refuse() -> None:
+    frame = components().encode()
+    assert unpack(frame, Kind.TRAIN)[-1] == 8
+    asked = TrainInstruction.decode(frame)
+    assert asked == components()
+    assert asked.asks_for_components
+    np.testing.assert_array_equal(asked.seeds(0), asked.seeds(5))
+    np.testing.assert_array_equal(np.diff(asked.seeds(0).ravel()), 1)
+    np.testing.assert_array_equal(asked.coefficients(np.array([0.5, -2.0])), [0.5, -2.0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 2},
+        {"seed_policy": SeedPolicy.INDEPENDENT},
+        {"seed_policy": SeedPolicy.POOL},
+        {"learning_rate": 0.0},
+        {"curvature_every": 1},
+        {"track": INTERCEPT_TRACK},
+    ],
+)
+def test_components_of_several_steps_or_own_directions_are_refused(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(components(**changes).encode())
+
+
+def test_components_are_no_forward_differences() -> None:
+    body = unpack(components().encode(), Kind.TRAIN)
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(pack(Kind.TRAIN, bytes(body[:-1]) + bytes([9])))

@@ -56,7 +56,7 @@ def by_torch(device: torch.device) -> None:
     """Launch as a backend would that leaves the current device alone."""
     from samara.shared.model import replay_cuda
 
-    backend = replay_cuda.CudaBackend(device)
+    backend = replay_cuda.CudaBackend(device, NumpyBackend())
     z = torch.empty((1, 10), dtype=torch.int16, device=device)
     shape = replay_cuda._SHAPES["gaussian"]
     replay_cuda._fill[1, 1](z, backend._bits(SEEDS[:1]), backend._table, 10, 0, **shape)

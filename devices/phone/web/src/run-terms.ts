@@ -56,6 +56,9 @@ export function readTerms(settings: Bytes): RunTerms {
   if (seedPolicy === undefined) throw new SettingsError("seed-policy is unknown here");
   const hasClusters = method === "cluster";
   const [steps, queries] = [read.whole("steps"), read.whole("queries")];
+  const differences = read.text("differences");
+  if (differences !== "central" && differences !== "forward")
+    throw new SettingsError(`differences ${differences}: a browser cannot do it`);
   return {
     method,
     seed: read.seed(),
@@ -69,7 +72,7 @@ export function readTerms(settings: Bytes): RunTerms {
     queries,
     batch: read.whole("batch"),
     epsilon: read.number("epsilon"),
-    differences: read.text("differences") as RunTerms["differences"],
+    differences,
     learningRate: read.rate("learning-rate"),
     clip: read.number("clip"),
     seedPolicy,

@@ -17,7 +17,7 @@ export const TERMS = {
   "queries": { least: 1, most: 65535 },
   "batch": { least: 1 },
   "epsilon": { most: 1, above: true },
-  "differences": { words: ["central", "forward"] },
+  "differences": { words: ["central", "forward", "components"] },
   "learning-rate": {},
   "clip": {},
   "seed-policy": { words: ["shared", "independent", "pool"] },

@@ -1,0 +1,193 @@
+"""Components of a client's own update, along directions that the clients of a round share.
+
+Of a readout alone the representation of every example is kept, so that work on the client is free.
+A client minimises its loss in the span of the round's q directions, from the round's start:
+
+    c = argmin L(θ + Σ c·z) + s/(2·n·η) · Σ c²·|z|²
+
+L is the mean cross-entropy of its n training examples, and s the mean of |φ|². Its q numbers c are
+the report. Many local steps so take as many scalars as one, where projected gradients would take q
+for each. Ferret (Shu et al., "Ferret: Federated full-parameter tuning at scale for large language
+models", 2024, section 3) reports what a local update has along random directions, for whole models;
+here the minimum in their span is found, which need not be projected. The quadratic term is that of
+an implicit gradient step on the sum of losses. It keeps |Δ| below √(2·n·η·L(θ)/s), whatever the
+labels of a client are.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.client.personal.learner import Learner, State
+from samara.client.personal.newton import minimize
+from samara.client.personal.softmax_fit import Examples, Floats, check_finite, log_sum_exp
+from samara.shared.contrasts import contrasts
+from samara.shared.directions import DIRECTION_BITS, batch_order
+from samara.shared.errors import DataError, LayoutError
+from samara.shared.frames.instructions import TrainInstruction, token_of
+from samara.shared.frames.report import Report
+from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+
+
+def train_for_a_round(
+    learner: Learner,
+    instruction: TrainInstruction,
+    state: State,
+    mask: NDArray[np.bool_] | None,
+) -> Report:
+    """Return the report on a round: on local steps, or of components of a client's own update.
+
+    Args:
+        learner: model and examples of the client.
+        instruction: instruction of the round.
+        state: int64 [d], the model that the round starts from; it is not changed.
+        mask: bool [d], true where numbers are trained; None trains all.
+
+    Raises:
+        SamaraError: those of `Learner.take_steps` and `report_components`.
+    """
+    if instruction.asks_for_components:
+        return report_components(learner, instruction, state, mask)
+    return learner.take_steps(instruction, state, mask)
+
+
+def report_components(
+    learner: Learner,
+    instruction: TrainInstruction,
+    state: State,
+    mask: NDArray[np.bool_] | None,
+) -> Report:
+    """Return the report of a client's own update in a round, along the round's directions.
+
+    Args:
+        learner: model and examples of the client.
+        instruction: instruction of the round.
+        state: int64 [d], the model that the update starts from; it is not changed.
+        mask: bool [d], true where numbers are trained; None trains all.
+
+    Raises:
+        LayoutError: if the instruction is for another layout, or the layout is not one of a
+            readout alone with orthogonal directions.
+        DataError: if the client has no training example.
+        TrainingError: if a score is not finite, or the minimum is not found.
+    """
+    layout = learner.layout
+    layout.check_hash(instruction.layout_hash, "give both the same model and adapter settings")
+    check_layout(layout)
+    examples = learner.training_examples(state, with_features=True)
+    count = len(examples.labels)
+    if not count:
+        raise DataError("this client has no training example left")
+    if count > instruction.batch:
+        order = batch_order(instruction.root, learner.client, 0, count)
+        examples = examples.at(np.sort(order[: instruction.batch]))
+    seeds = instruction.seeds(learner.client)[0]
+    z = learner.backend.directions(seeds, layout.size, layout.distribution).astype(np.float64)
+    if mask is not None:
+        z *= mask
+    found, loss = find_components(
+        examples, np.ldexp(z, -DIRECTION_BITS), layout, instruction.learning_rate
+    )
+    numbers = found.astype(np.float32)[None]
+    return Report(token_of(instruction.encode()), learner.client, count, loss, numbers)
+
+
+def find_components(
+    examples: Examples, z: Floats, layout: Layout, rate: float
+) -> tuple[Floats, float]:
+    """Return the components of a client's own update, float64 [q], and its mean loss before it.
+
+    Args:
+        examples: n examples, at least one, with scores under the start.
+        z: directions, float64 [q, d].
+        layout: layout of a readout alone.
+        rate: η.
+
+    Raises:
+        TrainingError: if a score is not finite, or the minimum is not found.
+    """
+    check_finite(examples)
+    problem = _Span(examples, z, layout, rate)
+    return minimize(problem), problem.loss(np.zeros(problem.size))
+
+
+def check_layout(layout: Layout) -> None:
+    """Raise an error unless components can be reported of a layout's tensors.
+
+    Raises:
+        LayoutError: if they cannot.
+    """
+    groups = {tensor.group for tensor in layout.tensors}
+    if READOUT_GROUP not in groups or groups - {READOUT_GROUP, LABEL_BIAS_GROUP}:
+        raise LayoutError(
+            "the instruction asks for components, and the adapter is no readout alone"
+        )
+    if layout.distribution != "orthogonal":
+        raise LayoutError(
+            f"the instruction asks for components along orthogonal directions, and those of the "
+            f"layout are {layout.distribution}"
+        )
+
+
+class _Span:
+    """The penalized loss in the coefficients c of q directions; see `newton.Problem`.
+
+    Args:
+        examples: n examples, with scores under the start.
+        z: directions, float64 [q, d].
+        layout: layout of a readout alone.
+        rate: η.
+    """
+
+    def __init__(self, examples: Examples, z: Floats, layout: Layout, rate: float) -> None:
+        self._examples, self._z, self.size = examples, z, len(z)
+        labels = examples.offsets.shape[1]
+        self._contrasts = contrasts(labels).astype(np.float64)
+        self._shape = labels - 1, examples.features.shape[1]
+        slices = {part.group: part.numbers for part in layout.parts}
+        self._readout, self._bias = slices[READOUT_GROUP], slices.get(LABEL_BIAS_GROUP)
+        square = float(np.mean(np.sum(examples.features**2, axis=1))) or 1.0
+        squares: Floats = np.sum(z * z, axis=1)
+        self._penalties = square / (2 * len(examples.labels) * rate) * squares
+
+    def loss(self, numbers: Floats) -> float:
+        """Return the penalized mean cross-entropy."""
+        return self._loss(self._examples.offsets + self._added(numbers), numbers)
+
+    def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
+        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
+        logits = self._examples.offsets + self._added(numbers)
+        probabilities = np.exp(logits - log_sum_exp(logits))
+        errors = probabilities.copy()
+        errors[np.arange(len(errors)), self._examples.labels] -= 1
+
+        def product(vector: Floats) -> Floats:
+            moved = self._added(vector)
+            mean = (probabilities * moved).sum(axis=1, keepdims=True)
+            slopes: Floats = self._gathered(probabilities * (moved - mean))
+            return slopes + 2 * self._penalties * vector
+
+        gradient = self._gathered(errors) + 2 * self._penalties * numbers
+        return self._loss(logits, numbers), gradient, product
+
+    def _loss(self, logits: Floats, numbers: Floats) -> float:
+        own = logits[np.arange(len(logits)), self._examples.labels]
+        return float(np.mean(log_sum_exp(logits)[:, 0] - own) + self._penalties @ numbers**2)
+
+    def _added(self, numbers: Floats) -> Floats:
+        """Return what Σ c·z adds to the logits, [n, labels]."""
+        update = numbers @ self._z
+        readout = update[self._readout].reshape(self._shape)
+        added: Floats = self._examples.features @ readout.T @ self._contrasts
+        return added if self._bias is None else added + update[self._bias]
+
+    def _gathered(self, slopes: Floats) -> Floats:
+        """Return the mean of slopes in the logits [n, labels] as slopes in c."""
+        gradient = np.zeros(self._z.shape[1])
+        readout = self._contrasts @ slopes.T @ self._examples.features / len(slopes)
+        gradient[self._readout] = readout.ravel()
+        if self._bias is not None:
+            gradient[self._bias] = slopes.mean(axis=0)
+        gathered: Floats = self._z @ gradient
+        return gathered
