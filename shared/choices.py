@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.sections import adapter_kind
 from samara.shared.errors import TaskError
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
@@ -70,7 +71,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     given = flat.get("adapter.layers", AUTO)
     if flat.get("adapter.start") and given != AUTO:
         layers = Choice(given, "the adapter begins with a start, which has these layers")
-    if (layers.value if given == AUTO else given) == READOUT:
+    if adapter_kind(str(layers.value if given == AUTO else given)) == READOUT:
         return {
             "adapter.layers": layers,
             "steps": _readout_steps(flat),

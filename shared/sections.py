@@ -44,9 +44,10 @@ class ModelSettings(Section):
 
     path: Text = setting(
         EMBEDDED_MODEL,
-        "a model folder, a name on the Hugging Face hub, or `embedded` for the small model that "
-        "comes with Samara and was trained on the words of the generated messages. The run id "
-        "contains the model id, a hash of the model's files, and not their location",
+        "a model folder, a name on the Hugging Face hub, a GGUF file (extra: "
+        "`samara-fl[gguf]`), or `embedded` for the small model that comes with Samara and was "
+        "trained on the words of the generated messages. The run id contains the model id, a hash "
+        "of the model's files, and not their location",
         identity=False,
     )
     family: Literal["auto", "causal", "masked", "encoder"] = setting(
@@ -80,6 +81,9 @@ class ModelSettings(Section):
     )
 
 
+_READOUT = r"readout(:[1-9]\d*(/[1-9]\d*)?)?"
+
+
 class AdapterSettings(Section):
     """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout.
 
@@ -95,10 +99,11 @@ class AdapterSettings(Section):
     layers: Text = setting(
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
-        "last representation alone; or both, such as `readout,top:1`. `auto` is `readout`, and "
-        "`top:1` with a basis, with emulated devices, for texts, and in `samara tune`; with a "
-        "start it is what the start was trained with",
-        pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
+        "last representation alone; `readout:18` or `readout:2/3` for weights on that after the "
+        "lowest 18 blocks, or two thirds of them, and no others are loaded; or both, such as "
+        "`readout,top:1`. `auto` is `readout`, and `top:1` with a basis, with emulated devices, "
+        "for texts, and in `samara tune`; with a start it is what the start was trained with",
+        pattern=rf"^(auto|{_READOUT}|({_READOUT},)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="concepts/readout.md",
     )
     damping: Text = setting(
@@ -148,12 +153,17 @@ class AdapterSettings(Section):
     @property
     def inner_layers(self) -> str:
         """The adapted layers inside the model, as in `layers`; empty with a readout alone."""
-        return self.layers.removeprefix("readout").removeprefix(",")
+        return self.layers.partition(",")[2] if self.has_readout else self.layers
 
     @property
     def has_readout(self) -> bool:
         """Return whether there are weights on the last representation."""
         return self.layers.startswith("readout")
+
+    @property
+    def depth(self) -> str:
+        """The number or the share of the blocks that are loaded; empty for all."""
+        return self.layers.partition(",")[0].partition(":")[2] if self.has_readout else ""
 
 
 class ModelAndTask(Protocol):
@@ -176,7 +186,7 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     """Return what a value of ``adapter.layers`` is in the feature matrix."""
     if not layers.startswith("readout"):
         return "inner"
-    return "readout" if layers == "readout" else "both"
+    return "both" if "," in layers else "readout"
 
 
 MOST_ELEMENTS = 2**25

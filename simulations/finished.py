@@ -41,7 +41,8 @@ def find_finished(config: RunConfig) -> Path | None:
     ended = [folder for folder in folders if (folder / RESULT_FILE).exists()]
     if not ended:
         return None
-    model_id, identity = model_id_of(config.model.path), identity_bytes(config)
+    model_id = model_id_of(config.model.path, config.adapter.depth)
+    identity = identity_bytes(config)
     for folder in ended:
         try:
             result = RunResult.read(folder)

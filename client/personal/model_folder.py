@@ -55,7 +55,7 @@ class TrainedModel:
                 written.
         """
         model = self.config.model
-        base = load_structure(model.path, model.family)
+        base = load_structure(model.path, model.family, self.config.adapter.depth)
         self._check(base)
         try:
             files = []
@@ -81,7 +81,8 @@ class TrainedModel:
                 written.
         """
         model = self.config.model
-        base = load_base_model(model.path, model.family, dtype=model.dtype)
+        depth = self.config.adapter.depth
+        base = load_base_model(model.path, model.family, dtype=model.dtype, depth=depth)
         self._check(base)
         merge_adapter(base, self.layout, self.numbers, self.trained_a)
         try:

@@ -57,6 +57,7 @@ def write_readout(
         "base_model_name_or_path": config.model.path,
         "model_id": base.model_id.hex(),
         "family": base.family,
+        "blocks": str(len(base.blocks)),
         "task": task.name,
         "words": json.dumps(words),
         "scores": _FORMULA,
@@ -74,6 +75,11 @@ def load_scorer(config: ModelAndTask) -> tuple[BaseModel, Task, Scorer]:
     """
     model, task = config.model, load_task(config.task)
     base = load_base_model(
-        model.path, model.family, model.torch_device, model.quantization, model.dtype
+        model.path,
+        model.family,
+        model.torch_device,
+        model.quantization,
+        model.dtype,
+        config.adapter.depth,
     )
     return base, task, make_scorer(base, task, model.max_length)

@@ -92,8 +92,12 @@ class LoadedModel:
         return HostStore(self.store, dtype, pinned, model_dtype)
 
 
-def load_model(settings: ModelSettings) -> LoadedModel:
+def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
     """Load a model as its settings ask, streamed or not.
+
+    Args:
+        settings: settings of the model.
+        depth: number or share of the blocks that are loaded, the lowest ones; empty for all.
 
     Raises:
         ModelError: if it cannot be loaded.
@@ -101,11 +105,18 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     tier = choose_tier(settings)
     if tier is None:
         kind, dtype = settings.quantization, settings.dtype
-        base = load_base_model(settings.path, settings.family, settings.torch_device, kind, dtype)
+        base = load_base_model(
+            settings.path, settings.family, settings.torch_device, kind, dtype, depth
+        )
         return LoadedModel(base)
     _check_memory(settings)
     base, entries = load_without_blocks(
-        settings.path, settings.family, settings.torch_device, settings.quantization, settings.dtype
+        settings.path,
+        settings.family,
+        settings.torch_device,
+        settings.quantization,
+        settings.dtype,
+        depth,
     )
     locations = _locations(settings, base, entries)
     packed = _packed_blocks(base, locations)

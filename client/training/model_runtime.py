@@ -381,7 +381,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     task = load_task(config.task)
     check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before much is read
     examples = examples or example_reader(task, config.data)
-    model = load_model(config.model)
+    model = load_model(config.model, config.adapter.depth)
     keep_freed_memory()
     runtime = ModelRuntime(config, model, task, examples)
     evaluated = config.evaluate.limit

@@ -148,8 +148,13 @@ def generate(
         The end of the text.
 
     Raises:
-        QuestionError: if the model's output is not finite.
+        QuestionError: if the model's output is not finite, or it is cut below its head.
     """
+    if runtime.base.depth:
+        raise QuestionError(
+            f"adapter.layers = {runtime.config.adapter.layers}: the blocks that write text are not "
+            "loaded; ask for one of the labels, or train with adapter.layers = readout"
+        )
     ends = end_tokens(runtime)
     draws = np.random.default_rng(sampling.seed)
 

@@ -52,7 +52,7 @@ class ModelSetup:
             SamaraError: if the model cannot be used.
         """
         model = self.settings.model
-        self.loaded = load_model(model)
+        self.loaded = load_model(model, self.settings.adapter.depth)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
         self.scorer: Scorer = make_scorer(self.base, self.task, model.max_length)
         if self.settings.classifier != "label-words":

@@ -17,7 +17,7 @@ from samara.client.tuning.methods import (
     SPACES,
 )
 from samara.client.tuning.setting_fields import TuneFields
-from samara.shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
+from samara.shared.choices import AUTO, INNER, READOUT_BATCH
 from samara.shared.settings import Scalar, flattened, nest, read_recorded
 
 IDENTITY_FILE = "tune.json"
@@ -67,7 +67,7 @@ class TuneSettings(TuneFields):
         Args:
             threads: number of threads of this machine.
         """
-        batch = READOUT_BATCH if self.adapter.layers == READOUT else BATCH
+        batch = READOUT_BATCH if not self.adapter.inner_layers else BATCH
         changes: dict[str, object] = {
             "threads": self.threads or threads,
             "batch": self.batch or batch,

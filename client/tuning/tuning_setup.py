@@ -19,7 +19,6 @@ from samara.client.spaces.space import ScoreFunction
 from samara.client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.settings import TuneSettings
-from samara.shared.choices import READOUT
 from samara.shared.common_settings import TRUNK_CACHE_BYTES
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.directions import batch_order
@@ -194,7 +193,7 @@ class TuningSetup(ModelSetup):
 
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
-        if self.settings.adapter.layers == READOUT:  # its scores are kept with representations
+        if not self.settings.adapter.inner_layers:  # its scores are kept with representations
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)

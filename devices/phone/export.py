@@ -128,6 +128,11 @@ def prepare_model(
         {"clients": "phone", "engine": "flower", "task": kind_of(task)} | config.features,
         f"task {task.name!r}",
     )
+    if config.adapter.depth:
+        raise ConfigError(
+            f"adapter.layers = {config.adapter.layers}: a phone's program has the whole model; set "
+            "adapter.layers to readout"
+        )
     base = load_base_model(
         config.model.path, quantization="int8" if quantization == "int8" else "none"
     )

@@ -24,6 +24,7 @@ from samara.shared.model.completeness import (
     tied_groups,
 )
 from samara.shared.model.damaged_files import damaged
+from samara.shared.model.depth import is_above
 from samara.shared.model.model_folder import find_checkpoint, read_index, weight_files
 from samara.shared.model.quantized import Quantization, empty_quantized_linear, quantize_linear
 
@@ -49,6 +50,7 @@ def load_quantized(
     folder: Path,
     quantization: Quantization,
     device: torch.device,
+    is_cut: bool = False,
 ) -> None:
     """Fill a network that has its parameters on the meta device, quantizing its blocks' layers.
 
@@ -60,11 +62,12 @@ def load_quantized(
         folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
         device: torch device of the network.
+        is_cut: whether the checkpoint has further blocks, which are left out.
 
     Raises:
         ModelError: if a tensor is missing, has another shape, or is not finite.
     """
-    files = _files(folder)
+    files = _files_of(network, blocks, folder, is_cut)
     network.tie_weights()
     groups = tied_groups(network)
     inside = {id(module) for module in blocks.modules()}
@@ -96,7 +99,11 @@ def load_quantized(
 
 
 def load_outside_blocks(
-    network: Any, blocks: nn.ModuleList, folder: Path, device: torch.device
+    network: Any,
+    blocks: nn.ModuleList,
+    folder: Path,
+    device: torch.device,
+    is_cut: bool = False,
 ) -> list[dict[str, CheckpointEntry]]:
     """Fill a network that has its parameters on the meta device, except for its blocks.
 
@@ -105,6 +112,7 @@ def load_outside_blocks(
         blocks: transformer blocks of the network; their parameters stay on the meta device.
         folder: folder with ``model.safetensors``, or with shards and their index.
         device: torch device of the other tensors.
+        is_cut: whether the checkpoint has further blocks, which are left out.
 
     Returns:
         For each block, the checkpoint entry of each parameter by its name in the block.
@@ -112,7 +120,7 @@ def load_outside_blocks(
     Raises:
         ModelError: if a tensor is missing or has another shape.
     """
-    files = _files(folder)
+    files = _files_of(network, blocks, folder, is_cut)
     network.tie_weights()
     groups = tied_groups(network)
     checkpoint_names = check_names(network, folder, files, groups)
@@ -220,6 +228,17 @@ def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """Return a layer's weight as [out, in]; transformers' Conv1D stores it transposed."""
     _check_shape(name, layer.weight, tensor)  # type: ignore[arg-type]
     return tensor if isinstance(layer, nn.Linear) else tensor.t().contiguous()
+
+
+def _files_of(
+    network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool
+) -> dict[str, Path]:
+    """Return the file of each tensor of a checkpoint, without those of blocks that are left out."""
+    files = _files(folder)
+    if not is_cut:
+        return files
+    is_cut_off = is_above(network, blocks)
+    return {name: file for name, file in files.items() if not is_cut_off(name)}
 
 
 def _files(folder: Path) -> dict[str, Path]:

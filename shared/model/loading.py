@@ -15,6 +15,7 @@ from samara.shared.errors import ModelError
 from samara.shared.machine import silence_libraries
 from samara.shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
 from samara.shared.model.completeness import check_complete, fill_unused
+from samara.shared.model.depth import blocks_at, cut_config, cut_id, is_above
 from samara.shared.model.model_folder import check_files, find_model_folder, model_id
 from samara.shared.model.optional_imports import triton_hidden
 from samara.shared.model.products import use_faster_products
@@ -40,6 +41,7 @@ class BaseModel:
         tokenizer: fast tokenizer of the model.
         pooling: modules of a sentence encoder behind its network.
         quantization: quantization of the linear layers in the blocks.
+        depth: number of blocks that are loaded of a model that is cut; 0 for a whole one.
         verdicts: results of the checks of this model, for all who load it in this process.
     """
 
@@ -50,6 +52,7 @@ class BaseModel:
     tokenizer: Any
     pooling: SentencePooling = field(default_factory=SentencePooling)
     quantization: Quantization = "none"
+    depth: int = 0
     verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
@@ -149,6 +152,7 @@ def load_base_model(
     device: str = "cpu",
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
+    depth: str = "",
 ) -> BaseModel:
     """Load a model with all parameters frozen.
 
@@ -160,6 +164,7 @@ def load_base_model(
         quantization: quantization of the linear layers in the blocks; a quantized model is read
             tensor by tensor and is never in memory in full precision.
         dtype: compute type, and the type of tensors that are not quantized.
+        depth: number or share of the blocks that are loaded, the lowest ones; empty for all.
 
     Raises:
         ModelError: if the folder is missing or incomplete, or is not what it should be; if
@@ -167,10 +172,11 @@ def load_base_model(
     """
     torch_device = check_torch_device(device)
 
-    def network(folder: Path, known_family: Family) -> Any:
-        return _network(folder, known_family, quantization, getattr(torch, dtype), torch_device)
+    def network(folder: Path, known_family: Family, blocks: int) -> Any:
+        kind = getattr(torch, dtype)
+        return _network(folder, known_family, quantization, kind, torch_device, blocks)
 
-    return _load(path, family, torch_device, quantization, network)
+    return _load(path, family, torch_device, quantization, depth, network)
 
 
 def load_without_blocks(
@@ -179,6 +185,7 @@ def load_without_blocks(
     device: str = "cpu",
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
+    depth: str = "",
 ) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
     """Load a model except for its blocks, whose parameters stay on the meta device.
 
@@ -188,6 +195,7 @@ def load_without_blocks(
         device: as in `load_base_model`.
         quantization: later quantization of the blocks' linear layers, which are not replaced here.
         dtype: as in `load_base_model`.
+        depth: as in `load_base_model`.
 
     Returns:
         The model, and for each block the checkpoint entry of each parameter by its name in it.
@@ -197,14 +205,16 @@ def load_without_blocks(
     """
     entries: list[dict[str, CheckpointEntry]] = []
 
-    def network(folder: Path, known_family: Family) -> Any:
-        empty = _empty(folder, known_family, getattr(torch, dtype))
+    def network(folder: Path, known_family: Family, count: int) -> Any:
+        empty = _empty(folder, known_family, getattr(torch, dtype), count)
         blocks = blocks_of(body_of(empty), folder)
-        entries.extend(load_outside_blocks(empty, blocks, folder, check_torch_device(device)))
+        placed = check_torch_device(device)
+        entries.extend(load_outside_blocks(empty, blocks, folder, placed, is_cut=count > 0))
         empty.config.use_cache = False
         return empty
 
-    return _load(path, family, check_torch_device(device), quantization, network), entries
+    torch_device = check_torch_device(device)
+    return _load(path, family, torch_device, quantization, depth, network), entries
 
 
 def check_torch_device(name: str) -> torch.device:
@@ -230,16 +240,18 @@ def _load(
     family: Family | Literal["auto"],
     device: torch.device,
     quantization: Quantization,
-    network_of: Callable[[Path, Family], Any],
+    depth: str,
+    network_of: Callable[[Path, Family, int], Any],
 ) -> BaseModel:
     folder = find_model_folder(path)
+    blocks = blocks_at(depth, folder)
     known_family = detect_family(folder) if family == "auto" else family
     if quantization != "none":
         check_quantization(device)
     check_files(folder)
     tokenizer = load_tokenizer(folder)
     try:
-        network = network_of(folder, known_family)
+        network = network_of(folder, known_family, blocks)
     except ModelError:
         raise
     except Exception as error:  # of many types
@@ -249,10 +261,10 @@ def _load(
     network.eval().requires_grad_(False)
     use_faster_products(network)
     pooling = _pooling(folder, known_family, network).to(device)
-    identity = model_id(folder)
+    identity = cut_id(model_id(folder), blocks)
     verdicts = _verdicts_of(identity, known_family, quantization, network.dtype, device)
     return BaseModel(
-        folder, identity, known_family, network, tokenizer, pooling, quantization, verdicts
+        folder, identity, known_family, network, tokenizer, pooling, quantization, blocks, verdicts
     )
 
 
@@ -262,24 +274,29 @@ def _verdicts_of(*_: object) -> dict[Any, Any]:
     return {}
 
 
-def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
+def load_structure(
+    path: str, family: Family | Literal["auto"] = "auto", depth: str = ""
+) -> BaseModel:
     """Load a model without its weights and tokenizer, for the names and shapes of its modules.
 
     Args:
         path: as in `load_base_model`.
         family: as in `load_base_model`.
+        depth: as in `load_base_model`.
 
     Raises:
         ModelError: if the folder is missing or incomplete.
     """
     folder = find_model_folder(path)
+    blocks = blocks_at(depth, folder)
     known_family = detect_family(folder) if family == "auto" else family
     try:
-        network = _empty(folder, known_family, torch.float32)
+        network = _empty(folder, known_family, torch.float32, blocks)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: config.json cannot be used: {error}") from error
     pooling = _pooling(folder, known_family, network)
-    return BaseModel(folder, model_id(folder), known_family, network, None, pooling)
+    identity = cut_id(model_id(folder), blocks)
+    return BaseModel(folder, identity, known_family, network, None, pooling, depth=blocks)
 
 
 def _pooling(folder: Path, family: Family, network: Any) -> SentencePooling:
@@ -292,43 +309,73 @@ def _network(
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
+    blocks: int,
 ) -> Any:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if quantization == "none":
-        settings = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        settings = _config(folder, blocks)
         network, found = loader_for(settings, family).from_pretrained(
             folder,
+            config=settings,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
         )
+        unexpected = found["unexpected_keys"]
+        if blocks:
+            is_cut_off = is_above(network, _cut_blocks(network, folder, blocks))
+            unexpected = [name for name in unexpected if not is_cut_off(name)]
         misshapen = {name: (tuple(own), tuple(new)) for name, own, new in found["mismatched_keys"]}
         missing = found["missing_keys"]
-        check_complete(network, folder, missing, found["unexpected_keys"], misshapen)
+        check_complete(network, folder, missing, unexpected, misshapen)
         fill_unused(network, [*missing, *misshapen])
         network.to(device)
     else:
-        network = _empty(folder, family, dtype)
-        load_quantized(network, blocks_of(body_of(network), folder), folder, quantization, device)
+        network = _empty(folder, family, dtype, blocks)
+        own = blocks_of(body_of(network), folder)
+        load_quantized(network, own, folder, quantization, device, is_cut=blocks > 0)
     network.config.use_cache = False
     return network
 
 
-def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
+def _empty(folder: Path, family: Family, dtype: torch.dtype, blocks: int) -> Any:
     """Make the network of a folder with its parameters on the meta device."""
+    network = empty_network(_config(folder, blocks), family, dtype)
+    if blocks:
+        _cut_blocks(network, folder, blocks)
+    return network
+
+
+def _config(folder: Path, blocks: int) -> Any:
+    """Return the configuration of transformers, of the lowest blocks if there is a number."""
     import transformers
 
     settings = transformers.AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )
-    return empty_network(settings, family, dtype)
+    if blocks:
+        cut_config(settings, blocks)
+    return settings
+
+
+def _cut_blocks(network: Any, folder: Path, blocks: int) -> nn.ModuleList:
+    """Return the blocks of a network that has been cut.
+
+    Raises:
+        ModelError: if its class makes more or fewer.
+    """
+    own = blocks_of(body_of(network), folder)
+    if len(own) != blocks:
+        raise ModelError(
+            f"{folder}: {type(network).__name__} cannot be cut to {blocks} blocks; set "
+            "adapter.layers to readout"
+        )
+    return own
 
 
 def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:

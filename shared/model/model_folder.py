@@ -7,6 +7,8 @@ from typing import Any
 
 from samara.shared.errors import ModelError
 from samara.shared.model.damaged_files import check_content, damaged, read_json, stored_types
+from samara.shared.model.depth import blocks_at, cut_id
+from samara.shared.model.gguf_file import converted_model_id, find_converted_folder
 from samara.shared.model.sentence_modules import hashed_module_files, module_files
 from samara.shared.sections import EMBEDDED_MODEL
 
@@ -178,11 +180,14 @@ def _quantized_already(folder: Path, method: str) -> ModelError:
 def model_id(folder: Path) -> bytes:
     """Return the hash of the config, weight and tokenizer files that are read, 32 bytes.
 
-    Modules behind a sentence encoder are hashed where they do more than mean or cls pooling.
+    Modules behind a sentence encoder are hashed where they do more than mean or cls pooling. The id
+    of a converted GGUF file is that file's hash.
 
     Raises:
         ModelError: if an index or a module is damaged.
     """
+    if (converted := converted_model_id(folder)) is not None:
+        return converted
     whole = hashlib.sha256()
     own = {folder / "config.json", *weight_files(folder), *_tokenizer_files(folder)}
     for file in [*sorted(file for file in own if file.is_file()), *hashed_module_files(folder)]:
@@ -192,16 +197,18 @@ def model_id(folder: Path) -> bytes:
     return whole.digest()
 
 
-def model_id_of(path: str) -> bytes:
+def model_id_of(path: str, depth: str = "") -> bytes:
     """Return the model id of a base model, which is not loaded.
 
     Args:
         path: as in `samara.shared.model.loading.load_base_model`.
+        depth: number or share of the blocks that are loaded; empty for all.
 
     Raises:
         ModelError: if the folder is missing or incomplete.
     """
-    return model_id(find_model_folder(path))
+    folder = find_model_folder(path)
+    return cut_id(model_id(folder), blocks_at(depth, folder))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
@@ -246,7 +253,11 @@ def _resolve(path: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_file():
-        raise ModelError(f"{path}: is a file; give the model's folder in model.path")
+        if folder.suffix == ".gguf":
+            return find_converted_folder(folder)
+        raise ModelError(
+            f"{path}: is a file; give the model's folder or a .gguf file in model.path"
+        )
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         raise ModelError(f"{path}: there is no such model folder; check model.path")
     return _download(path)

@@ -338,6 +338,29 @@ class EncoderScorer(Scorer):
         return nn.functional.normalize(pooled, dim=-1)
 
 
+class HeadlessScorer(Scorer):
+    """A scorer of a language model that is cut below its head: it finds all labels as likely.
+
+    Its rows differ by their representations alone, which come from an example's first sequence.
+
+    Args:
+        scorer: scorer of the whole model.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer, self.labels = scorer, scorer.labels
+        self.base, self.max_length = scorer.base, scorer.max_length
+
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """Tokenize an example as one sequence."""
+        return self._scorer.prompt(text, answers, cut).only(0)
+
+    def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Return zeros."""
+        perturbations = len(hidden) // len(lengths)
+        return torch.zeros(perturbations, len(prompts), self.labels, device=hidden.device)
+
+
 def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
     """Make the scorer of a model's family and a task's kind.
 
@@ -354,7 +377,8 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
                 "classification only; choose a causal LM"
             )
         if isinstance(task, ChoiceTask):
-            return ChoiceScorer(base, task, max_length)
+            choices = ChoiceScorer(base, task, max_length)
+            return HeadlessScorer(choices) if base.depth else choices
         return GenerationScorer(base, task, max_length)
     if task.word_is_inside and base.family != "masked":
         raise TaskError(
@@ -363,7 +387,9 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
-    return (CausalScorer if base.family == "causal" else MaskedScorer)(base, task, max_length)
+    kind = CausalScorer if base.family == "causal" else MaskedScorer
+    scorer = kind(base, task, max_length)
+    return HeadlessScorer(scorer) if base.depth else scorer
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:

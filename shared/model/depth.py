@@ -1,0 +1,91 @@
+"""The depth at which a model is read: its lowest blocks are loaded, and no others.
+
+A middle state of a language model can say more of an example than the last one, from which the
+next token is predicted. A model that is cut is another model: it has an id of its own.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from samara.shared.errors import ModelError
+
+
+def blocks_at(depth: str, folder: Path) -> int:
+    """Return the number of blocks that are loaded of a model folder; 0 for all.
+
+    Args:
+        depth: number of blocks, such as ``18``, or their share, such as ``2/3``; empty for all.
+        folder: model folder.
+
+    Raises:
+        ModelError: if the model has not so many blocks, or does not say how many.
+    """
+    if not depth:
+        return 0
+    count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise ModelError(
+            f"{folder / 'config.json'}: does not say how many blocks the model has, so that it "
+            f"cannot be read at depth {depth}; set adapter.layers to readout"
+        )
+    wanted = round(count * Fraction(depth)) if "/" in depth else int(depth)
+    if not 1 <= wanted <= count:
+        raise ModelError(
+            f"adapter.layers = readout:{depth}: {folder} has {count} blocks; set a number from 1 "
+            f"to {count}, or a share such as 2/3"
+        )
+    return 0 if wanted == count else wanted
+
+
+def cut_config(settings: Any, blocks: int) -> None:
+    """Cut a configuration of transformers to its lowest blocks, with lists of a value for each."""
+    text = settings.get_text_config()
+    whole = text.num_hidden_layers
+    lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
+    text.num_hidden_layers = blocks
+    for name, value in lists.items():
+        if len(value) == whole:
+            setattr(text, name, value[:blocks])
+
+
+def cut_id(model_id: bytes, blocks: int) -> bytes:
+    """Return the id of a model of which the lowest blocks are loaded, 32 bytes.
+
+    Args:
+        model_id: id of the whole model.
+        blocks: number of blocks; 0 for all.
+    """
+    if not blocks:
+        return model_id
+    return hashlib.sha256(model_id + f" lowest blocks: {blocks}".encode()).digest()
+
+
+def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]:
+    """Return the test whether a checkpoint's tensor belongs to a block above those of a network.
+
+    Args:
+        network: network that has been cut.
+        blocks: its blocks.
+    """
+    path = next(name for name, module in network.named_modules() if module is blocks)
+    pattern = re.compile(rf"(?:^|\.){re.escape(path.rpartition('.')[2])}\.(\d+)\.")
+
+    def is_cut_off(name: str) -> bool:
+        found = pattern.search(name)
+        return found is not None and int(found[1]) >= len(blocks)
+
+    return is_cut_off
+
+
+def _read_config(folder: Path) -> Any:
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )

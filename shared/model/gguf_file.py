@@ -1,0 +1,133 @@
+"""GGUF files, the models of llama.cpp and Ollama: dequantized once into a folder."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from samara.shared.errors import ModelError
+from samara.shared.files import cache_folder, make_folder, sync_folder
+
+log = logging.getLogger("samara")
+
+_MAGIC = b"GGUF"
+_WEIGHTS_PER_SECOND = 1e7
+"""Weights that one core dequantizes and writes in a second, rounded down to a power of ten."""
+_MISSING = (
+    "{file}: GGUF files are read with the package gguf ({error}); install samara-fl[gguf], or give "
+    "the folder of the original model"
+)
+
+
+def find_converted_folder(file: Path) -> Path:
+    """Return the folder with the model of a GGUF file, in this machine's cache.
+
+    The first call dequantizes the weights to float32 and writes them. The folder's name is the
+    SHA-256 of the file, which is the model id too: the bytes that a version of transformers writes
+    decide nothing.
+
+    Args:
+        file: GGUF file.
+
+    Raises:
+        ModelError: if the file is damaged, the package gguf is missing, transformers does not know
+            the architecture, or the folder cannot be written.
+    """
+    folder = cache_folder("gguf") / _hash_of(file)
+    if folder.is_dir():
+        return folder
+    try:
+        make_folder(folder.parent)
+        with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
+            _convert(file, Path(unfinished))
+            _move_once(Path(unfinished), folder)
+    except OSError as error:
+        raise ModelError(
+            f"{folder}: the model of {file} cannot be written: {error.strerror}; make room, or set "
+            "XDG_CACHE_HOME to a folder with more"
+        ) from error
+    return folder
+
+
+def converted_model_id(folder: Path) -> bytes | None:
+    """Return the id of a model that comes from a GGUF file, 32 bytes; None for other folders."""
+    if folder.parent != cache_folder("gguf"):
+        return None
+    return bytes.fromhex(folder.name)
+
+
+def _hash_of(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            if stream.read(len(_MAGIC)) != _MAGIC:
+                raise ModelError(f"{file}: is no GGUF file; give a .gguf file or a model folder")
+            stream.seek(0)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Write the tokenizer and the float32 weights of a GGUF file into a folder."""
+    import torch
+    import transformers
+
+    _announce(file)
+    transformers.utils.logging.disable_progress_bar()
+    names: Any = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **names)
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, **names
+        )
+    except OSError:
+        raise
+    except Exception as error:  # of many types
+        raise ModelError(f"{file}: transformers cannot read this GGUF file: {error}") from error
+    _forget_quantization(network)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _announce(file: Path) -> None:
+    """Log the size of a model in float32 and the time that it takes, before it is converted."""
+    try:
+        from gguf import GGUFReader
+
+        weights = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    except ImportError as error:
+        raise ModelError(_MISSING.format(file=file, error=error)) from error
+    except Exception as error:  # of many types
+        raise ModelError(f"{file}: is damaged; download it again ({error})") from error
+    log.warning(
+        "%s: %d MB of GGUF become %d MB of float32 in %s, once; about %d s",
+        file,
+        file.stat().st_size / 1e6,
+        4 * weights / 1e6,
+        cache_folder("gguf"),
+        1 + weights / _WEIGHTS_PER_SECOND,
+    )
+
+
+def _forget_quantization(network: Any) -> None:
+    """Have transformers save a model as the plain one that it is after dequantization."""
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    network.hf_quantizer = None
+    network.is_quantized = False
+
+
+def _move_once(unfinished: Path, folder: Path) -> None:
+    """Move a finished folder to its place, unless another process has been faster."""
+    for file in unfinished.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    sync_folder(unfinished)
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    sync_folder(folder.parent)
