@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.sections import adapter_kind
 from samara.shared.errors import TaskError
+from samara.shared.sections import adapter_kind
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 

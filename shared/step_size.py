@@ -233,8 +233,8 @@ class StepSize:
         """Return the step size after one more step or round; None if it has no observation."""
         if observation is None:
             return replace(self, done=self.done + 1, back_to=None)
-        # By an η set by hand everything moves from the first observed step on: its loss is the start
-        # alone.
+        # By an η set by hand everything moves from the first observed step on: its loss is the
+        # start alone.
         at_start = self.given is not None and self._start.count == 0
         noise = observation.loss_noise
         loss = self._loss

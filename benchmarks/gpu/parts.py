@@ -480,8 +480,9 @@ def _gpu_backend(name: str) -> Any:
 
     if name == "triton":
         from samara.shared.model.replay_cuda import CudaBackend
+        from samara.shared.replay import default_backend
 
-        return CudaBackend(torch.device(DEVICE))
+        return CudaBackend(torch.device(DEVICE), default_backend(1))
     from samara.shared.model.replay_torch import TorchBackend
 
     return TorchBackend(torch.device(DEVICE))

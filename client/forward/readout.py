@@ -266,6 +266,8 @@ def run_base(
 ) -> NDArray[np.float32]:
     """Return the rows of prompts under the model without adapters, float32 [n, width]."""
     _, no_adapters = empty_adapter()
+    if engine.base.depth:  # nothing is read of an example's other sequences
+        prompts = [prompt.only(0) for prompt in prompts]
     scores: NDArray[np.float32] = engine.scores(
         no_adapters, prompts, Schedule("both", micro_batch)
     )[0]

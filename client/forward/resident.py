@@ -49,6 +49,7 @@ class ResidentForward:
         readout: computation of the readout's part of the scores, if there is a readout.
 
     Attributes:
+        base: the model.
         passes: number of rows, examples times perturbations, that went through the model so far;
             backward passes do not count, and every token of a decoded answer is a row.
     """
@@ -61,6 +62,7 @@ class ResidentForward:
         readout: Readout | None = None,
     ) -> None:
         self._adapter, self._scorer, self._body = adapter, scorer, body
+        self.base = scorer.base
         self._readout, self.passes = readout, 0
 
     def scores(

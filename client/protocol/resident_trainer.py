@@ -279,13 +279,17 @@ class ResidentTrainer:
         for run_id, runtime in (self._current, self._other):
             if run_id == run.run_id:
                 return runtime
-        if run.model_id != self.runtime.model_id:
+        is_as_deep = run.config.adapter.depth == self.runtime.config.adapter.depth
+        other = None
+        if run.model_id == self.runtime.model_id or not is_as_deep:
+            other = self.runtime.under(self._local_config(run.config))
+        if other is None or run.model_id != other.model_id:
             raise ModelError(
                 f"run {run.run_id.hex()} was trained with another model than "
                 f"{self.runtime.base.folder}; restore the model's files, or name another run"
             )
-        self._other = run.run_id, self.runtime.under(self._local_config(run.config))
-        return self._other[1]
+        self._other = run.run_id, other
+        return other
 
     def _local_config(self, server_config: RunConfig) -> RunConfig:
         """Return a server's settings with the device's own and the paths of local files."""

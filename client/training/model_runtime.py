@@ -197,10 +197,14 @@ class ModelRuntime:
         """Return a runtime with the same weights and other settings of adapter and run.
 
         Args:
-            config: settings that agree with this runtime's in model, task and data.
+            config: settings that agree with this runtime's in model, task and data. At another
+                depth the model is loaded again.
         """
         self.free_buffers()  # two runtimes' staging buffers may not fit at once
-        return type(self)(config, self._model, self._task, self._examples, self)
+        depth = config.adapter.depth
+        is_same = depth == self.config.adapter.depth
+        model = self._model if is_same else load_model(config.model, depth)
+        return type(self)(config, model, self._task, self._examples, self)
 
     def free_buffers(self) -> None:
         """Free the memory that streamed blocks pass through, until the next pass."""
@@ -236,7 +240,8 @@ class ModelRuntime:
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
         """The settings by which a trunk's outputs of the same model may be taken over."""
-        return self.first_block, self.config.trunk_cache, self.config.trunk_cache_folder
+        config = self.config
+        return self.model_id, self.first_block, config.trunk_cache, config.trunk_cache_folder
 
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:

@@ -60,7 +60,9 @@ def find_ended(settings: TuneSettings) -> Path | None:
         return None
     task = load_task(settings.task)
     examples = draw_examples(settings, task)
-    identity = identity_of(settings, task, model_id_of(settings.model.path, settings.adapter.depth), examples)
+    identity = identity_of(
+        settings, task, model_id_of(settings.model.path, settings.adapter.depth), examples
+    )
     for file in files:
         try:
             _check_same(file, identity)

@@ -230,9 +230,7 @@ def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return tensor if isinstance(layer, nn.Linear) else tensor.t().contiguous()
 
 
-def _files_of(
-    network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool
-) -> dict[str, Path]:
+def _files_of(network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool) -> dict[str, Path]:
     """Return the file of each tensor of a checkpoint, without those of blocks that are left out."""
     files = _files(folder)
     if not is_cut:

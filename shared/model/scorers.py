@@ -341,7 +341,7 @@ class EncoderScorer(Scorer):
 class HeadlessScorer(Scorer):
     """A scorer of a language model that is cut below its head: it finds all labels as likely.
 
-    Its rows differ by their representations alone, which come from an example's first sequence.
+    Its rows differ by their representations alone.
 
     Args:
         scorer: scorer of the whole model.
@@ -352,8 +352,8 @@ class HeadlessScorer(Scorer):
         self.base, self.max_length = scorer.base, scorer.max_length
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example as one sequence."""
-        return self._scorer.prompt(text, answers, cut).only(0)
+        """Tokenize an example as the scorer of the whole model does."""
+        return self._scorer.prompt(text, answers, cut)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Return zeros."""
