@@ -46,17 +46,11 @@ class PrivacySettings(Section):
     )
     epsilon: float = term(
         "privacy.epsilon",
-        "ε of the whole run, at δ = 10⁻⁵; a round beyond it is refused. 0 is what `rounds` cost "
-        "with `privacy.noise-multiplier`",
+        "ε of the whole run; a round beyond it is refused. 0 is what `rounds` cost with "
+        "`privacy.noise-multiplier`",
         before=0.0,
     )
-    delta: float = term(
-        "privacy.delta",
-        "δ of the whole run",
-        before=1e-5,
-        retired="δ is 10⁻⁵, one part in the largest number of clients",
-        lt=1,
-    )
+    delta: float = term("privacy.delta", "δ of the whole run", before=1e-5, lt=1)
     honest_share: float = term(
         "privacy.honest-share",
         "for `distributed`: share of the `cohort.minimum` clients of a round that really add their "

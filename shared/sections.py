@@ -340,11 +340,7 @@ class EvaluateSettings(Section):
         before=0,
         ge=0,
     )
-    test: bool = setting(
-        True,
-        "evaluate on test examples too",
-        retired="test examples are evaluated, except in the trials of `--sweep`",
-    )
+    test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     passages: int = setting(
         2,
         "in a simulation of texts: test examples of each client whose beginnings base, global and "

@@ -4,6 +4,7 @@ import { fromHex, sha256, toHex, toUtf8 } from "./src/bytes.ts";
 import { readCode } from "./src/join.ts";
 import { problemOf, StorageError } from "./src/errors.ts";
 import { enginesOf, OnEngines, WASM, WEBGPU, type Graphics } from "./src/engines.ts";
+import { mostMessageBytes } from "./src/ledger.ts";
 import type { Task } from "./src/messages.ts";
 import { decodeToPhone, encodeProof, encodeResult } from "./src/messages.ts";
 import { ExampleBook, type NewExample } from "./src/own-examples.ts";
@@ -103,7 +104,12 @@ export async function attach(given: GivenStream): Promise<void> {
     }
   } as unknown as typeof WebSocket;
   const changed = (connection: string): void => console.log(connection);
-  new Stream(given.address, own, { answer: (task) => phone.answer(task), changed }).open();
+  const owner = {
+    mostBytes: () => mostMessageBytes(0),
+    answer: (task: Task) => phone.answer(task),
+    changed,
+  };
+  new Stream(given.address, own, owner).open();
 }
 
 const functions = {

@@ -97,6 +97,7 @@ def test_a_message_is_read_where_it_is_made() -> None:
 
 ELSEWHERE = {
     "client/protocol/private_report.py": "the error that it hides from the server",
+    "shared/errors.py": "the text of the error that a disk caused",
     "shared/config.py": "refusals of features, and mistakes of [privacy]",
     "shared/features.py": "its table of exclusions",
     "shared/tasks/data.py": "the problems of the files, shortened",

@@ -398,7 +398,7 @@ alpha = 0.3
 patience = 3
 empty-rounds = 10
 """
-"""The settings of the run of `tests/golden/recorded-settings.json`, written by the version
+"""The settings of the run of `tests/shared/recorded_settings.json`, written by the version
 that had all of these keys."""
 
 
@@ -414,7 +414,7 @@ def test_a_run_that_was_recorded_before_goes_on_in_its_folder_alone(
     assert named == ["micro-batch", "pool-size", "model.family"]
     assert "it follows from the model folder" in str(caught.value)
     run.mkdir()
-    recorded = (ROOT / "tests" / "golden" / "recorded-settings.json").read_text()
+    recorded = (ROOT / "tests" / "shared" / "recorded_settings.json").read_text()
     (run / SETTINGS_FILE).write_text(recorded)
     config = load_scenario(scenario, [f"out={run}"])
     assert settings_of_run(config) == json.loads(recorded)

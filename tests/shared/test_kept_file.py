@@ -38,6 +38,7 @@ from samara.devices.live.known_messages import HIDDEN, hide_insertions
 from samara.devices.live.pause_log import PauseLog
 from samara.devices.live.server_contact import _ContactFile
 from samara.devices.phone.reference_client.run_settings import _SettingsFile
+from samara.server.rounds.cohort_sampling import _CohortSecretFile
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.kept_file import KeptFile, KeptLog
@@ -128,6 +129,7 @@ KINDS = [
         {"superlink": "s.example:8000", "gateway": "g.example:1"},
         b'{"superlink": "s.example:8000", "gateway": "g.example:1"}',
     ),
+    kind(_CohortSecretFile, bytes(range(32)), bytes(range(32))),
     kind(_SettingsFile, b'{"rounds":3}', b'{"rounds":3}'),
     kind(_SessionFile, SESSION, encode_session(SESSION)),
     kind(
@@ -184,7 +186,7 @@ def test_the_form_on_the_disk_stays(one: Kind, tmp_path: Path) -> None:
     again, on_disk = one.make(tmp_path / "new").read(), one.on_disk
     assert file._encode(again) == on_disk
     assert [each for each in path_of(file).parent.iterdir() if each != path_of(file)] == []
-    is_private = isinstance(file, _RefusedFile)
+    is_private = isinstance(file, _RefusedFile | _CohortSecretFile)
     assert (path_of(file).stat().st_mode & 0o077 == 0) == is_private
 
 
@@ -209,7 +211,10 @@ def test_a_damaged_file_is_named_and_not_replaced(
         with caplog.at_level(logging.WARNING, "samara.client"):
             assert file.read() == file.empty()
         message = caplog.messages[-1]
-    for name, text in ((str(path_of(file)), message), (HIDDEN, hide_insertions(message))):
+    shown = [(str(path_of(file)), message)]
+    if not isinstance(file, _CohortSecretFile):  # the log of a client, not of a server, is shown
+        shown.append((HIDDEN, hide_insertions(message)))
+    for name, text in shown:
         begin, end = file.damaged.format(file=name, problem="\0").split("\0")
         assert text.startswith(begin)
         assert text.endswith(end)

@@ -143,7 +143,7 @@ def test_a_signed_scenario_leads_to_these_rounds(settings: Settings) -> None:
     )
     assert TrainInstruction.decode(asked.encode()) == asked
     assert _describe_differences(asked, _round_of(terms, asked)) == ""
-    assert terms.scalars == 3 * 4
+    assert terms.projected_gradients == 3 * 4
 
 
 @pytest.mark.parametrize(

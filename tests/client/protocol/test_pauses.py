@@ -135,8 +135,9 @@ def test_an_evaluation_is_refused_once_its_server_no_longer_waits(
     config = server_config.with_values({"cohort.timeout": 0.05})
     mine, socket = resident(settings, 7, short / "client"), short / "client.sock"
     layout = mine.client_under(config) and mine.runtime.layout
-    digest = Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).digest
-    asked = EvaluateInstruction(bytes(8), 0, 0, Split.VALIDATION, layout.hash, digest).encode()
+    run_id = run_id_in(mine)
+    digest = Session.begin(LedgerHeader(0, run_id, layout.hash), layout).digest
+    asked = EvaluateInstruction(run_id, 0, 0, Split.VALIDATION, layout.hash, digest).encode()
     with (
         serve_trainer(lambda: mine, socket, reason),
         RemoteTrainer(str(socket)) as remote,
@@ -154,7 +155,7 @@ def test_a_client_that_may_not_work_does_not_catch_up(
     hot = [True]
     mine, socket = resident(settings, 7, short / "client"), short / "client.sock"
     layout = mine.client_under(server_config) and mine.runtime.layout
-    history = history_of([delta_of(1), delta_of(2)], layout)
+    history = history_of([delta_of(1), delta_of(2)], layout, run_id_in(mine))
     fields = {"round": 3, "layout_hash": layout.hash, "start_digest": history.digests[2]}
     frame = instruction_with(run_id=history.header.run_id, **fields).encode()
     task = train_task(frame, CatchUp(tail=history.tail(0)), settings=sent(server_config))

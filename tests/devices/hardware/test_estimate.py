@@ -130,7 +130,7 @@ def test_grouping_reads_the_weights_less_often() -> None:
 
 
 @pytest.mark.parametrize("grouping", get_args(Grouping))
-@pytest.mark.parametrize("differences", get_args(Differences))
+@pytest.mark.parametrize("differences", ["central", "forward"])
 @pytest.mark.parametrize("curvature", [False, True])
 def test_passes_are_those_of_the_client(
     grouping: Grouping, differences: Differences, curvature: bool

@@ -309,7 +309,7 @@ def test_a_fleet_trains_texts_as_the_same_clients_do_without_one(
     for name, own in client_columns(emulated).items():
         others = client_columns(plain)[name]
         assert [one.loss for one in own.values()] == [one.loss for one in others.values()]
-    assert "of texts it is that of tokens" in page_of(compare_runs([tmp_path / "2"]))
+    assert "of texts it is that of tokens" in page_of(compare_runs([tmp_path / "1"]))
 
 
 def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path: Path) -> None:
