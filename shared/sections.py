@@ -1,5 +1,6 @@
 """The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
 
+from fractions import Fraction
 from math import inf
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -7,6 +8,7 @@ from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from samara.shared.directions import Distribution
+from samara.shared.errors import ModelError
 from samara.shared.layout import RANDOM_TOKENS
 from samara.shared.settings import Fixed, Section, Text, choice, setting, term
 
@@ -187,6 +189,27 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     if not layers.startswith("readout"):
         return "inner"
     return "both" if "," in layers else "readout"
+
+
+def lowest_blocks(depth: str, count: int) -> int:
+    """Return the number of blocks that are loaded of a model; 0 for all.
+
+    Args:
+        depth: number of blocks, such as ``18``, or their share, such as ``2/3``; empty for all.
+        count: number of blocks of the whole model.
+
+    Raises:
+        ModelError: if the model has not so many.
+    """
+    if not depth:
+        return 0
+    wanted = round(count * Fraction(depth)) if "/" in depth else int(depth)
+    if not 1 <= wanted <= count:
+        raise ModelError(
+            f"adapter.layers = readout:{depth}: the model has {count} blocks; set a number from 1 "
+            f"to {count}, or a share such as 2/3"
+        )
+    return 0 if wanted == count else wanted
 
 
 MOST_ELEMENTS = 2**25

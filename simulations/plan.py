@@ -160,7 +160,8 @@ def _estimate(
     """Return a line with the time of the model's passes and the memory, by a shipped profile."""
     local = config.model.model_copy(update={"path": str(runtime.base.folder)})
     config = config.model_copy(update={"model": local})
-    profile, shape = default_profile(local.torch_device), model_shape(local.path)
+    profile = default_profile(local.torch_device)
+    shape = model_shape(local.path).at(config.adapter.depth)
     first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
     tokens = [sum(map(len, prompt.sequences)) for prompt in first[:_TYPICAL]]
     work = Workload(

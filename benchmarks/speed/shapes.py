@@ -268,7 +268,7 @@ class RandomStore(BlockStore):
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
         """Refuse: a copy of the store is changed, never the store."""
-        raise NotImplementedError("random blocks are only read")
+        raise AssertionError("random blocks are only read")
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:

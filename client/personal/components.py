@@ -14,14 +14,12 @@ an implicit gradient step on the sum of losses. It keeps |Δ| below √(2·n·η
 labels of a client are.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from samara.client.personal.learner import Learner, State
-from samara.client.personal.newton import minimize
-from samara.client.personal.softmax_fit import Examples, Floats, check_finite, log_sum_exp
+from samara.client.personal.newton import SoftmaxProblem, minimize
+from samara.client.personal.softmax_fit import Examples, Floats, check_finite
 from samara.shared.contrasts import contrasts
 from samara.shared.directions import DIRECTION_BITS, batch_order
 from samara.shared.errors import DataError, LayoutError
@@ -45,33 +43,14 @@ def train_for_a_round(
         mask: bool [d], true where numbers are trained; None trains all.
 
     Raises:
-        SamaraError: those of `Learner.take_steps` and `report_components`.
-    """
-    if instruction.asks_for_components:
-        return report_components(learner, instruction, state, mask)
-    return learner.take_steps(instruction, state, mask)
-
-
-def report_components(
-    learner: Learner,
-    instruction: TrainInstruction,
-    state: State,
-    mask: NDArray[np.bool_] | None,
-) -> Report:
-    """Return the report of a client's own update in a round, along the round's directions.
-
-    Args:
-        learner: model and examples of the client.
-        instruction: instruction of the round.
-        state: int64 [d], the model that the update starts from; it is not changed.
-        mask: bool [d], true where numbers are trained; None trains all.
-
-    Raises:
-        LayoutError: if the instruction is for another layout, or the layout is not one of a
-            readout alone with orthogonal directions.
-        DataError: if the client has no training example.
+        SamaraError: those of `Learner.take_steps`.
+        LayoutError: if the instruction is for another layout, or asks for components where the
+            adapter is no readout alone with orthogonal directions.
+        DataError: if the client has no training example to make components of.
         TrainingError: if a score is not finite, or the minimum is not found.
     """
+    if not instruction.asks_for_components:
+        return learner.take_steps(instruction, state, mask)
     layout = learner.layout
     layout.check_hash(instruction.layout_hash, "give both the same model and adapter settings")
     check_layout(layout)
@@ -130,8 +109,8 @@ def check_layout(layout: Layout) -> None:
         )
 
 
-class _Span:
-    """The penalized loss in the coefficients c of q directions; see `newton.Problem`.
+class _Span(SoftmaxProblem):
+    """The penalized loss in the coefficients c of q directions.
 
     Args:
         examples: n examples, with scores under the start.
@@ -141,7 +120,7 @@ class _Span:
     """
 
     def __init__(self, examples: Examples, z: Floats, layout: Layout, rate: float) -> None:
-        self._examples, self._z, self.size = examples, z, len(z)
+        self._z = z
         labels = examples.offsets.shape[1]
         self._contrasts = contrasts(labels).astype(np.float64)
         self._shape = labels - 1, examples.features.shape[1]
@@ -149,40 +128,16 @@ class _Span:
         self._readout, self._bias = slices[READOUT_GROUP], slices.get(LABEL_BIAS_GROUP)
         square = float(np.mean(np.sum(examples.features**2, axis=1))) or 1.0
         squares: Floats = np.sum(z * z, axis=1)
-        self._penalties = square / (2 * len(examples.labels) * rate) * squares
+        super().__init__(examples, square / (2 * len(examples.labels) * rate) * squares)
 
-    def loss(self, numbers: Floats) -> float:
-        """Return the penalized mean cross-entropy."""
-        return self._loss(self._examples.offsets + self._added(numbers), numbers)
-
-    def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
-        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
-        logits = self._examples.offsets + self._added(numbers)
-        probabilities = np.exp(logits - log_sum_exp(logits))
-        errors = probabilities.copy()
-        errors[np.arange(len(errors)), self._examples.labels] -= 1
-
-        def product(vector: Floats) -> Floats:
-            moved = self._added(vector)
-            mean = (probabilities * moved).sum(axis=1, keepdims=True)
-            slopes: Floats = self._gathered(probabilities * (moved - mean))
-            return slopes + 2 * self._penalties * vector
-
-        gradient = self._gathered(errors) + 2 * self._penalties * numbers
-        return self._loss(logits, numbers), gradient, product
-
-    def _loss(self, logits: Floats, numbers: Floats) -> float:
-        own = logits[np.arange(len(logits)), self._examples.labels]
-        return float(np.mean(log_sum_exp(logits)[:, 0] - own) + self._penalties @ numbers**2)
-
-    def _added(self, numbers: Floats) -> Floats:
+    def added(self, numbers: Floats) -> Floats:
         """Return what Σ c·z adds to the logits, [n, labels]."""
         update = numbers @ self._z
         readout = update[self._readout].reshape(self._shape)
         added: Floats = self._examples.features @ readout.T @ self._contrasts
         return added if self._bias is None else added + update[self._bias]
 
-    def _gathered(self, slopes: Floats) -> Floats:
+    def gathered(self, slopes: Floats) -> Floats:
         """Return the mean of slopes in the logits [n, labels] as slopes in c."""
         gradient = np.zeros(self._z.shape[1])
         readout = self._contrasts @ slopes.T @ self._examples.features / len(slopes)

@@ -4,8 +4,8 @@ The Hessian is never formed: conjugate gradients need its products with vectors 
 much as a gradient.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -25,20 +25,51 @@ _SUFFICIENT_DECREASE = 1e-4
 _SMALLEST_STEP = 1e-10
 
 
-class Problem(Protocol):
-    """A strictly convex loss in some numbers.
+class SoftmaxProblem(ABC):
+    """A penalized mean cross-entropy in numbers that add to the logits linearly.
+
+    Args:
+        examples: n examples.
+        penalties: factor of the square of each number, float64 [size], above 0.
 
     Attributes:
-        size: how many numbers there are.
+        size: number of numbers.
     """
 
-    size: int
+    def __init__(self, examples: Examples, penalties: Floats) -> None:
+        self._examples, self._penalties, self.size = examples, penalties, len(penalties)
+
+    @abstractmethod
+    def added(self, numbers: Floats) -> Floats:
+        """Return what numbers add to the logits, [n, labels] or [labels]."""
+
+    @abstractmethod
+    def gathered(self, slopes: Floats) -> Floats:
+        """Return the mean of slopes in the logits [n, labels] as slopes in the numbers."""
 
     def loss(self, numbers: Floats) -> float:
-        """Return the loss."""
+        """Return the penalized mean cross-entropy."""
+        return self._loss(self._examples.offsets + self.added(numbers), numbers)
 
     def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
         """Return the loss, its gradient, and the function that multiplies by its Hessian."""
+        logits = self._examples.offsets + self.added(numbers)
+        probabilities = np.exp(logits - log_sum_exp(logits))
+        errors = probabilities.copy()
+        errors[np.arange(len(errors)), self._examples.labels] -= 1
+
+        def product(vector: Floats) -> Floats:
+            moved = self.added(vector)
+            mean = (probabilities * moved).sum(axis=1, keepdims=True)
+            slopes: Floats = self.gathered(probabilities * (moved - mean))
+            return slopes + 2 * self._penalties * vector
+
+        gradient = self.gathered(errors) + 2 * self._penalties * numbers
+        return self._loss(logits, numbers), gradient, product
+
+    def _loss(self, logits: Floats, numbers: Floats) -> float:
+        own = logits[np.arange(len(logits)), self._examples.labels]
+        return float(np.mean(log_sum_exp(logits)[:, 0] - own) + self._penalties @ numbers**2)
 
 
 def fit_softmax(
@@ -57,7 +88,7 @@ def fit_softmax(
     return problem.fit(minimize(problem))
 
 
-def minimize(problem: Problem) -> Floats:
+def minimize(problem: SoftmaxProblem) -> Floats:
     """Return the numbers with the least loss, float64 [size], beginning with zeros.
 
     Raises:
@@ -82,7 +113,7 @@ def minimize(problem: Problem) -> Floats:
     return numbers
 
 
-class _PenalizedFit:
+class _PenalizedFit(SoftmaxProblem):
     """The penalized loss in the numbers b and V, in this order."""
 
     def __init__(
@@ -92,52 +123,23 @@ class _PenalizedFit:
         intercept_penalty: float,
         readout_penalty: float,
     ) -> None:
-        self._examples, self._contrasts = examples, contrasts
-        self._labels = examples.offsets.shape[1]
+        self._contrasts, self._labels = contrasts, examples.offsets.shape[1]
         self._shape = self._labels - 1, examples.features.shape[1]
-        self.size = self._labels + self._shape[0] * self._shape[1]
-        self._penalties = np.full(self.size, readout_penalty)
-        self._penalties[: self._labels] = intercept_penalty
+        penalties = np.full(self._labels + self._shape[0] * self._shape[1], readout_penalty)
+        penalties[: self._labels] = intercept_penalty
+        super().__init__(examples, penalties)
 
     def fit(self, numbers: Floats) -> SoftmaxFit:
         """Return the numbers as a fit."""
         return SoftmaxFit(numbers[: self._labels], numbers[self._labels :].reshape(self._shape))
 
-    def loss(self, numbers: Floats) -> float:
-        """Return the penalized mean cross-entropy."""
-        return self._loss(self._logits(numbers), numbers)
-
-    def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
-        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
-        logits = self._logits(numbers)
-        probabilities = np.exp(logits - log_sum_exp(logits))
-        errors = probabilities.copy()
-        errors[np.arange(len(errors)), self._examples.labels] -= 1
-
-        def product(vector: Floats) -> Floats:
-            moved = self._added(vector)
-            mean = (probabilities * moved).sum(axis=1, keepdims=True)
-            slopes: Floats = self._gathered(probabilities * (moved - mean))
-            return slopes + 2 * self._penalties * vector
-
-        gradient = self._gathered(errors) + 2 * self._penalties * numbers
-        return self._loss(logits, numbers), gradient, product
-
-    def _loss(self, logits: Floats, numbers: Floats) -> float:
-        own = logits[np.arange(len(logits)), self._examples.labels]
-        return float(np.mean(log_sum_exp(logits)[:, 0] - own) + self._penalties @ numbers**2)
-
-    def _logits(self, numbers: Floats) -> Floats:
-        logits: Floats = self._examples.offsets + self._added(numbers)
-        return logits
-
-    def _added(self, numbers: Floats) -> Floats:
+    def added(self, numbers: Floats) -> Floats:
         """Return what numbers add to the logits, [n, labels] or [labels]."""
         if not self._shape[1]:
             return numbers
         return self.fit(numbers).added_scores(self._examples.features, self._contrasts)
 
-    def _gathered(self, slopes: Floats) -> Floats:
+    def gathered(self, slopes: Floats) -> Floats:
         """Return the mean of slopes in the logits [n, labels] as slopes in the numbers."""
         intercept = slopes.mean(axis=0)
         if not self._shape[1]:
@@ -168,7 +170,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
 
 
 def _share_of_step(
-    problem: Problem, numbers: Floats, step: Floats, loss: float, slope: float
+    problem: SoftmaxProblem, numbers: Floats, step: Floats, loss: float, slope: float
 ) -> float:
     """Return the largest of 1, ½, ¼ … by which a step decreases the loss; 0 if none does."""
     share = 1.0

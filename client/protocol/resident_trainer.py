@@ -279,11 +279,8 @@ class ResidentTrainer:
         for run_id, runtime in (self._current, self._other):
             if run_id == run.run_id:
                 return runtime
-        is_as_deep = run.config.adapter.depth == self.runtime.config.adapter.depth
-        other = None
-        if run.model_id == self.runtime.model_id or not is_as_deep:
-            other = self.runtime.under(self._local_config(run.config))
-        if other is None or run.model_id != other.model_id:
+        other = self.runtime.under(self._local_config(run.config))
+        if run.model_id != other.model_id:
             raise ModelError(
                 f"run {run.run_id.hex()} was trained with another model than "
                 f"{self.runtime.base.folder}; restore the model's files, or name another run"

@@ -1,12 +1,14 @@
 """The shape of a model: the matrix sizes of its forward pass, from its configuration alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samara.shared.errors import ModelError
+from samara.shared.model.gguf_file import find_converted_folder
 from samara.shared.model.model_folder import check_config
+from samara.shared.sections import lowest_blocks
 
 if TYPE_CHECKING:
     from samara.shared.model.structure import Family
@@ -91,12 +93,18 @@ class ModelShape:
         """The number of entries of all matrices in the blocks."""
         return sum(linear.weights for block in self.blocks for linear in block)
 
+    def at(self, depth: str) -> "ModelShape":
+        """Return the shape of the blocks that are loaded at a depth; see `lowest_blocks`."""
+        count = lowest_blocks(depth, len(self.blocks))
+        return replace(self, blocks=self.blocks[:count]) if count else self
+
 
 def model_shape(name_or_path: str) -> ModelShape:
     """Read a model's shape from its configuration; weights are not needed.
 
     Args:
-        name_or_path: a name in `BUILT_IN`, a Hugging Face model folder, or its config.json.
+        name_or_path: a name in `BUILT_IN`, a Hugging Face model folder, its config.json, or a GGUF
+            file.
 
     Raises:
         ModelError: if the name or file does not exist, or the model has no equal blocks, no query
@@ -161,6 +169,8 @@ def _folder(path: str) -> Path:
     folder = Path(path).expanduser()
     if folder.name == "config.json":
         folder = folder.parent
+    if folder.suffix == ".gguf" and folder.is_file():
+        folder = find_converted_folder(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise ModelError(

@@ -27,7 +27,8 @@ def shape_of(config: RunConfig) -> ModelShape:
         ModelError: if it cannot be read, for example before the model's download.
     """
     path = config.model.path
-    return model_shape(str(find_embedded_model()) if path == EMBEDDED_MODEL else path)
+    shape = model_shape(str(find_embedded_model()) if path == EMBEDDED_MODEL else path)
+    return shape.at(config.adapter.depth)
 
 
 def workload_of(config: RunConfig, shape: ModelShape) -> Workload:

@@ -23,11 +23,7 @@ class _Half(asyncio.Protocol):
     """One half of a connection, whose bytes the other one gets."""
 
     transport: asyncio.Transport
-
-    @property
-    def other(self) -> "_Half":
-        """The other half."""
-        raise NotImplementedError
+    other: "_Half"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -58,12 +54,7 @@ class PassedConnection(_Half):
         self.host: str = connection.address[0]
         self._connection, self._connections = connection, connections
         self._streams, self._is_proven = 0, False
-        self._grpc = _GrpcHalf(self)
-
-    @property
-    def other(self) -> "_GrpcHalf":
-        """The half to gRPC."""
-        return self._grpc
+        self.other = self._grpc = _GrpcHalf(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to gRPC; nothing is read before that is done."""
@@ -115,12 +106,7 @@ class _GrpcHalf(_Half):
     port = 0
 
     def __init__(self, phone: PassedConnection) -> None:
-        self._phone = phone
-
-    @property
-    def other(self) -> PassedConnection:
-        """The half to the phone."""
-        return self._phone
+        self.other = self._phone = phone
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -7,13 +7,13 @@ next token is predicted. A model that is cut is another model: it has an id of i
 import hashlib
 import re
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from samara.shared.errors import ModelError
+from samara.shared.sections import lowest_blocks
 
 
 def blocks_at(depth: str, folder: Path) -> int:
@@ -34,13 +34,7 @@ def blocks_at(depth: str, folder: Path) -> int:
             f"{folder / 'config.json'}: does not say how many blocks the model has, so that it "
             f"cannot be read at depth {depth}; set adapter.layers to readout"
         )
-    wanted = round(count * Fraction(depth)) if "/" in depth else int(depth)
-    if not 1 <= wanted <= count:
-        raise ModelError(
-            f"adapter.layers = readout:{depth}: {folder} has {count} blocks; set a number from 1 "
-            f"to {count}, or a share such as 2/3"
-        )
-    return 0 if wanted == count else wanted
+    return lowest_blocks(depth, count)
 
 
 def cut_config(settings: Any, blocks: int) -> None:

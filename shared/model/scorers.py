@@ -362,6 +362,16 @@ class HeadlessScorer(Scorer):
 
 
 def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
+    """Make the scorer of a model's family and a task's kind; a language model may be cut.
+
+    Raises:
+        TaskError, ModelError: as `_scorer_of_family` does.
+    """
+    scorer = _scorer_of_family(base, task, max_length, body)
+    return HeadlessScorer(scorer) if base.depth and base.family != "encoder" else scorer
+
+
+def _scorer_of_family(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
     """Make the scorer of a model's family and a task's kind.
 
     Raises:
@@ -377,8 +387,7 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
                 "classification only; choose a causal LM"
             )
         if isinstance(task, ChoiceTask):
-            choices = ChoiceScorer(base, task, max_length)
-            return HeadlessScorer(choices) if base.depth else choices
+            return ChoiceScorer(base, task, max_length)
         return GenerationScorer(base, task, max_length)
     if task.word_is_inside and base.family != "masked":
         raise TaskError(
@@ -387,9 +396,7 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
-    kind = CausalScorer if base.family == "causal" else MaskedScorer
-    scorer = kind(base, task, max_length)
-    return HeadlessScorer(scorer) if base.depth else scorer
+    return (CausalScorer if base.family == "causal" else MaskedScorer)(base, task, max_length)
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:

@@ -152,7 +152,7 @@ def fleet_of(
             mistakes.append(f"fleet.devices.{index}: {error}")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    shape = model_shape(config.fleet.timed_as or str(runtime.base.folder))
+    shape = model_shape(config.fleet.timed_as or str(runtime.base.folder)).at(config.adapter.depth)
     own_shape = not config.fleet.timed_as
     clients = config.data.clients
     shares = [data.share_of(client, clients) for client in range(clients)]

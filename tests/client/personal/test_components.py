@@ -9,7 +9,7 @@ import pytest
 from helpers import instruction_with
 from numpy.typing import NDArray
 
-from samara.client.personal.components import report_components
+from samara.client.personal.components import train_for_a_round
 from samara.client.personal.softmax_fit import Examples
 from samara.shared.contrasts import contrasts
 from samara.shared.directions import directions
@@ -76,7 +76,7 @@ def report_on(
     mask: NDArray[np.bool_] | None = None,
 ) -> Report:
     state = np.zeros(layout.size, np.int64)
-    return report_components(learner_of(examples, layout), instruction, state, mask)
+    return train_for_a_round(learner_of(examples, layout), instruction, state, mask)
 
 
 def update_of(report: Report, instruction: TrainInstruction, layout: Layout) -> NDArray[Any]:

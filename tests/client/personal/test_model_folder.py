@@ -1,5 +1,6 @@
 """A live client's model leaves its folder for other software, and computes the same there."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,16 +104,19 @@ def test_the_personal_model_of_a_live_client_computes_the_same_elsewhere(
     assert not list(tmp_path.glob("*.unfinished"))
 
 
+@pytest.mark.parametrize("layers", ["readout", "readout:2/3"])
 def test_a_readout_is_exported_with_its_label_bias(
-    settings: Settings, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    layers: str, settings: Settings, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("r")
-    changes = {"adapter.layers": "readout", "adapter.label-bias": True, "method": "readout"}
+    changes = {"adapter.layers": layers, "adapter.label-bias": True, "method": "readout"}
     runtime = take_part(settings | changes, home, tmp_path / "run")
     model = ClientModel.read(home, device_settings(settings, CLIENT, home).config, CLIENT)
     assert model.private_rounds == 1
     assert run_export(home, tmp_path / "out", "--form", "merged").exit_code == 0
     tensors = load_file(tmp_path / "out" / READOUT_FILE)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["num_hidden_layers"] == len(runtime.base.blocks)
     data = resident(settings, CLIENT, tmp_path_factory.mktemp("d")).data
     prompts = [runtime.tokenize(example) for example in data.in_split(Split.TEST)[:5]]
     state = model.session.state + model.private
@@ -131,7 +135,7 @@ def representations_of(runtime: ModelRuntime, prompts: Any) -> np.ndarray:
     from samara.shared.model.scorers import scorer_for
     from samara.shared.tasks.catalog import load_task
 
-    base = load_base_model(runtime.config.model.path)
+    base = load_base_model(runtime.config.model.path, depth=runtime.config.adapter.depth)
     task = load_task(runtime.config.task)
     with torch.no_grad():
         scorer = scorer_for(base, task, runtime.config.model.max_length, PerturbedBody(base, 0))
