@@ -13,12 +13,12 @@ CALLS_OF_CONNECTION = 4
 
 
 def grpc_calls(port: int) -> bytes:
-    """What a connection says that opens four streams over gRPC, in plain text."""
+    """The bytes of a connection that opens four streams over gRPC, in plain text."""
     return HELLO + b"".join(call_frame(1 + 2 * n) for n in range(CALLS_OF_CONNECTION))
 
 
 def web_socket_call(port: int) -> bytes:
-    """What a connection says that opens a stream by WebSocket, in plain text."""
+    """The bytes of a connection that opens a stream by WebSocket, in plain text."""
     here = f"127.0.0.1:{port}"
     fields = {
         "Host": here,

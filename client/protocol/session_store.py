@@ -103,7 +103,7 @@ class SessionFolder:
     def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
         """Delete the sessions of old runs, and whole folders of those that hold no answer.
 
-        What cannot be deleted is deleted with that of a later run.
+        A folder that cannot be deleted now is deleted with those of a later run.
 
         Args:
             kept: number of folders without answers that stay.

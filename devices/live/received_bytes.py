@@ -2,7 +2,7 @@
 
 Flower reads whatever a server sends into memory, and then into that of the process that answers. A
 message may have the bytes of its kind (`samara.shared.message_sizes`), which is known before its
-parts are fetched; an app bundle, and any other answer, a few MiB. What is longer is not read on.
+parts are fetched; an app bundle, and any other answer, a few MiB. Reading ends where one is longer.
 """
 
 import json

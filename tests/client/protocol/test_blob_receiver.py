@@ -27,7 +27,7 @@ def disk_bytes(store: BlobStore) -> int:
 def test_the_files_of_a_run_are_bounded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a file declares counts before its first byte is written."""
+    """The declared size of a file counts before its first byte is written."""
     monkeypatch.setattr(blob_receiver, "MOST_RUN_BYTES", 2500)
     store = BlobStore(tmp_path / "store")
     for number in (0, 1):

@@ -1,4 +1,4 @@
-"""What a client keeps of its runs is bounded, and nothing personal goes for a message."""
+"""The bounds of a client's run folders, in which no message deletes a personal model."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What leaves a client is at most the number that its owner was shown, whatever is asked."""
+"""The bound on the scalars that leave a client: the number that its owner was shown."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def ledger_of(run_id: bytes, which: int) -> History:
 
 
 class Left:
-    """What has left a client: the different answers, by kind."""
+    """The different answers that have left a client, by kind."""
 
     def __init__(self) -> None:
         self.frames = dict[bytes, int]()

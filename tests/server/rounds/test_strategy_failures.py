@@ -133,7 +133,7 @@ def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: 
 
 
 def test_a_restored_run_is_not_ended_before_its_first_report(tmp_path: Path) -> None:
-    """Who follows a signed scenario answers no round twice that came after the backup."""
+    """A client with a signed scenario answers no round twice that came after the backup."""
     config = config_of(tmp_path / "run", rounds=4, cohort__empty_rounds=2, cohort__patience=100)
     (tmp_path / "run").mkdir()
     RestoredRun(time="", taken="", round=0, moved=False).write(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What a client gets to catch up: never more than the state, whoever contributed."""
+"""The bytes of a catch-up, which are never more than the state, whatever the cohort."""
 
 import os
 import tempfile
