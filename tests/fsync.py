@@ -1,6 +1,6 @@
 """Fsyncs that return at once: no test switches off the power.
 
-The writes of a killed process are in the kernel's memory, and whoever reads the file finds it
+The writes of a killed process are in the kernel's memory, and whoever reads the file finds them
 there, fsynced or not.
 """
 
