@@ -106,7 +106,8 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        with predecessor.tokenize.lock if predecessor else nullcontext():
+        # The turn comes before the lock: a question, which training waits for, needs the lock, too.
+        with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
             self.scorer = make_scorer(base, task, config.model.max_length)
         settings = config.adapter
         adapter = inject(base, settings, self.scorer.labels)
