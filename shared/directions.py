@@ -306,26 +306,33 @@ def _join_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 def query_seeds(
-    root: int, seed_stream: int, steps: int, queries: int, first_step: int = 0
+    root: int | NDArray[np.uint64],
+    seed_stream: int | NDArray[np.uint32],
+    steps: int,
+    queries: int,
+    first_step: int = 0,
 ) -> NDArray[np.uint64]:
-    """Return the seeds of all queries of a client in a round.
+    """Return the seeds of all queries of a client in a round, or of several clients.
 
     Args:
-        root: the round's root seed.
-        seed_stream: 0 if the cohort shares its directions, otherwise client index + 1.
+        root: the round's root seed, or one per client, uint64 [n].
+        seed_stream: 0 if the cohort shares its directions, otherwise client index + 1; or one per
+            client, uint32 [n].
         steps: local steps K.
         queries: queries per step q.
         first_step: first step.
 
     Returns:
-        uint64 [K, q]; a seed depends neither on K nor on q.
+        uint64 [K, q], or [n, K, q]; a seed depends neither on K nor on q.
     """
-    counter = np.zeros((steps, queries, 4), np.uint32)
+    streams = np.asarray(seed_stream, np.uint32)
+    counter = np.zeros((*streams.shape, steps, queries, 4), np.uint32)
     counter[..., 0] = np.arange(queries, dtype=np.uint32)
     counter[..., 1] = np.arange(first_step, first_step + steps, dtype=np.uint32)[:, None]
     counter[..., 2] = Domain.QUERY_SEED
-    counter[..., 3] = seed_stream
-    return _join_words(philox4x32(counter, _keys(np.array(root, np.uint64))))
+    counter[..., 3] = streams[..., None, None]
+    keys = _keys(np.asarray(root, np.uint64))
+    return _join_words(philox4x32(counter, keys[..., None, None, :]))
 
 
 def round_root(run_seed: int, round_number: int, track: int) -> int:

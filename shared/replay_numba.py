@@ -193,18 +193,21 @@ def _random_words(first, seed, words):
 
 
 @_inlined
-def _normals_of_block(block, seed, table, words, z, row):
-    """The 2,048 normals of a block into a row of z int16 [n, 2048]; words [2, 4, 8] is scratch.
+def _normals_of_block(block, seed, table, words, z, row, count):
+    """The first normals of a block into a row of z int16 [n, 2048]; words [2, 4, 8] is scratch.
 
-    The next words are begun before the last ones are looked up, so that neither the table nor the
-    multiplications are waited for. The words of the last turn are made in vain.
+    What follows the first `count` in the row is undefined. The next words are begun before the
+    last ones are looked up, so that neither the table nor the multiplications are waited for. The
+    words of the last turn are made in vain.
     """
     first = np.uint64(256 * block)
+    turns = -(-min(count, 256) // _COUNTERS_AT_ONCE)
+    used_words = -(-count // 512)
     _random_words(first, seed, words[0])
-    for turn in range(1, 256 // _COUNTERS_AT_ONCE + 1):
+    for turn in range(1, turns + 1):
         _random_words(first + np.uint64(_COUNTERS_AT_ONCE * turn), seed, words[turn & 1])
         last_words = words[(turn - 1) & 1]
-        for w in range(4):
+        for w in range(used_words):
             at = 512 * w + _COUNTERS_AT_ONCE * (turn - 1)
             for i in range(_COUNTERS_AT_ONCE):
                 word = last_words[w, i]
@@ -213,9 +216,9 @@ def _normals_of_block(block, seed, table, words, z, row):
 
 
 @_inlined
-def _words_of_block(block, seed, words, sign_words):
-    """The 256 words whose bits are a block's signs: uint64 [256] is filled."""
-    for j in range(0, 64, _COUNTERS_AT_ONCE):
+def _words_of_block(block, seed, words, sign_words, count):
+    """The words whose bits are a block's first `count` signs, of uint64 [256]."""
+    for j in range(0, min(count, 64), _COUNTERS_AT_ONCE):
         _random_words(np.uint64(64 * block + j), seed, words)
         for w in range(4):
             for i in range(_COUNTERS_AT_ONCE):
@@ -254,7 +257,7 @@ def _fold_normals(state, seeds, coefficients, table, first, last):
             for i in range(len(some)):
                 digits[0, i] = np.int32(some[i] >> shift)
                 digits[1, i] = np.int32(((some[i] >> shift) - np.int64(digits[0, i])) >> 32)
-                _normals_of_block(block, seeds[start + i], table, words, z, i)
+                _normals_of_block(block, seeds[start + i], table, words, z, i, len(part))
             for digit in range(2):
                 if digits[digit].any():
                     c0, c1, c2, c3 = (
@@ -282,24 +285,24 @@ def _fold_signs(state, seeds, coefficients, first, last):
     total = np.empty(_SIGNS_PER_BLOCK, np.int64)
     all_coefficients = coefficients.sum()
     for block in range(first, last):
+        part = state[_SIGNS_PER_BLOCK * block : _SIGNS_PER_BLOCK * (block + 1)]
         total[:] = 0
         for start in range(0, len(seeds), _SEEDS_AT_ONCE):
             c[:] = 0
             for i in range(min(_SEEDS_AT_ONCE, len(seeds) - start)):
                 c[i] = coefficients[start + i]
-                _words_of_block(block, seeds[start + i], words, bits[i])
+                _words_of_block(block, seeds[start + i], words, bits[i], len(part))
             c0, c1, c2, c3 = c[0], c[1], c[2], c[3]
-            for t in range(32):
+            for t in range(-(-len(part) // 256)):
                 bit = np.uint64(1) << np.uint64(t)
-                part = total[256 * t : 256 * (t + 1)]
-                for k in range(len(part)):
-                    part[k] += (
+                sums = total[256 * t : 256 * (t + 1)]
+                for k in range(len(sums)):
+                    sums[k] += (
                         (c0 if bits[0, k] & bit else _NOTHING)
                         + (c1 if bits[1, k] & bit else _NOTHING)
                         + (c2 if bits[2, k] & bit else _NOTHING)
                         + (c3 if bits[3, k] & bit else _NOTHING)
                     )
-        part = state[_SIGNS_PER_BLOCK * block : _SIGNS_PER_BLOCK * (block + 1)]
         for j in range(len(part)):
             part[j] += ((total[j] << 1) - all_coefficients) << 11
 
@@ -311,8 +314,8 @@ def _fill_normals(z, seeds, table, skipped, first, last):
     whole = np.empty((1, _NORMALS_PER_BLOCK), np.int16)
     for row in range(len(seeds)):
         for block in range(first, last):
-            _normals_of_block(skipped + block, seeds[row], table, words, whole, 0)
             part = z[row, _NORMALS_PER_BLOCK * block : _NORMALS_PER_BLOCK * (block + 1)]
+            _normals_of_block(skipped + block, seeds[row], table, words, whole, 0, len(part))
             for j in range(len(part)):
                 part[j] = whole[0, j]
 
@@ -324,9 +327,9 @@ def _fill_signs(z, seeds, skipped, first, last):
     bits = np.empty(256, np.uint64)
     for row in range(len(seeds)):
         for block in range(first, last):
-            _words_of_block(skipped + block, seeds[row], words, bits)
-            for t in range(32):
-                begin = _SIGNS_PER_BLOCK * block + 256 * t
-                part = z[row, begin : begin + 256]
-                for k in range(len(part)):
-                    part[k] = 2048 if bits[k] >> np.uint64(t) & np.uint64(1) else -2048
+            part = z[row, _SIGNS_PER_BLOCK * block : _SIGNS_PER_BLOCK * (block + 1)]
+            _words_of_block(skipped + block, seeds[row], words, bits, len(part))
+            for t in range(-(-len(part) // 256)):
+                signs = part[256 * t : 256 * (t + 1)]
+                for k in range(len(signs)):
+                    signs[k] = 2048 if bits[k] >> np.uint64(t) & np.uint64(1) else -2048

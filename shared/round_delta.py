@@ -2,7 +2,8 @@
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
@@ -389,10 +390,37 @@ class RoundDelta:
 
     def scalar_groups(self) -> list[Entry]:
         """Return the entries as `samara.shared.replay.replay` takes them."""
+        seeds = seeds_of([group.source for group in self.groups])
         return [
-            (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
+            (next(seeds), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
         ]
+
+
+def seeds_of(sources: Sequence[SeedSource]) -> Iterator[NDArray[np.uint64]]:
+    """Yield the seeds of each source, uint64 [n].
+
+    Derived seeds of clients with as many steps and queries are computed together: a client's are
+    few, and NumPy takes longer to begin an operation than to do it on them.
+    """
+    alike = defaultdict[tuple[int, int], list[DerivedSeeds]](list)
+    for source in sources:
+        if isinstance(source, DerivedSeeds):
+            alike[source.steps, source.queries].append(source)
+    derived = {shape: _derive(*shape, several) for shape, several in alike.items()}
+    for source in sources:
+        if isinstance(source, DerivedSeeds):
+            yield next(derived[source.steps, source.queries])
+        else:
+            yield source if isinstance(source, np.ndarray) else source.seeds()
+
+
+def _derive(
+    steps: int, queries: int, sources: Sequence[DerivedSeeds]
+) -> Iterator[NDArray[np.uint64]]:
+    roots = np.array([source.root for source in sources], np.uint64)
+    streams = np.array([source.seed_stream for source in sources], np.uint32)
+    return iter(query_seeds(roots, streams, steps, queries).reshape(len(sources), -1))
 
 
 def _commitment(contributors: bytes) -> bytes:

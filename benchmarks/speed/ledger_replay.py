@@ -1,12 +1,13 @@
 """Replays a long ledger from the disk: time, and memory beyond what the process had when warm.
 
-    python -m benchmarks.speed.ledger_replay [--rounds 10000] [--seeds 32] [--elements 811008]
-        [--distribution gaussian] [--ledger FOLDER]
+    python -m benchmarks.speed.ledger_replay [--rounds 10000] [--clients 1] [--seeds 32]
+        [--elements 811008] [--distribution gaussian] [--ledger FOLDER]
 
 The ledger is written by the same replay, with no snapshot, so it takes as long as reading it; with
 `--ledger` it is kept, and a ledger that is already there is not written again. A process of its own
 then opens it twice over: first a ledger of one round, so that everything is loaded and compiled,
-then the long one. Peak memory is what the kernel counted while the long one was opened.
+then the long one. CPU seconds are those of this process while it opens the long one. Peak memory
+is what the kernel counted meanwhile.
 """
 
 import argparse
@@ -35,14 +36,19 @@ def opened(folder: Path, layout: Layout) -> Ledger:
     return Ledger(folder, LedgerHeader(0, b"replays!", layout.hash), layout, 0)
 
 
-def write(folder: Path, rounds: int, seeds: int, layout: Layout) -> None:
-    """Bring a ledger to so many rounds."""
+def write(folder: Path, rounds: int, clients: int, seeds: int, layout: Layout) -> None:
+    """Bring a ledger to so many rounds, each with so many seeds of every client."""
     ledger = opened(folder, layout)
     for number in range(ledger.position.round + 1, rounds + 1):
-        coefficients = np.random.default_rng(number).normal(scale=1e-4, size=seeds)
-        source = DerivedSeeds(round_root(0, number, 0), 0, 1, seeds)
-        groups = tuple(Group(number, source, one_pass) for one_pass in quantize(coefficients))
-        ledger.append(RoundDelta(number, 0, bytes(8), (Contributor(0, 1, 1),), groups))
+        coefficients = np.random.default_rng(number).normal(scale=1e-4, size=(clients, seeds))
+        root = round_root(0, number, 0)
+        groups = tuple(
+            Group(number, DerivedSeeds(root, client + 1, 1, seeds), block)
+            for client in range(clients)
+            for block in quantize(coefficients[client])
+        )
+        contributors = tuple(Contributor(client, 1, 1) for client in range(clients))
+        ledger.append(RoundDelta(number, 0, bytes(8), contributors, groups))
     ledger.close()
 
 
@@ -70,11 +76,13 @@ def measure(warm: Path, folder: Path, layout: Layout) -> dict[str, float]:
     opened(warm, layout).close()
     forget_peak()
     before, begun = psutil.Process().memory_info().rss, time.perf_counter()
+    cpu_begun = time.process_time()
     ledger = opened(folder, layout)
-    seconds = time.perf_counter() - begun
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
     return {
         "rounds": ledger.position.round,
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "more_bytes": peak_bytes() - before,
         "ledger_bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
@@ -83,6 +91,7 @@ def measure(warm: Path, folder: Path, layout: Layout) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--elements", type=int, default=811_008)
     parser.add_argument("--distribution", default="gaussian", choices=["gaussian", "rademacher"])
@@ -96,8 +105,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder, warm = a.ledger or Path(name) / "ledger", Path(name) / "warm"
-        write(warm, 1, a.seeds, layout)
-        write(folder, a.rounds, a.seeds, layout)
+        write(warm, 1, a.clients, a.seeds, layout)
+        write(folder, a.rounds, a.clients, a.seeds, layout)
         command = [
             sys.executable,
             "-m",
@@ -111,11 +120,12 @@ def main() -> None:
     *notes, figures = said.splitlines()
     result = json.loads(figures)
     print(*notes, sep="\n", end="\n" if notes else "")
-    directions = result["rounds"] * a.seeds
+    directions = result["rounds"] * a.clients * a.seeds
     print(
-        f"{result['rounds']:,} rounds of {a.seeds} seeds, {a.elements:,} elements, "
+        f"{result['rounds']:,} rounds of {a.clients} x {a.seeds} seeds, {a.elements:,} elements, "
         f"{result['ledger_bytes'] / 1e6:.1f} MB of ledger\n"
-        f"{result['seconds']:.1f} s, {directions * a.elements / result['seconds']:.3g} elements/s\n"
+        f"{result['seconds']:.1f} s, {result['cpu_seconds']:.1f} CPU s, "
+        f"{directions * a.elements / result['seconds']:.3g} elements/s\n"
         f"peak {result['more_bytes'] / MIB:.1f} MiB over the warm process; "
         f"the state has {8 * a.elements / MIB:.1f} MiB"
     )

@@ -287,6 +287,13 @@ def test_seeds_of_a_step_depend_neither_on_how_many_there_are_nor_on_other_steps
     np.testing.assert_array_equal(query_seeds(3, 0, 2, 3, first_step=6), whole[6:8, :3])
 
 
+def test_seeds_of_several_clients_are_those_of_each() -> None:
+    roots, streams = np.array([3, 2**63 + 5], np.uint64), np.array([0, 7], np.uint32)
+    together = query_seeds(roots, streams, 4, 3, first_step=2)
+    for seeds, root, stream in zip(together, roots.tolist(), streams.tolist(), strict=True):
+        np.testing.assert_array_equal(seeds, query_seeds(root, stream, 4, 3, first_step=2))
+
+
 def test_tokens_of_a_prefix_are_below_the_vocabulary() -> None:
     tokens = prefix_tokens(2**63, 4000, 50)
     assert set(tokens.tolist()) == set(range(50))

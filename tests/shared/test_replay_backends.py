@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import samara.shared.replay_numba
@@ -96,6 +98,16 @@ def test_a_part_of_a_direction_is_cut_out_of_the_whole(
     as_tensor = draw_directions(backend, seeds, size, how, first, CPU)
     assert as_tensor.dtype == torch.int16
     np.testing.assert_array_equal(as_tensor.numpy(), z)
+
+
+@given(st.sampled_from(["gaussian", "rademacher"]), st.integers(1, 9000))
+def test_a_block_that_ends_early_is_folded_as_far_as_it_goes(how: Distribution, size: int) -> None:
+    seeds, coefficients = scalars_of(3)
+    state = zero_state(size)
+    NumbaBackend(1).fold(state, seeds, coefficients, how)
+    z = directions(seeds, size, how).astype(np.int64)
+    np.testing.assert_array_equal(state, (coefficients[:, None] * z).sum(axis=0))
+    np.testing.assert_array_equal(NumbaBackend(1).directions(seeds, size, how), z)
 
 
 def test_orthogonal_directions_are_refused_in_parts(backend: Backend) -> None:

@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from samara.shared.frames.instructions import PERSONAL_TRACK
 from samara.shared.replay import CoefficientBlock, replay, zero_state
-from samara.shared.round_delta import DerivedSeeds, Group, RoundDelta, revert_delta
+from samara.shared.round_delta import (
+    ConsecutiveSeeds,
+    DerivedSeeds,
+    Group,
+    PoolSeeds,
+    RoundDelta,
+    SeedSource,
+    revert_delta,
+    seeds_of,
+)
 
 D = 16
 QUERIES = 2
@@ -41,3 +50,26 @@ def test_a_return_leads_where_it_says_by_what_is_left_of_the_steps(
         states.append(replay(states[-1], deltas[-1].scalar_groups(), "gaussian"))
         if move is not None:
             np.testing.assert_array_equal(states[-1], states[back_to])
+
+
+SOURCES = st.one_of(
+    st.builds(
+        DerivedSeeds,
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 9),
+        st.integers(1, 3),
+        st.integers(1, 3),
+    ),
+    st.builds(ConsecutiveSeeds, st.integers(0, 2**64 - 1), st.integers(1, 4)),
+    st.builds(PoolSeeds, st.integers(0, 2**64 - 1), st.just(np.arange(3, dtype=np.uint32))),
+    st.just(np.array([1, 2**64 - 1], np.uint64)),
+)
+
+
+@given(st.lists(SOURCES, max_size=8))
+def test_seeds_of_several_sources_are_those_of_each(sources: list[SeedSource]) -> None:
+    together = list(seeds_of(sources))
+    assert len(together) == len(sources)
+    for seeds, source in zip(together, sources, strict=True):
+        alone = source if isinstance(source, np.ndarray) else source.seeds()
+        np.testing.assert_array_equal(seeds, alone)
