@@ -122,7 +122,7 @@ def main() -> None:
     print(*notes, sep="\n", end="\n" if notes else "")
     directions = result["rounds"] * a.clients * a.seeds
     print(
-        f"{result['rounds']:,} rounds of {a.clients} x {a.seeds} seeds, {a.elements:,} elements, "
+        f"{result['rounds']:,} rounds of {a.clients * a.seeds:,} seeds, {a.elements:,} elements, "
         f"{result['ledger_bytes'] / 1e6:.1f} MB of ledger\n"
         f"{result['seconds']:.1f} s, {result['cpu_seconds']:.1f} CPU s, "
         f"{directions * a.elements / result['seconds']:.3g} elements/s\n"
