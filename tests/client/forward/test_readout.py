@@ -67,8 +67,9 @@ def test_contrasts_are_orthonormal_and_without_a_mean() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_weights_it_is_the_base_model_bit_for_bit(
-    family: str, readout: Settings, model_folder: ModelFolder
+    family: str, readout: Settings, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 0)
     settings = readout | {"model.path": str(model_folder(family))}
     inside = loaded(settings, adapter__layers="top:1")
     run = loaded(settings, micro_batch=EVALUATION_MICRO_BATCH)

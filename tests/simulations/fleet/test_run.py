@@ -125,6 +125,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
 ) -> None:
     """The same frames, so one client at a time gives the very ledger of the in-process engine."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
+    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 0)
     calm = fleet | {
         "fleet.devices": [{"device": "laptop", "share": 1}],
         "cohort.late-rounds": 0,
