@@ -6,7 +6,7 @@ handshake. Here the connections of a network wait for one another, and those of 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -43,7 +43,8 @@ class PacedServer:
         self._listener, self._protocol, self._options = listener, protocol, options
         self._pace = Pace(CONNECTIONS_PER_SECOND, CONNECTIONS_AT_ONCE) if is_paced else None
         self._waiting: dict[str, deque[LimitedConnection]] = {}
-        self._tasks = set[asyncio.Task[None]]()
+        # The tasks, each with the connections that it has not begun with yet.
+        self._tasks: dict[asyncio.Task[None], Iterable[LimitedConnection]] = {}
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
         listener.listen(_BACKLOG)
@@ -53,11 +54,11 @@ class PacedServer:
         """Accept no more connections, and end those that are waiting."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for task in self._tasks:
+        for task, connections in self._tasks.items():
             task.cancel()
-        for queue in self._waiting.values():
-            for connection in queue:
-                connection.close()
+            for connection in connections:
+                if not connection.is_served:
+                    connection.close()
 
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
@@ -74,19 +75,19 @@ class PacedServer:
                 self._loop.call_later(_NO_DESCRIPTOR_SECONDS, self._listen)
                 return
             connection.setblocking(False)
-            if self._pace is None:
-                self._start(self._serve(connection))
-                continue
             connection.is_served = False
+            if self._pace is None:
+                self._start(self._serve(connection), [connection])
+                continue
             if (queue := self._waiting.get(connection.network)) is None:
                 queue = self._waiting[connection.network] = deque()
-                self._start(self._take_turns(connection.network, self._pace))
+                self._start(self._take_turns(connection.network, self._pace), queue)
             queue.append(connection)
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Any, connections: Iterable[LimitedConnection]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = connections
+        task.add_done_callback(self._tasks.pop)
 
     async def _take_turns(self, network: str, pace: Pace) -> None:
         """Begin with the connections of a network one after another, until there are none."""
@@ -105,11 +106,13 @@ class PacedServer:
         while queue:
             connection = queue.popleft()
             if connection.fileno() >= 0:
-                connection.is_served = True
-                self._start(self._serve(connection))
+                self._start(self._serve(connection), [connection])
                 return
 
     async def _serve(self, connection: LimitedConnection) -> None:
+        if connection.fileno() < 0:  # it has made room
+            return
+        connection.is_served = True
         with suppress(OSError):  # of the other end, or of its handshake
             await self._loop.connect_accepted_socket(
                 lambda: self._protocol(connection), connection, **self._options

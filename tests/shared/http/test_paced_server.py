@@ -1,6 +1,9 @@
 """Connections that wait for their turn in their network, over real sockets."""
 
 import asyncio
+import socket
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -78,3 +81,35 @@ def test_turns_come_in_the_order_of_the_connections(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(check())
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("is_paced", [True, False], ids=["paced", "not paced"])
+@pytest.mark.parametrize("turns", range(5))
+def test_a_server_that_is_closed_ends_every_connection_it_has_accepted(
+    is_paced: bool, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced_server, "CONNECTIONS_PER_SECOND", 1e-6)
+    monkeypatch.setattr(paced_server, "CONNECTIONS_AT_ONCE", 3)
+    accepted: list[LimitedConnection] = []
+
+    class Noting(LimitedListener):
+        def accept(self) -> tuple[LimitedConnection, Any]:
+            connection, address = super().accept()
+            accepted.append(connection)
+            return connection, address
+
+    async def check() -> None:
+        listener = Noting("127.0.0.1", 0, 100, 100)
+        server, port = PacedServer(listener, Greeting, is_paced), listener.getsockname()[1]
+        with ExitStack() as stack:
+            for _ in range(6):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
+            while len(accepted) < 6:
+                await asyncio.sleep(0)
+            for _ in range(turns):  # of the loop, so that each is begun with more or less
+                await asyncio.sleep(0)
+            server.close()
+        while any(connection.fileno() >= 0 for connection in accepted):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(check(), SECONDS))
