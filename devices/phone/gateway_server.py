@@ -54,6 +54,7 @@ class GatewayServer:
         """Accept no more connections, and end the streams after a time in seconds."""
         self.connections.close()
         await self._grpc_server.stop(grace)
+        await self.connections.end()
 
 
 class _Service(GatewayServicer):  # type: ignore[misc]

@@ -17,6 +17,8 @@ MAX_UNPROVEN_STREAMS = 4
 """Most streams that a connection opens without a proof; a phone opens one."""
 _LAST_BYTES_SECONDS = 10.0
 """Time in which the other end takes the last bytes of a connection that gRPC has ended."""
+_LAST_SECOND = 1.0
+"""The same time at the end of the gateway."""
 
 
 class _Half(asyncio.Protocol):
@@ -48,6 +50,7 @@ class PassedConnection(_Half):
 
     Attributes:
         host: address of the other end.
+        ended: future that is done once the connection is lost.
     """
 
     def __init__(self, connection: LimitedConnection, connections: "PassedConnections") -> None:
@@ -59,6 +62,8 @@ class PassedConnection(_Half):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to gRPC; nothing is read before that is done."""
         super().connection_made(transport)
+        self.ended = asyncio.get_running_loop().create_future()
+        self._connections.open.add(self)
         self.transport.pause_reading()
         self._connecting = asyncio.ensure_future(self._connect())
 
@@ -67,6 +72,8 @@ class PassedConnection(_Half):
         self._connecting.cancel()
         if self._grpc.is_connected:
             self._grpc.transport.abort()
+        self._connections.open.remove(self)
+        self.ended.set_result(None)
 
     def open_stream(self) -> bool:
         """Return whether another stream may be opened; too many without a proof end it all."""
@@ -124,14 +131,28 @@ class PassedConnections:
         port_of_grpc: port of 127.0.0.1 where gRPC listens.
 
     Attributes:
+        open: the connections.
         by_port: the connections by the port that gRPC sees them come from.
     """
 
     def __init__(self, listener: LimitedListener, port_of_grpc: int) -> None:
         self.port_of_grpc = port_of_grpc
+        self.open = set[PassedConnection]()
         self.by_port: dict[int, PassedConnection] = {}
         self._server = PacedServer(listener, lambda connection: PassedConnection(connection, self))
 
     def close(self) -> None:
         """Accept no more connections; those that there are go on until gRPC ends them."""
         self._server.close()
+
+    async def end(self) -> None:
+        """End the connections; their other ends have a second to take the last bytes."""
+        ends = [connection.ended for connection in self.open]
+        if not ends:
+            return
+        for connection in self.open:
+            connection.transport.close()
+        await asyncio.wait(ends, timeout=_LAST_SECOND)
+        for connection in self.open:
+            connection.transport.abort()
+        await asyncio.wait(ends)
