@@ -1,13 +1,14 @@
 """Small real models, data and settings for tests: built once per test run, never downloaded."""
 
 import atexit
+import fcntl
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,17 @@ def pytest_configure() -> None:
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     wait_for_no_disk()
     typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """The first worker compiles modules and kernels; the others wait for what it writes."""
+    with Path(__file__).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)
