@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from samara.display import hide_widget_warning, is_shown, text_of
+from samara.frames import load_pandas
 from samara.overrides import Scenario, config_of
 from samara.shared.config import RunConfig
 from samara.shared.files import write_requested
@@ -38,9 +39,11 @@ class Comparison(_Comparison):
         return text_of(lambda console: console.print(*parts, sep="\n"))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the tested differences, a row each: shares of accuracy, or bits per byte saved."""
-        import pandas
+        """Return the tested differences, a row each: shares of accuracy, or bits per byte saved.
 
+        Raises:
+            SamaraError: if pandas is not installed.
+        """
         rows = [
             {
                 "of": self.name_of(row.condition),
@@ -54,7 +57,7 @@ class Comparison(_Comparison):
             }
             for row in self.tested
         ]
-        return pandas.DataFrame(rows)
+        return load_pandas().DataFrame(rows)
 
     def save_page(self, file: Folder) -> Path:
         """Write the page with figures that ``samara compare --html`` writes; return its path.
@@ -120,10 +123,8 @@ class Run:
         ``loss``, ``perplexity``, ``bits_per_byte``.
 
         Raises:
-            SamaraError: if no client evaluated on test examples.
+            SamaraError: if no client evaluated on test examples, or pandas is not installed.
         """
-        import pandas
-
         rows = [
             {
                 "client": client,
@@ -133,7 +134,7 @@ class Run:
             for name, figures in client_columns(self.result).items()
             for client, own in figures.items()
         ]
-        return pandas.DataFrame(rows)
+        return load_pandas().DataFrame(rows)
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
         """Compare the models of this run, or this run with others, as ``samara compare`` does.
@@ -227,11 +228,15 @@ class Runs(Sequence[Run]):
         return seed_intervals([run.result for run in self])
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the frames of the runs in one, with a first column ``seed``."""
-        import pandas
+        """Return the frames of the runs in one, with a first column ``seed``.
 
+        Raises:
+            SamaraError: as that of a run does.
+        """
         frames = {int(run.result.config["seed"]): run.to_frame() for run in self}
-        return pandas.concat(frames, names=["seed"]).reset_index("seed").reset_index(drop=True)
+        return (
+            load_pandas().concat(frames, names=["seed"]).reset_index("seed").reset_index(drop=True)
+        )
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
         """Compare these repetitions, averaged within each client, with others."""

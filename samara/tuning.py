@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
+from samara.frames import load_pandas
 from samara.overrides import settings_of
 from samara.simulations.experiments import run_tuning
 from samara.simulations.progress import watched_tuning
@@ -50,10 +51,11 @@ class TuningRun:
         """Return a row per validation; empty for a baseline.
 
         Columns: ``step``, ``examples``, ``loss`` and the task's metric.
-        """
-        import pandas
 
-        return pandas.DataFrame(self.result.get("curve", []))
+        Raises:
+            SamaraError: if pandas is not installed.
+        """
+        return load_pandas().DataFrame(self.result.get("curve", []))
 
 
 def tune(

@@ -108,6 +108,14 @@ def test_nothing_is_printed_where_nobody_looks(settings: dict[str, Any], tmp_pat
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_without_pandas_a_frame_says_what_to_install(
+    run: samara.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(samara.SamaraError, match=r"pip install 'samara-fl\[pandas\]'"):
+        run.to_frame()
+
+
 def test_a_frame_has_a_row_per_client_and_model(run: samara.Run) -> None:
     frame = run.to_frame()
     assert list(frame.columns) == ["client", "model", "examples", "accuracy", "macro_f1", "loss"]
