@@ -121,7 +121,7 @@ def refusal(elements: int) -> str:
     reach = reach_in_steps(lambda session: None, lambda: False, True)
     tail, begun = CatchUp(tail=bytes(EARLIER_BYTES)), time.perf_counter()
     try:
-        reach(Session.begin(header, layout), tail, header, layout, 1, bytes(32))
+        reach(Session.begin(header, layout), tail, header, layout, 1, bytes(32), None)
     except CatchUpError as error:
         return f"refused after {1000 * (time.perf_counter() - begun):.1f} ms: {error}"
     raise AssertionError("they were replayed")
