@@ -1,4 +1,4 @@
-"""How long a client goes on after a limit of its owner is exceeded, in the longest catch-ups.
+"""Measures how soon the longest catch-ups stand still after a limit of the owner is exceeded.
 
     python -m benchmarks.scale.paused_catch_up [--pauses 20]
 

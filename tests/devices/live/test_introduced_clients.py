@@ -21,7 +21,7 @@ from samara.shared.proto.trainer_pb2 import TaskKind
 from samara.shared.sections import MOST_ELEMENTS
 from samara.shared.secure_aggregation.graph import DEGREE
 
-TRAIN: TaskKind = TaskKind.TRAIN  # type: ignore[assignment]
+TRAIN = TaskKind.TRAIN
 
 
 def introduced(folder: Path) -> IntroducedClients:
