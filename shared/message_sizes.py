@@ -19,6 +19,9 @@ SHORT_RECORD_BYTES = 64 * _KIB
 """Records that servers of earlier versions send in place of a shorter state."""
 INTERCEPT_RECORD_BYTES = 4 * _MIB
 """Records that they send where the last round is a common intercept."""
+MOST_OF_CLIENT_BYTES = 16 * _KIB
+"""The part of a message to a gateway that is there for each of its clients: an index, and sealed
+shares of a neighbourhood."""
 MOST_SETTINGS_BYTES = _MIB
 """Settings of a run, which come with the tasks of a gateway."""
 

@@ -118,6 +118,8 @@ const functions = {
     const parts = await partsOf(given, await makeKey(), given.client);
     const { store } = parts;
     const { write } = store;
+    let now = 0;
+    Date.now = () => ++now; // no two entries of the store are of the same time
     let phone = new Phone(parts);
     const answers: string[] = [];
     for (const task of given.tasks) {
@@ -129,9 +131,12 @@ const functions = {
       else answers.push(toHex(await phone.answer(taskOf(task))));
     }
     const models = await phone.models();
-    const records = (await store.list("run/")).filter(([key]) => key.includes("/record/"));
+    const entries = await store.list("run/");
+    const records = entries.filter(([key]) => key.includes("/record/"));
     return {
       answers,
+      kept: entries.map(([key]) => key),
+      problem: phone.problem,
       records: records.map(([, record]) => toHex(record as Uint8Array<ArrayBuffer>)),
       stoppedBy: models && (await whatStops(store, models.terms.privacy)),
       w: models ? Array.from(models.w, String) : [],

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
+from benchmarks.faults.toy_run import settings_of
 from samara.shared.ledger.reading import read_ledger
 
 HONEST = 2

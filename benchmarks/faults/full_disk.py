@@ -12,29 +12,13 @@ an undisturbed run with the same cohorts.
 
 import argparse
 import shutil
-import subprocess
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from flwr.app import UserConfig
-
 from benchmarks.faults.network import small_disk
-from benchmarks.faults.ports import free_port
-from benchmarks.faults.server_kill import (
-    CLIENTS,
-    check,
-    fleet_command,
-    new_rounds,
-    server_command,
-    settings_of,
-    wait_for,
-)
-from samara.client.protocol.device_settings import CLIENT_INDEX
-from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-from samara.server.store import METRICS_FILE, replay_run
-from samara.shared.events import EventFollower
+from benchmarks.faults.toy_run import ToyRun
 
 DISK = 32 * 2**20
 PAGE = 4096
@@ -65,60 +49,30 @@ def fill_disks(folder: Path, timeout: float) -> list[str]:
     Raises:
         AssertionError: if an acknowledged round is lost or another, or the run does not go on.
     """
-    run, port = folder / "run", free_port()
-    settings = settings_of(run, ROUNDS, 20.0)
-    for number in range(CLIENTS):
-        ClientKeys(run / KEYS_FOLDER).create(f"device-{number}")
-    acknowledged: dict[int, str] = {}
-    metrics = EventFollower(run / METRICS_FILE)
-    command, lines = server_command(run, port, settings), list[str]()
-    output = folder / "said"
-    with output.open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
-
-        def start() -> "subprocess.Popen[bytes]":
-            return subprocess.Popen(command, stdout=said, stderr=said)
-
-        server, fleet = start(), None
-        try:
-            wait_for(lambda: output.read_bytes().count(b"may join") == CLIENTS, folder)
-            fleet = subprocess.Popen(fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
-            for left in LEFT:
-                known = new_rounds(metrics, acknowledged)
-                wait_for(lambda known=known: new_rounds(metrics, acknowledged) > known, folder)  # type: ignore[misc]
-                before = new_rounds(metrics, acknowledged)
-                filler, begun = fill(run, left), time.monotonic()
-                while server.poll() is None and time.monotonic() < begun + timeout:
-                    time.sleep(_POLL_SECONDS)
-                    fill(run, 0, 1)
-                rounds = new_rounds(metrics, acknowledged) - before
-                seconds = time.monotonic() - begun
-                if server.poll() is None:
-                    end = f"it went on for {seconds:.0f} s"
-                else:
-                    words = output.read_text(errors="replace").strip().splitlines()[-1]
-                    assert server.returncode == 1, words
-                    assert "Traceback" not in words, words
-                    end = f"it ended after {seconds:.0f} s: {words}"
-                filler.unlink()
-                lines.append(f"{left} bytes left: {rounds} more rounds, {end}")
-                print(lines[-1], flush=True)
-                if server.poll() is not None:
-                    server = start()
-            known = new_rounds(metrics, acknowledged)
-            wait_for(lambda: new_rounds(metrics, acknowledged) > known, folder)
-        finally:
-            if fleet:
-                fleet.kill()
-                fleet.wait()
-            server.terminate()
-            server.wait()
-    new_rounds(metrics, acknowledged)
-    nodes: list[UserConfig] = [
-        {CLIENT_INDEX: key.client} for key in ClientKeys(run / KEYS_FOLDER).read_all()
-    ]
-    what = f"the disk full {len(LEFT)} times"
-    last = max(step.round for step in replay_run(run))
-    return [*lines, check(folder, settings | {"rounds": last}, acknowledged, what, nodes)]
+    lines = list[str]()
+    with ToyRun(folder, ROUNDS) as run:
+        for left in LEFT:
+            run.wait_for_round(run.last() + 1)
+            before, begun = run.last(), time.monotonic()
+            filler = fill(run.run, left)
+            while run.server.poll() is None and time.monotonic() < begun + timeout:
+                time.sleep(_POLL_SECONDS)
+                fill(run.run, 0, 1)
+            seconds = time.monotonic() - begun
+            if run.server.poll() is None:
+                end = f"it went on for {seconds:.0f} s"
+            else:
+                words = run.said().strip().splitlines()[-1]
+                assert run.server.returncode == 1, words
+                assert "Traceback" not in words, words
+                end = f"it ended after {seconds:.0f} s: {words}"
+            filler.unlink()
+            lines.append(f"{left} bytes left: {run.last() - before} more rounds, {end}")
+            print(lines[-1], flush=True)
+            if run.server.poll() is not None:
+                run.start_server()
+        run.wait_for_round(run.last() + 1)
+    return [*lines, run.check(f"the disk full {len(LEFT)} times")]
 
 
 def main() -> None:

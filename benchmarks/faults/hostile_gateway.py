@@ -22,9 +22,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
-from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_phone import ToyPhone
+from benchmarks.faults.toy_run import settings_of
 from samara.devices.live.keys import create_key, read_client_index
 from samara.server.live.keys import ClientKeys
 from samara.shared.frames.hello import Hello

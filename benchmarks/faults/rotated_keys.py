@@ -26,11 +26,11 @@ from flwr.app import UserConfig
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.runs_under_failures import again
-from benchmarks.faults.server_kill import check as check_toy_run
-from benchmarks.faults.server_kill import settings_of as toy_settings
 from benchmarks.faults.signed_requests import is_refused
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_phone import ToyPhone
+from benchmarks.faults.toy_run import check as check_toy_run
+from benchmarks.faults.toy_run import settings_of as toy_settings
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
 from samara.client.protocol.device_settings import CLIENT_INDEX
 from samara.devices.live.gateway_endpoint import GatewayEndpoint

@@ -26,6 +26,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig
 from benchmarks.faults.toy_client import app
 from samara.client.protocol.device_settings import CLIENT_INDEX
 from samara.devices.live.keys import read_client_index
+from samara.devices.live.supernode import outlast_server_errors
 from samara.shared.flower_compat import (
     ObjectPullError,
     ObjectTree,
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--keys", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    outlast_server_errors()
     for number in range(arguments.devices):
         key = arguments.keys / f"device-{number}.key" if arguments.keys else None
         Device(number, arguments.devices, arguments.superlink, arguments.ca, key).start()

@@ -35,6 +35,16 @@ _KINDS = {
 }
 
 
+def most_client_message_bytes(kind: TaskKind, folder: Path) -> int:
+    """Return the most bytes of a message to a client; see `most_message_bytes`.
+
+    Args:
+        kind: kind of the message.
+        folder: folder of the client.
+    """
+    return most_message_bytes(kind, largest_state(folder))
+
+
 def largest_state(folder: Path) -> int:
     """Return the elements of the largest state of a client's runs; 0 before the first one.
 
@@ -54,11 +64,11 @@ class ReceivedBytes:
     """The bytes that may yet be received.
 
     Args:
-        elements: function that returns the elements of the largest state of the client's runs.
+        most: function that returns the most bytes of a message of a kind.
     """
 
-    def __init__(self, elements: Callable[[], int]) -> None:
-        self._elements, self._lock = elements, threading.Lock()
+    def __init__(self, most: Callable[[TaskKind], int]) -> None:
+        self._most, self._lock = most, threading.Lock()
         self._left = {_PART_PATH: 0, _BUNDLE_PATH: MOST_BUNDLE_BYTES}
 
     def begin(self, message_type: str, parts: int) -> None:
@@ -71,7 +81,7 @@ class ReceivedBytes:
         kind = _KINDS.get(message_type)
         most = 0
         if kind is not None and parts <= MOST_PARTS:
-            most = most_message_bytes(kind, self._elements())
+            most = self._most(kind)
         with self._lock:
             self._left[_PART_PATH] = most
 

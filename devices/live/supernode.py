@@ -14,8 +14,13 @@ import httpx
 import uvicorn
 
 from samara.devices.live.certificate_errors import certificate_error_in, explain_certificate_error
+from samara.devices.live.introduced_clients import most_gateway_message_bytes
 from samara.devices.live.processes import exit_with_parent, status_of_rejection
-from samara.devices.live.received_bytes import ReceivedBytes, largest_state, limit_received
+from samara.devices.live.received_bytes import (
+    ReceivedBytes,
+    limit_received,
+    most_client_message_bytes,
+)
 from samara.devices.live.server_contact import Reachability
 from samara.shared.rejection import HEADER, rejection_in
 
@@ -32,6 +37,7 @@ _FOREIGN_LINES = (
 _NOT_DELIVERED, _NOT_FETCHED = "Failed to send message", "Failed to receive message"
 _SERVER_ERROR = 500
 """The least status of HTTP with which a server says that it cannot answer now."""
+_HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
 
 
 def watch_requests(reachability: Reachability) -> None:
@@ -52,6 +58,24 @@ def watch_requests(reachability: Reachability) -> None:
         return response
 
     httpx.HTTPTransport.handle_request = watched  # type: ignore[assignment, method-assign]
+
+
+def outlast_server_errors() -> None:
+    """Have heartbeats of this process go on after a server that could not answer one.
+
+    Flower sends none any more after a status of 500, as of a server whose disk is full. The client
+    would count as away from then on, whatever it asks for.
+    """
+    handle = httpx.HTTPTransport.handle_request
+
+    def outlasting(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        response = handle(transport, request)
+        if request.url.path == _HEARTBEAT_PATH and response.status_code >= _SERVER_ERROR:
+            response.close()
+            raise httpx.RemoteProtocolError(f"HTTP status {response.status_code}")
+        return response
+
+    httpx.HTTPTransport.handle_request = outlasting  # type: ignore[assignment, method-assign]
 
 
 def _describe(error: httpx.TransportError) -> str:
@@ -90,11 +114,12 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     log.setLevel(logging.INFO)
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    outlast_server_errors()
     watch_requests(Reachability(Path(folder)))
-    received = ReceivedBytes(lambda: largest_state(Path(folder)))
-    limits = FOR_GATEWAY not in arguments  # one of its messages is for many phones
-    if limits:
-        limit_received(received)
+    is_for_gateway = FOR_GATEWAY in arguments
+    most_bytes = most_gateway_message_bytes if is_for_gateway else most_client_message_bytes
+    received = ReceivedBytes(lambda kind: most_bytes(kind, Path(folder)))
+    limit_received(received)
     silence_foreign_lines()
     from samara.shared.flower_compat import (
         end_tasks_of_lost_messages,
@@ -106,9 +131,8 @@ def main() -> None:
 
     end_tasks_of_lost_messages()
     transfer_parts_together()
-    if limits:
-        note_messages(received.begin)
-    if FOR_GATEWAY in arguments:
+    note_messages(received.begin)
+    if is_for_gateway:
         arguments.remove(FOR_GATEWAY)
         pass_on_many_messages_at_once(_LONGEST_PAUSE)
     sys.argv = ["flower-supernode", *arguments]

@@ -13,11 +13,13 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from samara.devices.live.gateway_protocol import FINISHED, PROTOCOL
+from samara.devices.live.introduced_clients import IntroducedClients
 from samara.devices.phone.gateway_admission import Admission, RejectionError
 from samara.devices.phone.gateway_requests import (
     MAX_PART_BYTES,
@@ -78,6 +80,7 @@ class Gateway:
         admitted: function that returns whether a public key (PEM) may attach.
         registered: function that asks the server whether any other key may attach, in a thread of
             its own; None admits no others.
+        folder: folder where it is kept who has introduced themselves; None keeps nothing.
 
     Attributes:
         session: random bytes, by which the server knows that this is another process.
@@ -90,8 +93,10 @@ class Gateway:
         self,
         admitted: Callable[[bytes], bool],
         registered: Callable[[bytes], bool] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.lines = LogBudget(log)
+        self._introduced = IntroducedClients(folder, self.lines)
         self._admission = Admission(admitted, registered, self.lines)
         self._phones: dict[int, _AttachedPhone] = {}
         self._requests: list[GatewayRequest] = []
@@ -320,7 +325,9 @@ class Gateway:
                 if not incoming.done() or (message := incoming.result()) is None:
                     return
                 answer = _check_answer(message, number, phone.public_key, task.instruction)
-                phone.is_introduced |= kind_of(answer.frame) is Kind.HELLO
+                if kind_of(answer.frame) is Kind.HELLO:
+                    self._introduced.add(client, answer.frame)
+                    phone.is_introduced = True
                 if request.awaits_answer_of(client):
                     request.answers[client].set_result(answer)
                 incoming = asyncio.ensure_future(stream.read())

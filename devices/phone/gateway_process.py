@@ -111,7 +111,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     admitted, registered = AdmittedKeys(settings.phones or settings.folder / "phones"), None
     if settings.phones is None and asked:
         registered = RegisteredKeys(admitted, asked)
-    gateway = Gateway(admitted, registered)
+    gateway = Gateway(admitted, registered, settings.folder)
     pages = _page_server(settings, gateway, asked)
     current = certificate.current
     server = run(start_gateway(gateway, settings.listen, *current, lambda: certificate.current))

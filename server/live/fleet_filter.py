@@ -113,6 +113,11 @@ class FleetFilter:
             if body is not None:
                 await self._pass_on(scope, body, receive, send)
 
+    def name_of(self, scope: Any) -> str:
+        """Return the name of the key of a request that was passed on; empty where it has none."""
+        key = self._keys.find(_sender_of(dict(scope["headers"]))) if self._keys else None
+        return key.name if key else ""
+
     def _check_head(self, scope: Any) -> bytes:
         """Return the public key of a request's sender; empty where nodes need none."""
         if scope["path"] not in _PATHS or scope["method"] != "POST":

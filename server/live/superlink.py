@@ -125,7 +125,7 @@ class AccessFilter:
             self.lines.warn(host, "requested '%s', which is for this machine only: refused", path)
         elif path.startswith(_FLEET_PATH):
             try:
-                await self._fleet(scope, receive, partial(self._send, host, path, send))
+                await self._fleet(scope, receive, partial(self._send, scope, host, send))
                 self._keep(scope["client"])
                 return
             except RejectedRequestError as error:
@@ -178,13 +178,13 @@ class AccessFilter:
         else:
             self._requests.clear()
 
-    async def _send(self, host: str, path: str, send: Any, message: Any) -> None:
-        """Send a message of the app's answer, and log which hosts Flower turns away."""
-        status = message.get("status", 0)
+    async def _send(self, scope: Any, host: str, send: Any, message: Any) -> None:
+        """Send a message of the app's answer, and log whom Flower turns away."""
+        status, path = message.get("status", 0), scope["path"]
         is_fleet = path.startswith(_FLEET_PATH)
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self.lines.warn(
-                host,
+                self._fleet.name_of(scope) or host,
                 "was rejected by Flower: its key is connected already, or the server is just "
                 "starting",
             )

@@ -115,12 +115,14 @@ class Left:
     """The different answers that have left a client, by kind."""
 
     def __init__(self) -> None:
+        self.messages = 0
         self.frames = dict[bytes, int]()
         self.scalars = self.tables = self.intercepts = 0
         self.refused = dict[int, int]()
         self.times = dict[tuple[int, int, Split | None, bool], int]()
 
     def add(self, task: Task, frame: bytes) -> None:
+        self.messages += 1
         asked = decode_instruction(task.instruction)
         if kind_of(frame) is Kind.REFUSAL:
             code = Refusal.decode(frame).code
@@ -340,15 +342,64 @@ class HostileClustersOfPhones(HostileClusters):
     is_phone = True
 
 
-@pytest.mark.parametrize(
-    "machine", [HostileServer, HostileGateway, HostileClusters, HostileClustersOfPhones]
-)
+MACHINES = [HostileServer, HostileGateway, HostileClusters, HostileClustersOfPhones]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_whatever_a_server_asks_no_more_leaves_than_the_owner_was_shown(
     machine: type[HostileServer],
 ) -> None:
     examples = 6 if machine.is_phone else 20
     budget = settings(max_examples=examples, stateful_step_count=25, deadline=None)
     run_state_machine_as_test(machine, settings=budget)  # type: ignore[no-untyped-call]
+
+
+MESSAGES = 1_000
+
+
+def send_some(machine: HostileServer, rng: np.random.Generator) -> None:
+    """Take a step of a machine that hypothesis has no room for in sequences of this length."""
+    number, ledger = int(rng.integers(ROUNDS)), int(rng.integers(LEDGERS))
+    clusters = rng.permutation(16)[: rng.integers(1, 5)].tolist()
+    ledgers = rng.integers(LEDGERS, size=rng.integers(1, 4)).tolist()
+    split = [Split.VALIDATION, Split.TEST, Split.TRAIN][rng.integers(3)]
+    steps: list[tuple[float, Callable[[], None]]] = [
+        (6, lambda: machine.train(clusters, number, ledgers, [0.1, 0.05, 0.0][rng.integers(3)])),
+        (6, lambda: machine.evaluate(clusters, number, ledgers, split, bool(rng.integers(2)))),
+        (1, lambda: machine.ask_for_intercepts(ledger, int(rng.integers(2, 5)))),
+        (1, machine.divide_into_clusters),
+        (1, lambda: machine.ask_in_another_run(int(rng.integers(256)))),
+        (1, machine.say_hello),
+        (2, machine.ask_again),
+        (1, machine.restart_the_client),
+        (1, machine.lose_the_sessions),
+    ]
+    weights = np.array([weight for weight, _ in steps])
+    steps[rng.choice(len(steps), p=weights / weights.sum())][1]()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("machine", MACHINES)
+def test_of_a_thousand_messages_no_more_leaves_than_the_owner_was_shown(
+    machine: type[HostileServer], seed: int
+) -> None:
+    for method in machine.methods:
+        hostile, rng = machine(), np.random.default_rng([seed, len(method)])
+        try:
+            hostile.device = Device(method, hostile.home, hostile.is_phone)
+            while (left := hostile.device.left).messages < MESSAGES:
+                send_some(hostile, rng)
+                hostile.no_more_has_left_than_the_owner_was_shown()
+        finally:
+            hostile.teardown()
+        shown = hostile.device.terms.scalars
+        print(
+            f"{machine.__name__}, {method}: {left.messages} messages, {left.scalars} of {shown} "
+            f"scalars, {sum(left.refused.values())} refused"
+        )
+        assert left.scalars
+        assert left.refused
 
 
 @pytest.fixture(params=[False, True], ids=["client", "phone"])

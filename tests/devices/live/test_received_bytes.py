@@ -60,7 +60,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> tuple[ReceivedBytes, dict[str, 
         return httpx.Response(200, headers=answer["headers"], stream=answer["stream"])
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    limits = ReceivedBytes(lambda: ELEMENTS)
+    limits = ReceivedBytes(lambda kind: most_message_bytes(kind, ELEMENTS))
     limit_received(limits)
     return limits, answer
 
@@ -144,7 +144,7 @@ def test_what_is_held_is_never_more_than_a_message_may_have(
     tries: list[tuple[bool, int]],
 ) -> None:
     """Parts that break off are asked for again, and do not count."""
-    limits = ReceivedBytes(lambda: 0)
+    limits = ReceivedBytes(lambda kind: most_message_bytes(kind, 0))
     limits.begin("query", 3)
     most, held = most_message_bytes(TaskKind.HELLO, 0), 0  # type: ignore[arg-type]
     assert most == PIECE

@@ -1,6 +1,8 @@
 """Flower's SuperNode: what its process says of a server, and messages that the server loses."""
 
+import itertools
 import logging
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,15 +22,22 @@ from samara.devices.live.server_contact import (
     note_rejection,
     note_silence,
 )
-from samara.devices.live.supernode import Reachability, silence_foreign_lines, watch_requests
+from samara.devices.live.supernode import (
+    Reachability,
+    outlast_server_errors,
+    silence_foreign_lines,
+    watch_requests,
+)
 from samara.shared.flower_compat import (
     PullObjectRequest,
     RunNotRunningException,
     end_tasks_of_lost_messages,
+    http_request_response,
     pass_on_many_messages_at_once,
 )
 
 ADDRESS = "127.0.0.1:8000"
+SECONDS = 20.0
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -81,6 +90,31 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
     assert shown[2] == shown[3] == shown[4]
     assert shown[2].startswith(f"the server {ADDRESS} has not answered since 20")
     assert "UTC: Connection refused; it may have finished its run" in shown[2]
+
+
+def test_heartbeats_go_on_after_a_server_that_could_not_answer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet: Any = import_module("flwr.proto.fleet_pb2")
+    heartbeat: Any = import_module("flwr.proto.heartbeat_pb2")
+    went_on, beats = threading.Event(), [500, 502, 200]
+
+    def handle(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        answer, status = fleet.ActivateNodeResponse(node_id=7), 200
+        if request.url.path.endswith("send-node-heartbeat"):
+            answer, status = heartbeat.SendNodeHeartbeatResponse(success=True), beats.pop(0)
+            if not beats:
+                went_on.set()
+        content = answer.SerializeToString()
+        kind = {"content-type": "application/x-protobuf"}
+        return httpx.Response(status, content=content, headers=kind, request=request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
+    heartbeats: Any = import_module("flwr.supercore.heartbeat")
+    monkeypatch.setattr(heartbeats, "exponential", lambda **_: itertools.repeat(0.01))
+    outlast_server_errors()
+    with http_request_response(ADDRESS, True, None, max_retries=0):
+        assert went_on.wait(SECONDS)
 
 
 def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(

@@ -227,7 +227,7 @@ export class Client {
       },
       epsilonLimit: await epsilonLimit(this.#store),
       stoppedBy: models && (await whatStops(this.#store, models.terms.privacy)),
-      problem: this.#storageProblem || this.#problem,
+      problem: this.#storageProblem || this.#problem || (loaded?.phone.problem ?? ""),
     };
   }
 

@@ -18,6 +18,7 @@ import {
   LayoutError,
   LedgerError,
   PhoneError,
+  PlainError,
   SettingsError,
 } from "./errors.ts";
 import {
@@ -45,7 +46,14 @@ import type { Program } from "./program.ts";
 import type { Represented, Scorer } from "./readout.ts";
 import type { State } from "./replay.ts";
 import { GLOBAL_TRACK } from "./round-delta.ts";
-import { afterRestore, evaluationOf, keysOf, readAnswered, readSession } from "./run-records.ts";
+import {
+  afterRestore,
+  evaluationOf,
+  keysOf,
+  makeRoom,
+  readAnswered,
+  readSession,
+} from "./run-records.ts";
 import { isFederation, readTerms, runIdOf, type RunTerms } from "./run-terms.ts";
 import {
   checkEvaluate,
@@ -101,6 +109,8 @@ export class Phone {
   readonly #reports: PrivateReports;
   /** What hides the answers in the run of the latest task. */
   #privacy: PrivacyTerms | null = null;
+  /** What the owner can do about the latest refusal; empty where there is nothing, or none. */
+  problem = "";
 
   constructor(parts: PhoneParts) {
     this.#parts = parts;
@@ -110,8 +120,11 @@ export class Phone {
   /** Returns the answer to a task, a frame; one that cannot be carried out is refused. */
   async answer(task: Task): Promise<Bytes> {
     try {
-      return await this.#reply(task);
+      const frame = await this.#reply(task);
+      if (task.kind !== TASK_KIND.hello) this.problem = "";
+      return frame;
     } catch (error) {
+      if (error instanceof PlainError) this.problem = error.message;
       if (!(error instanceof PhoneError)) console.error(error);
       else console.warn(`refused: ${error.message}`);
       return this.#refusal(task.instruction, this.#privacy ? withoutExamples(error) : error);
@@ -337,7 +350,7 @@ export class Phone {
   ): Promise<readonly [RunTerms, Bytes]> {
     this.#privacy = null;
     const { program, store, signed } = this.#parts;
-    const key = keysOf(runId).settings;
+    const { settings: key, time } = keysOf(runId);
     const kept = (await store.read(key)) as Bytes | undefined;
     const given = settings.length ? settings : (signed?.settings ?? kept);
     if (!given) throw new SettingsError("the instruction came without the run's settings");
@@ -346,7 +359,9 @@ export class Phone {
     const isOfRun = track === CLUSTERING_TRACK ? areEqual(runId, named) : false;
     if (!isOfRun && !(await isFederation(runId, named, terms)))
       throw new SettingsError("the settings that came are not those of the run");
-    if (!kept || !areEqual(kept, given)) await store.write(new Map([[key, given]]));
+    if (!kept) await makeRoom(store);
+    if (!kept || !areEqual(kept, given))
+      await store.write(new Map<string, unknown>([[key, given], [time, Date.now()]]));
     this.#privacy = terms.privacy;
     return [terms, given];
   }
@@ -382,6 +397,7 @@ export class Phone {
     await store.write(
       new Map<string, unknown>([
         [keys.session, { session, token, report }],
+        [keys.time, Date.now()],
         [LATEST, runId],
         ...(wentBack
           ? [[keys.answered, afterRestore(await readAnswered(store, runId))] as const]

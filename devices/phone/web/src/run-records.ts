@@ -1,11 +1,22 @@
 /** What a phone keeps of each run: its session, and what it has answered. */
 
 import { toHex, type Bytes } from "./bytes.ts";
+import { StorageError } from "./errors.ts";
 import type { Session } from "./ledger.ts";
 import type { Store } from "./store.ts";
 
 /** Times that evaluations are answered again after a server has gone on from a backup. */
 export const MOST_RESTORES = 1;
+
+/**
+ * Number of runs without a private model, the latest ones, whose sessions are kept; so many have
+ * answers, and so many none. In an older run the state is rebuilt from the server's ledger. All
+ * sessions have the size of the program's layout.
+ */
+export const SESSIONS_KEPT = 8;
+
+/** Number of runs with a private model, beside which no other run begins. */
+export const MOST_PERSONAL_RUNS = 32;
 
 /** A session with the latest instruction's token and the report on it; empty before the first. */
 export interface StoredSession {
@@ -26,12 +37,46 @@ export interface Answered {
   readonly restores?: number;
 }
 
-/** Returns the keys of a run's entries in a store. */
+/** Returns the keys of a run's entries in a store; `time` is when its session was written, in ms. */
 export function keysOf(
   runId: Bytes,
-): Readonly<Record<"session" | "answered" | "settings", string>> {
-  const run = `run/${toHex(runId)}`;
-  return { session: `${run}/session`, answered: `${run}/answered`, settings: `${run}/settings` };
+): Readonly<Record<"session" | "answered" | "settings" | "time", string>> {
+  return keysNamed(toHex(runId));
+}
+
+function keysNamed(name: string): ReturnType<typeof keysOf> {
+  const run = `run/${name}`;
+  return {
+    session: `${run}/session`,
+    answered: `${run}/answered`,
+    settings: `${run}/settings`,
+    time: `${run}/time`,
+  };
+}
+
+/**
+ * Deletes what runs long past have left, before a new run is entered.
+ *
+ * Nothing is deleted that belongs to a private model, nor what was answered
+ * (client/protocol/session_store.py).
+ *
+ * @throws StorageError if there are too many private models for another run.
+ */
+export async function makeRoom(store: Store): Promise<void> {
+  const runs = new Map<string, Map<string, unknown>>();
+  for (const [key, value] of await store.list("run/")) {
+    const [, name = "", part = ""] = key.split("/");
+    runs.set(name, (runs.get(name) ?? new Map<string, unknown>()).set(part, value));
+  }
+  const others = [...runs].filter(([, parts]) => !parts.has("personal"));
+  if (runs.size - others.length >= MOST_PERSONAL_RUNS) throw new StorageError("runs");
+  const timeOf = ([, parts]: (typeof others)[number]): number => Number(parts.get("time") ?? 0);
+  others.sort((one, other) => timeOf(other) - timeOf(one));
+  const answered = others.filter(([, parts]) => parts.has("answered"));
+  const sessions = answered.filter(([, parts]) => parts.has("session"));
+  for (const [name] of sessions.slice(SESSIONS_KEPT)) await store.erase(keysNamed(name).session);
+  const none = others.filter(([, parts]) => !parts.has("answered"));
+  for (const [name] of none.slice(SESSIONS_KEPT - 1)) await store.erase(`run/${name}/`);
 }
 
 /** Returns the session of a run; undefined before its first. */

@@ -136,6 +136,7 @@ export const TEXTS = {
       "This browser lets the page keep nothing, so it cannot take part. Open the link in a window that is not private, and allow this site to store data in the browser's settings; then load the page again.",
     full: "This device has no room left for this page, so nothing new is kept and no more is sent. What was kept is still there. Free some space on the device; this page then goes on by itself.",
     blocked: "Another tab holds what this page has kept. Close all tabs of this page, then open it again.",
+    runs: "This page keeps the private models of 32 runs, and takes part in no other run beside so many. To make room, leave and delete everything, then ask for a new invitation.",
     lost: "The browser has closed what this page keeps, or its data were deleted. Load the page again.",
     example:
       "An example needs a text of at most 1,048,576 characters in each field, and one of the labels. Nothing was added.",
