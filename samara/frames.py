@@ -1,5 +1,6 @@
 """pandas, an extra that tables of results need."""
 
+import importlib
 from types import ModuleType
 
 from samara.shared.errors import SamaraError
@@ -12,7 +13,6 @@ def load_pandas() -> ModuleType:
         SamaraError: if it is not installed.
     """
     try:
-        import pandas
+        return importlib.import_module("pandas")
     except ImportError as missing:
         raise SamaraError("tables need pandas: pip install 'samara-fl[pandas]'") from missing
-    return pandas
