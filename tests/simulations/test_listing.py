@@ -1,4 +1,4 @@
-"""A project of `samara new` that is moved with its data, and its runs in the list."""
+"""The lists of runs and scenarios, and a project of `samara new` that is moved with its run."""
 
 import json
 import shutil
