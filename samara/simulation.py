@@ -158,14 +158,17 @@ class Run:
         """
         return self._model(client if self.result.groups else None)
 
-    def personal_model(self, client: int) -> "Model":
+    def personal_model(self, client: int | str) -> "Model":
         """Return the model of one client.
+
+        Args:
+            client: its number, or the name of the user whose data it has.
 
         Raises:
             SamaraError: if there is no such client, it took no private rounds, or its ledger or
                 the base model cannot be used.
         """
-        return self._model(client)
+        return self._model(self.result.client_of(str(client)))
 
     def _model(self, client: int | None) -> "Model":
         from samara.models import Model

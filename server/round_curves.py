@@ -59,8 +59,8 @@ def _curve_values(event: dict[str, Any]) -> dict[str, float]:
             figures["loss"] = event["loss"]
         return {f"round/{name}": float(value) for name, value in figures.items()}
     return {
-        f"{event['split']}/{column} {name}": float(figures[name])
+        f"{event['split']}/{column} {name}": float(figures[key])
         for column, figures in event["columns"].items()
-        for name in ("accuracy", "loss")
-        if name in figures
+        for name, key in (("accuracy", "mean_client_accuracy"), ("loss", "loss"))
+        if key in figures
     }

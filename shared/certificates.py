@@ -20,6 +20,7 @@ from samara.shared.errors import SamaraError
 from samara.shared.files import make_folder, write_durably, write_secret
 
 CERTIFICATES_FOLDER = "certificates"
+_GIVEN_NAMES = "names.txt"
 _AUTHORITY = "Samara run"
 _AUTHORITY_TIME, _SERVER_TIME = timedelta(days=10 * 365), timedelta(days=365)
 RENEWAL_TIME = timedelta(days=30)
@@ -67,7 +68,21 @@ def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
         _write_certificate(folder, wanted)
     elif not (wanted <= certificate_names(tls.certificate) and _is_current(tls)):
         _write_certificate(folder, wanted | certificate_names(tls.certificate))
+    if names:
+        write_durably(folder / _GIVEN_NAMES, "".join(f"{name}\n" for name in names).encode())
     return tls
+
+
+def given_names(folder: Path) -> list[str]:
+    """Return the names that the server of these certificates was last started with.
+
+    Where they were not kept, they are those of its certificate beside the machine's own.
+    """
+    try:
+        return (folder / _GIVEN_NAMES).read_text(encoding="utf-8").split()
+    except OSError:
+        own = {"localhost", "127.0.0.1", socket.gethostname()}
+        return sorted(certificate_names(tls_files(folder).certificate) - own)
 
 
 def renew_certificate(folder: Path) -> TlsFiles:

@@ -18,6 +18,7 @@ SCHEMA_VERSION = 2
 """The version of the schema; it grows when a key goes or changes its meaning, not with new keys."""
 RESULT_FILE = "result.json"
 _SHOWN_MISTAKES = 5
+_SHOWN_NAMES = 20
 _SPLIT_NAMES = {"train": "training", "validation": "validation", "test": "test"}
 
 Count = Annotated[int, Field(ge=0)]
@@ -235,6 +236,9 @@ class RunResult(_ResultPart):
     """The scalar ratios of clients; None in a result that was written before they were counted."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
+    names: dict[Count, str] = {}
+    """The users whose data simulated clients have; empty where they are none's. Live clients' names
+    stay with the keys of the server that knows them."""
     shared_texts: SharedTexts | None = None
     """Test examples whose text another client trains on; None in a live run, where nobody knows."""
 
@@ -242,6 +246,27 @@ class RunResult(_ResultPart):
     def newcomers(self) -> range:
         """The clients that never trained the global model."""
         return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
+
+    def name_of(self, client: int) -> str:
+        """Return the name of a client: its user's where it has one, and otherwise its number."""
+        return self.names.get(client, str(client))
+
+    def client_of(self, name: str) -> int:
+        """Return the client that a name, or a number, stands for; names come first.
+
+        Raises:
+            SamaraError: if there is none.
+        """
+        by_name = {own: client for client, own in self.names.items()}
+        if name in by_name:
+            return by_name[name]
+        if name.isdecimal() and int(name) in self.clients:
+            return int(name)
+        known = [self.name_of(client) for client in sorted(self.clients)]
+        more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
+        raise SamaraError(
+            f"there is no client {name!r}; the run has {', '.join(known[:_SHOWN_NAMES])}{more}"
+        )
 
     def describe_split(self) -> str:
         """Return a sentence about the split of the data: its rule, its seed, and clients' parts."""

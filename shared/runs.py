@@ -1,7 +1,10 @@
 """The id of a run, and its folder on this machine."""
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
@@ -72,6 +75,28 @@ def check_results_folder(out: str) -> None:
             f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
             "--out"
         ) from error
+
+
+def settings_here(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of a run whose folder may have been moved with what lies around it.
+
+    Where a task, data or a model are not at their path any more, but lie as far from the folder as
+    before, they have the path that they have now.
+
+    Args:
+        settings: settings of the run by dotted key, as it recorded them.
+        folder: folder of the run.
+    """
+    here, before = dict(settings), str(settings.get("out", ""))
+    if not os.path.isabs(before):
+        return here
+    for key in ("task", "data.path", "model.path"):
+        path = str(here.get(key, ""))
+        if os.path.isabs(path) and not os.path.exists(path):
+            moved = os.path.normpath(folder.absolute() / os.path.relpath(path, before))
+            if os.path.exists(moved):
+                here[key] = moved
+    return here
 
 
 def client_folder(config: RunConfig, run_id: bytes, client: int) -> Path:

@@ -1,11 +1,14 @@
 """Scenario files by path or, of those that come with Samara, by name."""
 
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import ConfigError
+
+_FROM_FOLDER = ("./", "../")
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -35,6 +38,9 @@ def scenario_file(scenario: Path | None) -> Path:
 def read_scenario(path: Path) -> dict[str, Any]:
     """Return the settings of a scenario file; they are not validated.
 
+    A path that begins with ``./`` or ``../`` is one from the file's own folder, so that the folder
+    can be moved.
+
     Raises:
         ConfigError: if it cannot be read, or is no scenario.
     """
@@ -62,4 +68,13 @@ def read_scenario(path: Path) -> dict[str, Any]:
             f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
             "scenario, such as samara simulate sst2"
         )
-    return settings
+    return {key: _from_folder(value, path.absolute().parent) for key, value in settings.items()}
+
+
+def _from_folder(value: Any, folder: Path) -> Any:
+    """Return a value of a scenario with paths from a folder made absolute."""
+    if isinstance(value, dict):
+        return {key: _from_folder(part, folder) for key, part in value.items()}
+    if isinstance(value, str) and value.startswith(_FROM_FOLDER):
+        return os.path.normpath(folder / value)
+    return value

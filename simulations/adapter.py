@@ -24,7 +24,7 @@ from samara.shared.model.loading import BaseModel
 from samara.shared.model.perturbations import WeightMap, read_weight_map
 from samara.shared.replay import digest, to_float32, zero_state
 from samara.shared.result import RunResult
-from samara.shared.runs import client_folder
+from samara.shared.runs import client_folder, settings_here
 
 State = NDArray[np.int64]
 
@@ -53,7 +53,9 @@ class FinishedRun:
             SamaraError: if it is not finished or damaged.
         """
         result = RunResult.read(folder)
-        config = RunConfig.of(result.config | {"out": str(folder)}, str(folder))
+        config = RunConfig.of(
+            settings_here(result.config, folder) | {"out": str(folder)}, str(folder)
+        )
         return cls(folder, result, config, read_layout(folder))
 
     @cached_property
@@ -181,6 +183,15 @@ class FinishedRun:
                 "leave the client out for the global model"
             )
         return path
+
+
+def client_of(run: Path, name: str) -> int:
+    """Return the client of a finished run that has a name, or a number.
+
+    Raises:
+        SamaraError: if there is none, or the run is not finished.
+    """
+    return RunResult.read(run).client_of(name)
 
 
 def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:

@@ -28,7 +28,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of samara tune.")],
     out: Annotated[Path, typer.Option("--out", help="Folder, or file of the ledger form.")],
     client: Annotated[
-        int | None, typer.Option("--client", help="Add this client's private rounds.")
+        str | None,
+        typer.Option("--client", help="Name or number: add this client's private rounds."),
     ] = None,
     form: Annotated[
         Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
@@ -42,8 +43,8 @@ def export(
 
     from samara.client.tuning.finished_tuning import is_tuning_folder
     from samara.shared.errors import ConfigError
+    from samara.simulations.adapter import client_of, export_ledger
     from samara.simulations.adapter import export as write
-    from samara.simulations.adapter import export_ledger
     from samara.simulations.tuned_export import export_tuned
 
     console = Console()
@@ -56,10 +57,11 @@ def export(
     if form is Form.LEDGER:
         if client is None:
             raise ConfigError("--form ledger holds a client's private rounds: give --client")
-        size = export_ledger(run, client, out)
+        size = export_ledger(run, client_of(run, client), out)
         console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
         return
-    _print_left_out(write(run, client, out), console)
+    own = None if client is None else client_of(run, client)
+    _print_left_out(write(run, own, out), console)
     console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
 
 
@@ -99,7 +101,8 @@ def apply(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of samara tune.")],
     text: Annotated[str, typer.Argument(help="A JSON object if the task reads several fields.")],
     client: Annotated[
-        int | None, typer.Option("--client", help="Add this client's private rounds.")
+        str | None,
+        typer.Option("--client", help="Name or number: add this client's private rounds."),
     ] = None,
     personal: Annotated[
         Path | None, typer.Option("--personal", help="Add those of an exported ledger file.")
@@ -115,6 +118,7 @@ def apply(
 
     from samara.client.tuning.finished_tuning import is_tuning_folder
     from samara.shared.errors import ConfigError
+    from samara.simulations.adapter import client_of
     from samara.simulations.quick_look import quick_look, tuned_look
 
     if client is not None and personal is not None:
@@ -124,7 +128,8 @@ def apply(
             raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
         labels, models = tuned_look(run, text)
     else:
-        labels, models = quick_look(run, text, client, personal)
+        own = None if client is None else client_of(run, client)
+        labels, models = quick_look(run, text, own, personal)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")
     for name in models:
@@ -173,8 +178,8 @@ def damping(
 @app.command()
 def diff(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    one: Annotated[int, typer.Argument(help="A client.")],
-    other: Annotated[int, typer.Argument(help="Another.")],
+    one: Annotated[str, typer.Argument(help="A client, by name or number.")],
+    other: Annotated[str, typer.Argument(help="Another.")],
 ) -> None:
     """Show the differences between the private rounds of two clients.
 
@@ -185,13 +190,14 @@ def diff(
     from rich.console import Console
     from rich.table import Table
 
+    from samara.simulations.adapter import client_of
     from samara.simulations.adapter import diff as differences
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("tensor")
     for heading in (f"norm of {one}", f"norm of {other}", "distance", "cosine"):
         table.add_column(heading, justify="right")
-    for row in differences(run, one, other):
+    for row in differences(run, client_of(run, one), client_of(run, other)):
         cosine = "" if isnan(row.cosine) else f"{row.cosine:+.3f}"
         table.add_row(row.name, f"{row.one:.4f}", f"{row.other:.4f}", f"{row.distance:.4f}", cosine)
     Console().print(table)

@@ -215,15 +215,21 @@ def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engi
     from rich.console import Console
 
     from samara.shared.result import RunResult
-    from samara.simulations.comparison.seeds import describe_seeds, seed_intervals
+    from samara.simulations.comparison.seeds import (
+        describe_seed_verdict,
+        describe_seeds,
+        seed_intervals,
+    )
     from samara.simulations.experiments import parse_seeds, run_all, with_seeds
     from samara.simulations.report.terminal import seeds_table
 
     runs = list(with_seeds(config_of, parse_seeds(seeds)).values())
     results = list(run_all(runs, lambda each: RunResult.read(_run(each, engine))))
-    table = seeds_table(seed_intervals(results))
+    intervals = seed_intervals(results)
+    table = seeds_table(intervals)
     table.caption = describe_seeds([result.config for result in results])
     Console().print("", table)
+    Console().print(describe_seed_verdict(intervals), style="bold", markup=False, highlight=False)
 
 
 def compare(

@@ -16,7 +16,7 @@ from samara.shared.model.model_folder import model_id_of
 from samara.shared.result import RESULT_FILE, RunResult
 from samara.shared.run_id import hash_identity
 from samara.shared.run_settings import describe_differences, settings_of_run
-from samara.shared.runs import RUNS_FOLDER, identity_bytes
+from samara.shared.runs import RUNS_FOLDER, identity_bytes, settings_here
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.rows import hash_whole_examples
 
@@ -46,12 +46,13 @@ def find_finished(config: RunConfig) -> Path | None:
     for folder in ended:
         try:
             result = RunResult.read(folder)
-            stored = RunConfig.of(result.config, str(folder))
+            stored = RunConfig.of(settings_here(result.config, folder), str(folder))
         except SamaraError:
             continue  # of `samara tune`, or of an earlier version
         files, layout_hash = file_settings(config), bytes.fromhex(result.layout_hash)
         run_id = hash_identity(identity, layout_hash, model_id).hex()
-        if (run_id, files) == (result.run_id, file_settings(stored)):
+        moved = model_id.hex() == result.model_id and identity_bytes(stored) == identity
+        if files == file_settings(stored) and (moved or run_id == result.run_id):
             _check_inputs(folder, config)
             return folder
         other = describe_differences(settings_of_run(stored), config)

@@ -10,16 +10,30 @@ from samara.shared.result import RESULT_FILE
 from samara.shared.scenarios import shipped_scenarios
 from samara.shared.tasks.catalog import load_task, shipped_tasks
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
+from samara.simulations.project.drafts import PROJECT_RUN, SCENARIO_FILE
 
 _SHOWN_WORDS = 60
 
 
+_OF_PEERS = ("decomfl", "fedkseed")
+"""The scenarios with the rules of other federations, which are there to compare with."""
+
+
 def scenarios_table() -> Table:
-    """Return a table of the shipped scenarios, each with its first comment."""
+    """Return a table of the shipped scenarios, each with its first comment; those of peers last."""
     table = _table("Scenarios: samara simulate NAME", "name", "what it runs")
-    for name, file in shipped_scenarios().items():
-        table.add_row(name, " ".join(_first_comment(file.read_text(encoding="utf-8"))))
+    shipped = shipped_scenarios()
+    own = [name for name in shipped if name not in _OF_PEERS]
+    for name in own:
+        table.add_row(name, _description_of(shipped[name]), end_section=name == own[-1])
+    table.add_row("", "[italic]To compare with: the rules of other federations[/]")
+    for name in _OF_PEERS:
+        table.add_row(name, _description_of(shipped[name]))
     return table
+
+
+def _description_of(file: Path) -> str:
+    return " ".join(_first_comment(file.read_text(encoding="utf-8")))
 
 
 def tasks_table() -> Table:
@@ -39,16 +53,17 @@ def tasks_table() -> Table:
 
 
 def runs_table(folder: Path) -> Table:
-    """Return a table of the runs in a folder: finished ones of federations and of tuning, others.
+    """Return a table of the runs in a folder, and in the folders of projects beside it.
 
     Args:
-        folder: folder whose folders are looked at.
+        folder: folder whose folders are looked at. Projects are the folders beside it that
+            ``samara new`` wrote; each has its run in the folder ``run``.
     """
-    title = f"Runs in {folder.absolute()}"
-    table = _table(title, "folder", "task", "method", "state")
-    for run in sorted(path for path in folder.glob("*") if path.is_dir()):
-        if (row := _run_row(run)) is not None:
-            table.add_row(run.name, *row)
+    table = _table("Runs", "folder", "task", "method", "state")
+    projects = folder.parent.glob(f"*/{SCENARIO_FILE}")
+    for run in sorted([*folder.glob("*"), *(file.parent / PROJECT_RUN for file in projects)]):
+        if run.is_dir() and (row := _run_row(run)) is not None:
+            table.add_row(str(run), *row)
     return table
 
 

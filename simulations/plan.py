@@ -82,7 +82,18 @@ def describe_plan(
 
 def known_of(shares: Sequence[ClientData]) -> dict[str, Any]:
     """Return the keys of a result that follow from the data of all clients."""
-    return {"shared_texts": asdict(_shared_texts(shares))}
+    return {"shared_texts": asdict(_shared_texts(shares)), "names": _names_of(shares)}
+
+
+def _names_of(shares: Sequence[ClientData]) -> dict[str, str]:
+    """Return the users of clients by client index, where every client has the data of one alone."""
+    users = [{example.user for example in share.examples} for share in shares]
+    if any(len(own) != 1 or "" in own for own in users):
+        return {}
+    names = [next(iter(own)) for own in users]
+    if len(set(names)) < len(names):  # one user's rows are dealt to several clients
+        return {}
+    return {str(share.client): name for share, name in zip(shares, names, strict=True)}
 
 
 def _shared_texts(shares: Sequence[ClientData]) -> SharedTexts:
@@ -182,5 +193,6 @@ def _estimate(
     return (
         f"estimate for a machine like the profile {profile.name}: {span_of(before * a_row)} before "
         f"round 1 for {before:,} rows (evaluate.limit takes fewer), about "
-        f"{span_of(whole * a_row)} of passes through the model in all, {memory:,.0f} MiB"
+        f"{span_of(whole * a_row)} of passes through the model in all, {memory:,.0f} MiB; "
+        "loading, the steps of a readout and the report come on top"
     )

@@ -28,7 +28,6 @@ INDENTED = re.compile(r"(?:^(?: {4}|\t).*\n?)+", re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`(samara [^`]+)`(?!`)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 PYTHON_RUN = {
-    "README.md": "tests/e2e/test_documented_runs.py",
     "docs/reference/python.md": "tests/e2e/test_documented_runs.py",
     "docs/concepts/mezo.md": "tests/house/test_documented_loop.py",
     "docs/reference/phones.md": "tests/e2e/test_documented_phone.py",

@@ -150,6 +150,7 @@ def result_of(
             "clients": {str(client): 20 * 32 / 1536 for client in range(clients)},
         },
         "automatic": {},
+        "names": {},
         "shared_texts": {"test": 100 * clients, "shared": 0},
         "no_gain": "",
         "passes": {str(client): 20 * 2 * 32 for client in range(clients)},

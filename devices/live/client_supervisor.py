@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Protocol
 
 from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.protocol.trainer_socket import address_of
 from samara.devices.jetson.nvpmodel import in_power_mode
 from samara.devices.live.board_checks import explain_crash
 from samara.devices.live.client_folder import (
@@ -92,10 +93,12 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
         with_dashboard: whether the status is drawn on the terminal, in place of messages.
 
     Raises:
+        TrainerError: if the path of the folder is too long for a socket.
         DeviceError: if a check fails, another process serves this client, the power mode cannot be
             set, or the trainer cannot be loaded.
         RejectedError: if the key was revoked.
     """
+    address_of(settings.socket)  # a path that is too long is refused before a model is loaded
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
         is_finished = _run_preflight(settings)

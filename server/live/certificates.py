@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 from samara.shared.addresses import parse_address
-from samara.shared.certificates import TlsFiles, certificate_names, tls_files
+from samara.shared.certificates import TlsFiles, certificate_names, given_names, tls_files
 from samara.shared.errors import SamaraError
 
 
@@ -54,7 +54,7 @@ def server_address(folder: Path, port: int, address: str = "") -> tuple[Path, st
         )
     names = certificate_names(tls.certificate)
     if not address:
-        given = sorted(names - {"localhost", "127.0.0.1", socket.gethostname()})
+        given = given_names(folder)
         if len(given) > 1:
             raise SamaraError(
                 f"the server has the names {', '.join(given)}; say which with --address HOST:PORT"

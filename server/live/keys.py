@@ -330,7 +330,11 @@ class ClientKeys:
                 f"{name!r}: not a client's name; use letters, digits, '.', '_' and '-', at most 64"
             )
         if self._file(name).exists():
-            raise SamaraError(f"{self._file(name)}: a key has this name already; choose another")
+            raise SamaraError(
+                f"{self._file(name)}: a key has this name already; for another device choose "
+                "another name, for a new key of the same client `samara server keys rotate "
+                f"{name} --run {self._folder.parent}`"
+            )
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"

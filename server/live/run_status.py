@@ -272,7 +272,7 @@ class EventSums:
             _add_round(self.clients, event)
         elif event.get("event") == "evaluation":
             for column, figures in event["columns"].items():
-                accuracy, loss = figures["accuracy"], figures["loss"]
+                accuracy, loss = figures["mean_client_accuracy"], figures["loss"]
                 evaluated = EvaluationStatus(event["round"], event["split"], column, accuracy, loss)
                 self.evaluations.append(evaluated)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from samara.server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
+from samara.server.rounds.evaluation import is_global_validation
 from samara.server.store import METRICS_FILE, NEXT_EVENT_FILE, RunStore
 from samara.shared.events import append_in_parts
 from samara.shared.files import disk_errors_explained, write_durably
@@ -214,13 +214,10 @@ def describe_event(event: Mapping[str, Any]) -> str:
             + (f", {event['problem']}" if event["problem"] else _describe_else(event))
         )
     figures = ", ".join(
-        f"{name} {column.get(TRIMMED_ACCURACY, column['accuracy']):.2%}"
-        for name, column in event["columns"].items()
+        f"{name} {column['mean_client_accuracy']:.2%}" for name, column in event["columns"].items()
     )
-    is_trimmed = any(TRIMMED_ACCURACY in column for column in event["columns"].values())
-    kind = "accuracy, trimmed mean of the clients" if is_trimmed else "accuracy"
     return (
-        f"round {event['round']}: {event['split']} {kind}: {figures}, "
+        f"round {event['round']}: {event['split']} accuracy, mean of the clients: {figures}, "
         f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
     )
 

@@ -256,7 +256,10 @@ class ScalarStrategy(Strategy):
         if event.get("event") != "evaluation":
             return None
         return MetricRecord(
-            {f"{name} accuracy": column["accuracy"] for name, column in event["columns"].items()}
+            {
+                f"{name} accuracy": column["mean_client_accuracy"]
+                for name, column in event["columns"].items()
+            }
         )
 
     def missing_evaluations(self, splits: Sequence[Split]) -> Sequence[Split]:

@@ -136,7 +136,7 @@ METRICS = (
     RunMetric("samara_epsilon", "ε that the run has spent; only if private", _last("epsilon")),
     RunMetric(
         "samara_accuracy",
-        "accuracy in the last evaluation of a split and a way of serving",
+        "accuracy in the last evaluation of a split and a way of serving, mean of the clients",
         _evaluated("accuracy"),
         ("split", "column"),
     ),

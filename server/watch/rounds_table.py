@@ -21,7 +21,7 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
     layout, ledger = read_layout(run), ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
-    for column in ("round", "clients", "examples", "scalars", "shift", "bytes", "end digest"):
+    for column in ("round", "clients", "examples", "scalars", "bytes", "end digest"):
         rounds.add_column(column, justify="right")
     for record in read_ledger(ledger):
         delta = record.delta
@@ -30,7 +30,6 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
             str(len(delta.contributors)),
             str(sum(contributor.examples for contributor in delta.contributors)),
             str(sum(len(group.scalars.coefficients) for group in delta.groups)),
-            ",".join(str(s) for s in sorted({group.scalars.shift for group in delta.groups})),
             f"{record.size:,}",
             record.end_digest.hex()[:16],
         )

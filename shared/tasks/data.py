@@ -48,14 +48,17 @@ def load_examples(
     Args:
         path: one of
 
-            - a ``.jsonl`` or ``.csv`` file, split 70/10/20 into training, validation and test;
+            - a file of `SUFFIXES`, split 70/10/20 into training, validation and test: JSON lines
+              or a JSON array, or CSV with commas, semicolons, tabs or vertical bars;
             - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
               of the training rows replace a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
+            - a folder with one folder of such files per user, each user's rows split 70/10/20, or
+              with files of splits in each;
             - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a
               folder for each split; for plain texts with one of ``.txt`` and ``.md`` files per
               person, split inside each;
-            - a folder with a data set of Parquet files, as it lies on the hub;
+            - a Parquet file, or a folder with a data set of them, as it lies on the hub;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
               labelled −1 or not at all are left out.
@@ -186,12 +189,11 @@ def _read(
                 split: read_text_folders(folder, task, problems)
                 for split, (folder,) in files.splits.items()
             }
-        by_user = files.form == "users"
         splits: dict[str, list[Row]] = {}
         for split, parts in files.splits.items():
             splits[split] = []
             for part in parts:
-                owner = part.stem if by_user else ""
+                owner = files.owner_of(part)
                 splits[split] += read_row_file(part, task, problems, owner, growing, dated)
         return splits
     if growing:

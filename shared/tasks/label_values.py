@@ -1,5 +1,6 @@
 """Label values: the values in the data that stand for each answer of a task, as text."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,8 +10,18 @@ from samara.shared.errors import TaskError
 
 
 def value_text(value: object) -> str:
-    """Return a label value as text, a boolean as JSON and most CSV files write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a label value as text, alike however files write it.
+
+    Blanks around it do not count, ``True`` and ``true`` are alike, and so are 1, 1.0 and ``1.0``.
+
+    >>> [value_text(value) for value in (True, " True ", "1.00", -2.0, "1.5")]
+    ['true', 'true', '1', '-2', '1.5']
+    """
+    text = str(value).strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    whole = re.fullmatch(r"(-?\d+)\.0+", text)
+    return whole[1] if whole else text
 
 
 def optional_value_text(value: object) -> str | None:
@@ -49,9 +60,7 @@ def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int
             return index
     known = [text for values in labels for text in values]
     hint = ""
-    if text.endswith(".0") and text[:-2] in known:
-        hint = f"; write it as {text[:-2]}"
-    elif isinstance(value, bool):
+    if text in ("true", "false"):
         hint = '; name it in a task file, such as labels = [false, true] (task = "FILE.toml")'
     raise TaskError(f"label {value!r} is unknown; task {name!r} knows {', '.join(known)}{hint}")
 

@@ -1,30 +1,57 @@
-"""Files of rows: JSON lines and CSV, each problem with its line."""
+"""Files of rows: JSON and CSV, plain or packed by gzip, each problem with its line.
+
+A file is read piece by piece, so that no more of it is in memory than the rows made of it.
+"""
 
 import csv
+import gzip
 import io
+import itertools
 import json
 import math
+import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TextIO, cast
 
 from samara.shared.errors import DataError
+from samara.shared.tasks.json_arrays import ArrayError, array_elements
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Row, describe_missing_fields, read_rows
 
-SUFFIXES = (".jsonl", ".csv")
+_TABLES = (".csv", ".tsv")
+_PACKED = ".gz"
+_PLAIN_SUFFIXES = (".jsonl", ".json", *_TABLES)
+SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + _PACKED for suffix in _PLAIN_SUFFIXES))
+"""The ends of names of files that hold rows."""
+SUFFIXES_SHOWN = f"{', '.join(_PLAIN_SUFFIXES)}, or one of these and {_PACKED}"
 LATEST_TIME = 2.0**40
 """Later times, in seconds since 1970, are mistakes."""
 _MOST_LETTERS = 2**31 - 1
-"""Most letters of a CSV cell. The file is in memory already; Python's own limit is 131,072."""
+"""Most letters of a CSV cell; Python's own limit is 131,072."""
 
 Report = Callable[[int, str], None]
 """Reports a problem, given the number of its line and a description."""
 Records = Iterator[tuple[int, Mapping[str, object]]]
 """Numbers of lines, and the records that begin there."""
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_SEPARATORS = ",;\t|"
+
+
+def suffix_of(path: Path) -> str:
+    """Return which of `SUFFIXES` the name of a file ends in, in small letters; empty if none."""
+    name = path.name.lower()
+    ends = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
+    return max(ends, key=len, default="")
+
+
+def stem_of(path: Path) -> str:
+    """Return the name of a file of rows without its suffix."""
+    return path.name.removesuffix(path.name[len(path.name) - len(suffix_of(path)) :])
 
 
 def read_row_file(
@@ -35,7 +62,7 @@ def read_row_file(
     growing: bool = False,
     dated: bool = False,
 ) -> list[Row]:
-    """Read the rows of a file of JSON lines, or of CSV.
+    """Read the rows of a file of JSON, or of CSV.
 
     Args:
         path: the file.
@@ -49,8 +76,8 @@ def read_row_file(
         dated: whether every row must say its time, as seconds since 1970 or as a date.
 
     Raises:
-        DataError: if the file has another suffix, or is growing CSV: half a row of it can look like
-            a whole one.
+        DataError: if the file has another suffix, is no gzip file, or is growing and no plain
+            file of JSON lines: half a row of CSV can look like a whole one.
         OSError: if it cannot be read.
     """
 
@@ -98,19 +125,27 @@ def read_records(
     Raises:
         DataError, OSError: as `read_row_file`.
     """
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
-    if growing and suffix == ".csv":
+    suffix = suffix_of(path)
+    if not suffix:
+        raise DataError(f"{path}: give a file that ends in {SUFFIXES_SHOWN}")
+    if growing and suffix != ".jsonl":
         raise DataError(
-            f"{path}: CSV cannot be watched, since half a row may look like a whole one; write "
-            "JSON lines"
+            f"{path}: cannot be watched, since half a row of CSV, or of a JSON array, may look "
+            "like a whole one; write JSON lines to a file ending in .jsonl"
         )
-    text = _decode(path, report, growing)
-    if suffix == ".csv":
-        yield from _csv_records(text, report, describe_header)
-    else:
-        yield from _json_records(text, report)
+    try:
+        _report_other_encodings(path, report, growing)
+        with _opened(path, growing) as content:
+            if suffix.removesuffix(_PACKED) in _TABLES:
+                text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="")
+                separator = "\t" if suffix.startswith(".tsv") else ""
+                yield from _csv_records(text, report, describe_header, separator)
+            else:
+                # JSON strings may hold other line separators than the newline.
+                text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="\n")
+                yield from _json_records(text, report, growing)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: is no whole gzip file ({error}); pack it again") from error
 
 
 def read_time(record: Mapping[str, object]) -> float:
@@ -152,18 +187,25 @@ def _time_of(record: Mapping[str, object], changed: float) -> float:
     return changed
 
 
-def _decode(path: Path, report: Report, growing: bool) -> str:
-    content = path.read_bytes()
+@contextmanager
+def _opened(path: Path, growing: bool = False) -> Iterator[BinaryIO]:
+    """Open a file, unpacked; of one that grows what is whole so far."""
     if growing:
-        content = _whole_lines(content)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        lines = enumerate(content.split(b"\n"), 1)
-        first, *others = [number for number, line in lines if not _is_utf8(line)]
-        more = f" (other such lines: {len(others):,})" if others else ""
-        report(first, f"is not UTF-8; save the file in UTF-8{more}")
-        return content.decode("utf-8-sig", errors="replace")
+        yield io.BytesIO(_whole_lines(path.read_bytes()))
+    elif suffix_of(path).endswith(_PACKED):
+        with gzip.open(path, "rb") as packed:
+            yield cast(BinaryIO, packed)
+    else:
+        with path.open("rb") as plain:
+            yield plain
+
+
+def _report_other_encodings(path: Path, report: Report, growing: bool) -> None:
+    with _opened(path, growing) as content:
+        others = [number for number, line in enumerate(content, 1) if not _is_utf8(line)]
+    if others:
+        more = f" (other such lines: {len(others) - 1:,})" if len(others) > 1 else ""
+        report(others[0], f"is not UTF-8; save the file in UTF-8{more}")
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -187,31 +229,71 @@ def _whole_lines(content: bytes) -> bytes:
     return content
 
 
-def _json_records(text: str, report: Report) -> Records:
-    # Not splitlines: JSON strings may hold other line separators than the newline.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            report(number, f"is not JSON, column {error.colno}: {error.msg}")
-            continue
-        except (ValueError, RecursionError) as error:
-            report(number, f"is not JSON that can be read: {error}")
-            continue
-        if not isinstance(record, dict):
-            report(number, 'is not a JSON object such as {"text": "…", "label": 0}')
-        else:
-            yield number, record
+def _json_records(text: TextIO, report: Report, growing: bool) -> Records:
+    """Yield the objects of an array, or those of lines of JSON."""
+    number, line = _first_line(text)
+    if line.lstrip().startswith("[") and not growing:
+        values = array_elements(text, line, number)
+    else:
+        values = _values_of_lines(text, line, number, report)
+    try:
+        for place, value in values:
+            if isinstance(value, dict):
+                yield place, value
+            else:
+                report(place, 'is not a JSON object such as {"text": "…", "label": 0}')
+    except ArrayError as error:
+        report(error.line, error.what)
 
 
-def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]], str]) -> Records:
+def _first_line(text: TextIO) -> tuple[int, str]:
+    """Return the first line that is not blank, and its number."""
+    number, line = 1, text.readline()
+    while line and not line.strip():
+        number, line = number + 1, text.readline()
+    return number, line
+
+
+def _values_of_lines(
+    text: TextIO, line: str, number: int, report: Report
+) -> Iterator[tuple[int, object]]:
+    while line:
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                report(number, f"is not JSON, column {error.colno}: {error.msg}")
+            except (ValueError, RecursionError) as error:
+                report(number, f"is not JSON that can be read: {error}")
+            else:
+                yield number, value
+        number, line = number + 1, text.readline()
+
+
+def _separator_of(header: str) -> str:
+    """Return what separates the names of a header, which quotes may hold; a comma if nothing."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(_SEPARATORS, key=bare.count)
+
+
+def _csv_records(
+    text: TextIO, report: Report, describe_header: Callable[[list[str]], str], separator: str
+) -> Records:
+    """Yield the rows under a header, whose names are taken without the blanks around them.
+
+    Args:
+        text: the file.
+        report: called for what is no row.
+        describe_header: see `read_records`.
+        separator: what separates cells; empty if the header shows it.
+    """
     csv.field_size_limit(_MOST_LETTERS)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = text.readline()
+    lines = itertools.chain([first], text)
+    reader = csv.reader(lines, strict=True, delimiter=separator or _separator_of(first))
     line = 1
     try:
-        header = next(reader, [])
+        header = [name.strip() for name in next(reader, [])]
         if header.count("") > 1:
             report(1, f"{header.count('')} columns have no name in the header; name or delete them")
             return
@@ -219,11 +301,6 @@ def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]
         if repeated:
             report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
             return
-        if len(header) == 1:
-            for mark, name in _SEPARATORS.items():
-                if mark in header[0]:
-                    report(1, f"its cells are separated by {name}; save it with commas")
-                    return
         if "\ufffd" in "".join(header):
             return  # reported as not UTF-8
         if wrong := describe_header(header):

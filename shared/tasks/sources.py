@@ -2,16 +2,17 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from samara.shared.errors import DataError
-from samara.shared.tasks.row_files import SUFFIXES
+from samara.shared.tasks.row_files import SUFFIXES, SUFFIXES_SHOWN, stem_of, suffix_of
 
 SPLITS = ("train", "validation", "test")
+_PARQUET = ".parquet"
 _HUB_SECONDS = 5.0
 
 
@@ -21,14 +22,21 @@ class DataFiles:
 
     Attributes:
         form: ``file``; ``splits``, a file for each split; ``users``, a file for each user, named
-            after the user; ``labels``, folders with a folder of texts for each label; or
-            ``repository``, a data set as it lies on the hub, of Parquet files.
+            after the user; ``people``, a folder of files for each user, named after the user;
+            ``labels``, folders with a folder of texts for each label; or ``repository``, a data
+            set as it lies on the hub, of Parquet files.
         splits: files or folders of each split, of which ``train`` is one; of a repository the
             whole folder.
     """
 
-    form: Literal["file", "splits", "users", "labels", "repository"]
+    form: Literal["file", "splits", "users", "people", "labels", "repository"]
     splits: Mapping[str, tuple[Path, ...]]
+
+    def owner_of(self, file: Path) -> str:
+        """Return the user after whom a file, or its folder, is named; empty if there is none."""
+        if self.form == "people":
+            return file.parent.name
+        return stem_of(file) if self.form == "users" else ""
 
 
 def find_data_files(path: Path, growing: bool = False) -> DataFiles:
@@ -43,15 +51,9 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
         OSError: if a folder cannot be read.
     """
     if path.is_file():
-        return DataFiles("file", {"train": (path,)})
-    files: dict[str, Path] = {}
-    for entry in sorted(path.iterdir()):
-        if entry.suffix.lower() in SUFFIXES and not entry.name.startswith("."):
-            if entry.stem in files:
-                raise DataError(
-                    f"{entry}: {files[entry.stem].name} lies beside it; keep one of both"
-                )
-            files[entry.stem] = entry
+        is_parquet = path.suffix.lower() == _PARQUET
+        return DataFiles("repository" if is_parquet else "file", {"train": (path,)})
+    files = _row_files(path)
     if not files:
         return _find_folders(path, growing)
     present = [split for split in SPLITS if split in files]
@@ -61,9 +63,25 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
         others = ", ".join(file.name for stem, file in files.items() if stem not in SPLITS)
         raise DataError(
             f"{path}: has {files[present[0]].name} and no training file; add, or rename one to, "
-            f"train{files[present[0]].suffix}" + (f" (it has {others})" if others else "")
+            f"train{suffix_of(files[present[0]])}" + (f" (it has {others})" if others else "")
         )
     return DataFiles("splits", {split: (files[split],) for split in present})
+
+
+def _row_files(folder: Path) -> dict[str, Path]:
+    """Return the files of rows in a folder by their names without suffixes.
+
+    Raises:
+        DataError: if two differ in their suffixes alone.
+    """
+    files: dict[str, Path] = {}
+    for entry in sorted(folder.iterdir()):
+        if suffix_of(entry) and not entry.name.startswith("."):
+            stem = stem_of(entry)
+            if stem in files:
+                raise DataError(f"{entry}: {files[stem].name} lies beside it; keep one of both")
+            files[stem] = entry
+    return files
 
 
 def _find_folders(path: Path, growing: bool) -> DataFiles:
@@ -72,18 +90,42 @@ def _find_folders(path: Path, growing: bool) -> DataFiles:
     Raises:
         DataError: if it holds nothing that can be read.
     """
-    folders = [entry for entry in path.iterdir() if entry.is_dir()]
-    if not growing and any(path.rglob("*.parquet")):
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    if not growing and any(path.rglob(f"*{_PARQUET}")):
         return DataFiles("repository", {"train": (path,)})
+    if not growing and (people := _files_of_people(folders)):
+        return DataFiles("people", people)
     splits = {split: (path / split,) for split in SPLITS if (path / split).is_dir()}
     if "train" in splits and any(entry.is_dir() for entry in (path / "train").iterdir()):
         return DataFiles("labels", splits)
     if growing or folders:
         return DataFiles("labels", {"train": (path,)})
     raise DataError(
-        f"{path}: holds no file ending in {' or '.join(SUFFIXES)}, nor folders of texts, nor a "
+        f"{path}: holds no file ending in {SUFFIXES_SHOWN}, nor folders of texts, nor a "
         "data set of Parquet files"
     )
+
+
+def _files_of_people(folders: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
+    """Return the files of rows in the folders of people, by split; empty if they hold none.
+
+    Their files are those of splits if all are named so; otherwise all are training files.
+
+    Raises:
+        DataError: if one has a validation or test file, and no training file.
+    """
+    named = [folder for folder in folders if not folder.name.startswith(".")]
+    found = [_row_files(folder) for folder in named]
+    if not {stem for files in found for stem in files} <= set(SPLITS):
+        return {"train": tuple(file for files in found for file in files.values())}
+    for folder, files in zip(named, found, strict=True):
+        if files and "train" not in files:
+            raise DataError(
+                f"{folder}: has no training file; add train{SUFFIXES[0]}, or leave out "
+                f"{', '.join(file.name for file in files.values())}"
+            )
+    splits = {split: tuple(f[split] for f in found if split in f) for split in SPLITS}
+    return {split: files for split, files in splits.items() if files}
 
 
 def is_hub_name(path: str) -> bool:
@@ -104,29 +146,40 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     """Load a Hugging Face data set: by split, the name of its part there, and the part.
 
     Args:
-        name: ``owner/name`` or ``owner/name:config``, or a folder with such a data set.
+        name: ``owner/name`` or ``owner/name:config``, a folder with such a data set, or a Parquet
+            file.
 
     Raises:
         DataError: if it cannot be loaded, or has no split ``train``.
     """
     # Imported here because it takes seconds.
-    import datasets
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{name!r}: Parquet files and data sets of the hub are read by the package datasets; "
+            "pip install 'samara-fl[hub]', or save the rows as JSON lines or CSV"
+        ) from error
 
     logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)
 
-    repository, _, configuration = (name, "", "") if Path(name).is_dir() else name.partition(":")
+    is_local = Path(name).exists()
+    repository, _, configuration = (name, "", "") if is_local else name.partition(":")
+    files = name if Path(name).is_file() else None
     # Retries take half a minute; what was downloaded before is found without a connection.
     datasets.config.HF_HUB_OFFLINE = (
-        datasets.config.HF_HUB_OFFLINE or Path(name).is_dir() or not _hub_answers()
+        datasets.config.HF_HUB_OFFLINE or is_local or not _hub_answers()
     )
     try:
-        with _without_bars(datasets) if Path(name).is_dir() else nullcontext():
-            data_set = datasets.load_dataset(repository, configuration or None)
+        with _without_bars(datasets) if is_local else nullcontext():
+            data_set = datasets.load_dataset(
+                "parquet" if files else repository, configuration or None, data_files=files
+            )
     # Anything may come out of the network, the cache and the data set's own files.
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(
-            f"{name!r}: {'' if Path(name).is_dir() else 'no file or folder of this name, and it '}"
+            f"{name!r}: {'' if is_local else 'no file or folder of this name, and it '}"
             f"cannot be loaded as a Hugging Face data set ({reason}); check the name and the "
             "connection, or where there is none save the rows as train.jsonl in a folder and give "
             "its path"

@@ -31,9 +31,6 @@ COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, IN_CONTEXT, START, LOCAL, 
 """Columns beside the personal model, in the order of the tables."""
 TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
 """The common columns that depend on how a run trains, or on what it begins with."""
-BASELINES = tuple(name for name in COMMON if name != INTERCEPT)
-"""The columns that need no personal model on top of the federation's. The intercept is such a
-model, the simplest one: what a personal model adds to it is told beside the verdict."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
 """The common columns that are the same in every run on the same clients."""
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from samara.shared.columns import GLOBAL, INTERCEPT
+from samara.shared.columns import GLOBAL
 from samara.shared.config import RunConfig
 from samara.shared.result import RunResult
 from samara.shared.traffic import Traffic, mean_traffic, traffic_of
-from samara.simulations.comparison.columns import MEANINGS, with_bytes
+from samara.simulations.comparison.columns import with_bytes
 from samara.simulations.comparison.measure import Measure, figures_of, measure_of
 from samara.simulations.comparison.seeds import describe_seeds
 from samara.simulations.comparison.statistics import (
@@ -150,19 +150,16 @@ class Comparison:
         pair = self.runs.main_pair()
         return next(row for row in self.tested if (row.condition, row.against) == pair)
 
-    @cached_property
-    def beyond(self) -> TestedDifference | None:
-        """The difference between the headline's model and the intercept; None if it is not tested.
-
-        The intercept is no baseline but the simplest personal model.
-        """
-        rows = [row for row in self.tested if row.condition is self.main.condition]
-        return next((row for row in rows if row.against.name == INTERCEPT), None)
-
     @property
     def too_few(self) -> bool:
         """Return whether even a gain of every client would not be significant."""
         return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
+
+    def client_name(self, client: int) -> str:
+        """Return the name of a client; where runs name it differently, its number."""
+        results = [run.result for variant in self.runs.variants for run in variant.runs]
+        names = {result.name_of(client) for result in results}
+        return names.pop() if len(names) == 1 else str(client)
 
     def by_title(self) -> dict[str, dict[str, TestedDifference]]:
         """Return the tested differences by the title of their table and the name of their row."""
@@ -205,13 +202,14 @@ class Comparison:
         main = self.main
         one, other = self.name_of(main.condition), self.name_of(main.against)
         if not main.is_significant:
-            if main.quality.mean < 0:
-                return f"{one} is not shown to be better than {other}"
-            return f"No difference between {one} and {other} is shown"
+            place = self.measure.place(main.quality.mean)
+            if place == "level with":
+                return f"{one} is level with {other}"
+            return f"{one} is {place} {other}, which is not shown to be more than chance"
         return f"{one} serves clients {'better' if main.quality.mean > 0 else 'worse'} than {other}"
 
     def warnings(self) -> list[str]:
-        """Return by which baseline a variant's own model is beaten, and what to try.
+        """Return by which other column a variant's own model is beaten, and what to try.
 
         And that validation shows no gain of a run's global model; of repetitions the first is told.
         """
@@ -247,21 +245,13 @@ class Comparison:
         gained = f"{measure.gain(own.mean)} {measure.gained}"
         if clients < 2:
             return f"{gained} for one client, which says nothing about others."
-        beyond = ""
-        if self.beyond is not None:
-            more = self.beyond.quality
-            beyond = (
-                f" Beyond {INTERCEPT} ({MEANINGS[INTERCEPT]}): {measure.gain(more.mean)} "
-                f"{measure.gained} (95 % interval {measure.gain(more.low)} to "
-                f"{measure.gain(more.high)}), corrected p {format_p(self.beyond.p)}."
-            )
-        few = "so few clients cannot show one; " if self.too_few else ""
+        few = "so few clients cannot show a difference; " if self.too_few else ""
         disagree = not main.is_significant and own.low * own.high > 0
         alone = f" for all {len(self.tested)}; the interval is of this comparison alone"
         return (
             f"{few}{gained} (95 % interval {measure.gain(own.low)} to {measure.gain(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
-            f"corrected p {format_p(main.p)}{alone if disagree else ''}.{beyond}"
+            f"corrected p {format_p(main.p)}{alone if disagree else ''}."
         )
 
     def cost(self, variant: Variant) -> Cost:

@@ -98,6 +98,13 @@ class Measure:
         """Return a difference of qualities with its sign; more is better."""
         return _signed(difference * abs(self.factor), self.digits)
 
+    def place(self, difference: float) -> str:
+        """Return where a difference of qualities puts a column: 2.7 points above, or level with."""
+        if not float(self.size(difference)):
+            return "level with"
+        side = self.worse if difference < 0 else self.better
+        return f"{self.size(abs(difference))} {self.gap} {side}"
+
     def second_level(self, figure: float) -> str:
         """Return a second figure as text, without the unit."""
         return f"{round(figure * self.second_factor, 6):.1f}"

@@ -12,6 +12,7 @@ from samara.shared.result import RunResult
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from samara.simulations.comparison.statistics import CONFIDENCE
+from samara.simulations.comparison.verdict import describe_interval
 
 DATA_SEED = "data.seed"
 
@@ -76,6 +77,22 @@ def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
         )
         for name in names
     }
+
+
+def describe_seed_verdict(intervals: Mapping[str, SeedInterval]) -> str:
+    """Return a sentence about the last column beside the best other one, over seeds.
+
+    Args:
+        intervals: columns from `seed_intervals`; empty if there is one alone.
+    """
+    *others, name = intervals
+    if not others:
+        return ""
+    best, measure = max(others, key=lambda other: intervals[other].mean), intervals[name].measure
+    one, other = intervals[name].by_seed, intervals[best].by_seed
+    own = _interval({seed: one[seed] - other[seed] for seed in one}, measure)
+    what = describe_interval(own.low, own.high, measure, "seeds")
+    return f"{name} is {measure.place(own.mean)} {best}, the best other column ({what})"
 
 
 def _interval(by_seed: dict[int, float], measure: Measure) -> SeedInterval:

@@ -69,7 +69,8 @@ def csv_of(comparison: Comparison) -> str:
             figures = zip(clients, sign * condition.quality, condition.second, strict=True)
             for client, level, second in figures:
                 spent = np.mean([run.result.training_cost(client) for run in variant.runs], axis=0)
-                shown = [variant.label, folders, client, condition.name, level, second]
+                who = comparison.client_name(client)
+                shown = [variant.label, folders, who, condition.name, level, second]
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
@@ -141,7 +142,8 @@ def _notes(comparison: Comparison) -> RenderableType:
     ]
     if losers:
         shown = ", ".join(
-            f"{client} ({comparison.measure.gain(lost)})" for client, lost in losers[:_NAMED_LOSERS]
+            f"{comparison.client_name(client)} ({comparison.measure.gain(lost)})"
+            for client, lost in losers[:_NAMED_LOSERS]
         )
         more = f" and {len(losers) - _NAMED_LOSERS} more" if len(losers) > _NAMED_LOSERS else ""
         pair = f"{comparison.name_of(main.condition)} against {comparison.name_of(main.against)}"

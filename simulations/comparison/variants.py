@@ -15,7 +15,6 @@ from samara.shared.errors import SamaraError
 from samara.shared.result import RunResult
 from samara.shared.settings import describe
 from samara.simulations.comparison.columns import (
-    BASELINES,
     COMMON,
     TRAINED,
     UNTRAINED,
@@ -208,9 +207,9 @@ class ComparisonSet:
         """Return the pair that the headline reports.
 
         With different methods: the best method against the best condition it is tested against.
-        With one variant: the personal model, or the global one, against the best of the
-        baselines, so that a gain that the base model or an answer without reading would have too
-        is not reported as one. The intercept, a personal model itself, is none of them.
+        With one variant: the personal model, or the global one, against the best of the other
+        columns, so that a gain that the base model, an answer without reading or an intercept
+        would have too is not reported as one.
         """
         if self.compares_methods:
             pairs = self.pairs()
@@ -223,7 +222,7 @@ class ComparisonSet:
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
-        against = [first.conditions[name] for name in names[:-1] if name in BASELINES]
+        against = [first.conditions[name] for name in names[:-1] if name in COMMON]
         return first.conditions[names[-1]], max(against, key=lambda each: each.quality.mean())
 
 

@@ -1,5 +1,6 @@
-"""The verdict on a run: its model beside the best baseline, and what to try where it loses."""
+"""The verdict on a run: its model beside the best other column, and what to try where it loses."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -7,9 +8,12 @@ from typing import Any, Self
 import numpy as np
 
 from samara.shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
-from samara.simulations.comparison.columns import BASELINES, MAJORITY, MEANINGS, Figures
+from samara.simulations.comparison.columns import COMMON, MAJORITY, MEANINGS, Figures
 from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
-from samara.simulations.comparison.statistics import Numbers
+from samara.simulations.comparison.statistics import Difference, Numbers, paired_difference
+
+PRIVATE_ROUNDS = ("finetune", "ditto", "mixture", "partial", "local", "cluster")
+"""The methods whose clients take private rounds; the others have no use for their settings."""
 
 _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
@@ -26,77 +30,49 @@ _WITH_LABELS = ("adapter.layers", "method")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The model that clients have in the end beside the best of the baselines.
+    """The model that clients have in the end beside the best of the other columns.
 
     Attributes:
         name: column of the model.
-        against: baseline with the best mean.
-        differences: quality of each client less that of the baseline, float64 [clients].
+        against: other column with the best mean, a baseline or a simpler personal model.
+        difference: quality of each client less that of the other column, and its interval.
         measure: what they are compared by.
-        beyond: quality of each client less that of the intercept, which is no baseline but the
-            simplest personal model, float64 [clients]; None where there is none.
     """
 
     name: str
     against: str
-    differences: Numbers
+    difference: Difference
     measure: Measure = ACCURACY
-    beyond: Numbers | None = None
 
     @classmethod
     def of(cls, qualities: Mapping[str, Numbers], measure: Measure = ACCURACY) -> Self | None:
-        """Return the verdict on the last column, or None if there is no baseline.
+        """Return the verdict on the last column, or None if there is no other.
 
         Args:
             qualities: quality of every client by column, float64 [clients]; more is better.
             measure: what the clients are compared by.
         """
-        name = list(qualities)[-1]
-        baselines = [other for other in qualities if other in BASELINES and other != name]
-        if not baselines:
+        *others, name = qualities
+        others = [other for other in others if other in COMMON]
+        if not others:
             return None
-        best = max(baselines, key=lambda other: qualities[other].mean())
-
-        def over(other: str) -> Numbers:
-            # Equal shares must tie, whatever binary fractions make of them.
-            return np.round(qualities[name] - qualities[other], 12)
-
-        beyond = over(INTERCEPT) if INTERCEPT in qualities and name != INTERCEPT else None
-        return cls(name, best, over(best), measure, beyond)
+        best = max(others, key=lambda other: qualities[other].mean())
+        return cls(name, best, paired_difference(qualities[name], qualities[best]), measure)
 
     @property
     def loses(self) -> bool:
-        """Return whether the mean over clients is below the baseline's, or the intercept's."""
-        return any(
-            own.mean() < 0 and not self._is_level(own)
-            for own in (self.differences, self.beyond)
-            if own is not None
-        )
+        """Return whether the mean over clients is below that of the best other column."""
+        return self.difference.mean < 0 and float(self.measure.size(abs(self.difference.mean))) > 0
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
-        clients = len(self.differences)
-        gaining, losing = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        text = (
-            f"{self.name} is {self._place(self.differences)} {self.against}, the best baseline: "
-            f"{gaining} of {clients} clients gain, {losing} lose"
+        """Return the verdict in words, which follow from the interval."""
+        own, clients = self.difference, len(self.difference.by_client)
+        meaning = f" ({MEANINGS[self.against]})" if self.against == INTERCEPT else ""
+        return (
+            f"{self.name} is {self.measure.place(own.mean)} {self.against}{meaning}, the best "
+            f"other column ({describe_interval(own.low, own.high, self.measure, 'clients')}): "
+            f"{own.gaining} of {clients} clients gain, {own.losing} lose"
         )
-        if self.beyond is None:
-            return text
-        alone = f"{INTERCEPT} ({MEANINGS[INTERCEPT]}), the simplest personal model"
-        return f"{text}; it is {self._place(self.beyond)} {alone}"
-
-    def _place(self, differences: Numbers) -> str:
-        """Return where clients stand in the mean, such as 2.7 points above."""
-        if self._is_level(differences):
-            return "level with"
-        mean, measure = differences.mean(), self.measure
-        side = measure.worse if mean < 0 else measure.better
-        return f"{measure.size(abs(mean))} {measure.gap} {side}"
-
-    def _is_level(self, differences: Numbers) -> bool:
-        """Return whether the mean difference is 0 as it is shown."""
-        return not float(self.measure.size(abs(differences.mean())))
 
     def what_to_try(self, config: Mapping[str, Any]) -> str:
         """Return settings to try where the model loses, of those that the run did not have.
@@ -104,15 +80,20 @@ class Verdict:
         Args:
             config: settings of the run by dotted key.
         """
-        if self.differences.mean() >= 0:
+        if self.against == INTERCEPT:
             advice = (
                 "more training examples of each client, or adapter.layers = top:1, with which the "
                 f"{INTERCEPT} is all that is private"
             )
         elif self.against == GLOBAL:
-            advice = "method = global, or lower personal.rounds and personal.learning-rate"
+            advice = "method = global"
+            if config.get("personal.rounds") and config.get("method") in PRIVATE_ROUNDS:
+                advice += ", or lower personal.rounds and personal.learning-rate"
         elif self.against == LOCAL:
             advice = "method = local or ditto, or more rounds"
+        elif self.against in (MAJORITY, BASE_RATE) and config.get("method") == "readout":
+            advice = "more training examples of each client, and look at macro-F1: here labels say "
+            advice += "more than texts"
         elif self.against in (MAJORITY, BASE_RATE):
             advice = (
                 "method = readout, whose private intercept is a client's base rate, and look at "
@@ -127,6 +108,20 @@ class Verdict:
             ]
             advice = "; ".join([*settings, "more training examples"])
         return f"Try {advice}; samara simulate SCENARIO --sweep FILE searches on validation."
+
+
+def describe_interval(low: float, high: float, measure: Measure, over: str) -> str:
+    """Return the interval of a difference in words, and whether it shows a difference.
+
+    Args:
+        low, high: ends of the interval; NaN without one.
+        measure: what the difference is of.
+        over: what the interval is over, such as clients.
+    """
+    if math.isnan(low):
+        return f"no interval over {over}: there is one"
+    shown = "" if low > 0 or high < 0 else ", so no difference is shown"
+    return f"95 % interval {measure.gain(low)} to {measure.gain(high)} over {over}{shown}"
 
 
 def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:

@@ -3,7 +3,7 @@
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +60,8 @@ def checked_files(
             return files, shlex.join(["samara", "tune", *options])
         files[SCENARIO_FILE] = draft_scenario(choices, str(folder), size)
         scenario.write_text(files[SCENARIO_FILE], encoding="utf-8")
-        for line in check_scenario(scenario, task, folder):
+        places = [f"data.path={choices.data}", f"model.path={choices.model}"]
+        for line in check_scenario(scenario, task, folder, places):
             say(line)
     return files, shlex.join(["samara", "simulate", str(folder / SCENARIO_FILE)])
 
@@ -80,18 +81,21 @@ def is_federated(task: Task, users: int) -> bool:
     return not (isinstance(task, ChoiceTask) and task.list_names)
 
 
-def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
+def check_scenario(
+    scenario: Path, task: Path, folder: Path, places: Sequence[str]
+) -> Iterator[str]:
     """Yield lines about what a run of a drafted scenario will take, and its baselines.
 
     Args:
         scenario: scenario file in a temporary folder.
         task: task file beside it.
         folder: folder that both are for.
+        places: assignments of the data's and the model's paths, which the scenario has from there.
 
     Raises:
         SamaraError: as `simulate` would.
     """
-    drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}"])
+    drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}", *places])
     loaded = load_simulation(drafted)
     yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
     if not isinstance(loaded.runtime.task, GenerationTask):  # whose tokens the plan has counted

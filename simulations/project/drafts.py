@@ -1,9 +1,11 @@
 """The text of a task file and of a scenario, with a comment beside what one may want to change."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from samara.shared.config import RunConfig
 from samara.shared.data_settings import EMBEDDED_DATA
@@ -12,6 +14,8 @@ from samara.simulations.project.columns import Roles
 from samara.simulations.project.languages import QUESTIONS
 
 TASK_FILE, SCENARIO_FILE = "task.toml", "scenario.toml"
+PROJECT_RUN = "run"
+"""The folder of a project's run, in the project's folder."""
 _MOST_CLIENTS, _CLIENTS = 120, 8
 _MOST_EVALUATED = 4_000
 """The most validation and test rows of a scenario that takes all of them."""
@@ -137,6 +141,15 @@ def user_line(roles: Roles) -> list[str]:
     return ["# the column that says whose a row is", f"user = {quoted(roles.user)}"]
 
 
+def _seen_from(folder: str, path: str) -> str:
+    """Return a path relative to a project's folder if it lies in it, or beside it."""
+    place, parent = Path(path), Path(folder).parent
+    if not place.is_absolute() or not place.is_relative_to(parent) or parent == Path("/"):
+        return path
+    relative = os.path.relpath(place, folder)
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
 def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     """Return the text of a scenario.
 
@@ -151,14 +164,15 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     if size.evaluated > _MOST_EVALUATED:
         limit = max(10, _MOST_EVALUATED // clients // 2)
     lines = [
-        f"# {folder}: a federation of simulated clients on data and a model of your own.",
-        f"# samara simulate {folder}/{SCENARIO_FILE}",
+        f"# {Path(folder).name}: simulated clients with data and a model of your own.",
+        f"# samara simulate {SCENARIO_FILE}",
+        "# Paths that begin with ./ or ../ begin in the folder of this file, which can be moved.",
         "# Any setting of docs/reference/settings.md may be added; the others have their defaults.",
         "",
-        f"task = {quoted(f'{folder}/{TASK_FILE}')}",
+        f"task = {quoted(f'./{TASK_FILE}')}",
         "# The same command continues the run in this folder; another setting needs another one,",
         "# as --out gives it.",
-        f"out = {quoted(f'{folder}/run')}",
+        f'out = "./{PROJECT_RUN}"',
     ]
     is_text = choices.roles.kind == "generation"
     if by_user and is_text:
@@ -177,10 +191,10 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         f"rounds = {RunConfig.model_fields['rounds'].default}",
         "",
         "[model]",
-        f"path = {quoted(choices.model)}",
+        f"path = {quoted(_seen_from(folder, choices.model))}",
         "",
         "[data]",
-        f"path = {quoted(choices.data)}",
+        f"path = {quoted(_seen_from(folder, choices.data))}",
     ]
     if choices.data == EMBEDDED_DATA:
         lines += ["# Each client is a generated writer.", 'partition = "user"']

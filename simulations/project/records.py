@@ -44,6 +44,7 @@ _FORMS = {
     "file": "one file",
     "splits": "a folder with a file for each split",
     "users": "a folder with a file for each user",
+    "people": "a folder with a folder of files for each user",
     "labels": "a folder with a folder of texts for each label",
 }
 
@@ -84,8 +85,8 @@ def _read_local(path: Path) -> RawData:
         splits[split] = []
         for part in parts:
             found = _records_of(part)
-            if files.form == "users":
-                found = [{**record, "user": _owner(part, record)} for record in found]
+            if owner := files.owner_of(part):
+                found = [{**record, "user": _owner(part, owner, record)} for record in found]
             splits[split] += found
     return RawData(str(path), _FORMS[files.form], splits)
 
@@ -115,18 +116,18 @@ def _records_of(path: Path) -> list[Record]:
     return records
 
 
-def _owner(path: Path, record: Record) -> str:
-    """Return the user after whom a file is named.
+def _owner(path: Path, owner: str, record: Record) -> str:
+    """Return the user after whom a file, or its folder, is named.
 
     Raises:
         DataError: if a row of it is another user's.
     """
-    if record.get("user", path.stem) not in ("", path.stem):
+    if record.get("user", owner) not in ("", owner):
         raise DataError(
-            f"{path}: has a row of user {record['user']!r}, not of {path.stem!r} after whom the "
-            "file is named; join the files of the folder into one, and give its path"
+            f"{path}: has a row of user {record['user']!r}, not of {owner!r} after whom it is "
+            "named; join the files of the folder into one, and give its path"
         )
-    return path.stem
+    return owner
 
 
 def _text_of(path: Path) -> str:

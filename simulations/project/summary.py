@@ -65,7 +65,7 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     for value in sorted(column.values):
         alike[value.strip().casefold()].append(repr(value))
     for same in filter(lambda values: len(values) > 1, alike.values()):
-        yield f"note: the labels {', '.join(same)} differ in case or blanks alone; write them alike"
+        yield f"note: the labels {', '.join(same)} differ in case alone; write them alike"
     trained = {value_text(row.get(roles.label)) for row in data.splits["train"]}
     for split in ("validation", "test"):
         only = {value_text(row.get(roles.label)) for row in data.splits.get(split, ())} - trained

@@ -1,7 +1,7 @@
 """The report of a finished run on the terminal."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from rich.text import Text
 
 from samara.shared.choices import describe_choices
 from samara.shared.columns import GLOBAL
+from samara.shared.config import RunConfig
 from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.result import RESULT_FILE, ClientMetrics, Evaluation, Fleet, RunResult
+from samara.shared.result import RESULT_FILE, ClientMetrics, Fleet, RunResult
 from samara.shared.tasks.embedded import embedded_ceilings
 from samara.shared.traffic import Traffic, traffic_of
 from samara.simulations.comparison.columns import (
@@ -32,6 +33,7 @@ from samara.simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
+_NAME_WIDTH = 12
 _OF_LABELS = ("accuracy", "macro-f1", "f1")
 """The metrics of tasks whose answers are labels or candidates, which `adapter apply` shows."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
@@ -51,10 +53,10 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
     """Print a run's result: whole splits, every client, the cost, and the file of the result."""
     console = console or Console()
     if result.evaluations:
-        console.print(splits_table(result.evaluations, first_column(result), has_texts(result)))
+        console.print(splits_table(result, has_texts(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
         columns = client_columns(result)
-        console.print(clients_table(columns))
+        console.print(clients_table(columns, result.name_of))
         console.print(Text(explain_columns(columns), style="dim"))
         verdict = verdict_of(columns)
         if verdict is not None:
@@ -87,7 +89,8 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
             highlight=False,
         )
     console.print(
-        f"{len(result.rounds)} rounds in {result.wall_seconds:.1f} s, "
+        f"{min(len(result.rounds), _federated_rounds(result))} rounds "
+        f"in {result.wall_seconds:.1f} s, "
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
@@ -106,7 +109,7 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
         clients_text = "1 client" if len(refusing) == 1 else f"{len(refusing)} clients"
         agree = f"{clients_text} refused to evaluate, see the result"
     console.print(
-        f"after round {result.final_round}: {result.final_digest[:16]}, {agree}",
+        f"after {_last_state(result)}: {result.final_digest[:16]}, {agree}",
         highlight=False,
     )
     console.print(Text(f"result: {folder / RESULT_FILE}"), soft_wrap=True)
@@ -222,15 +225,30 @@ def fleet_table(fleet: Fleet) -> Table:
     return table
 
 
-def splits_table(evaluations: Sequence[Evaluation], first: str, is_text: bool = False) -> Table:
-    """Return a table of the global model before and after, on all clients' examples together.
+def _federated_rounds(result: RunResult) -> int:
+    return RunConfig.of(result.config, f"result of run {result.run_id}").federated_rounds
+
+
+def _last_state(result: RunResult) -> str:
+    """Return the last round; one more than there are adds the common intercept."""
+    rounds = _federated_rounds(result)
+    return f"round {min(result.final_round, rounds)}" + (
+        " and the common intercept" if result.final_round > rounds else ""
+    )
+
+
+def splits_table(result: RunResult, is_text: bool = False) -> Table:
+    """Return a table of the global model before and after the rounds.
+
+    Figures are means over the clients; in a generation, of all their tokens together.
 
     Args:
-        evaluations: evaluations of a run.
-        first: name of the global model before the first round.
-        is_text: whether they are of a generation.
+        result: result of a run.
+        is_text: whether it is of a generation.
     """
-    table = Table(title="Global model, all clients' examples together")
+    evaluations, first = result.evaluations, first_column(result)
+    who = "all clients' tokens together" if is_text else "mean of the clients"
+    table = Table(title=f"Global model, {who}")
     table.add_column("state")
     headings = ("tokens", "loss", "perplexity", "tokens predicted") if is_text else _LABEL_HEADINGS
     for column in ("split", *headings):
@@ -241,18 +259,30 @@ def splits_table(evaluations: Sequence[Evaluation], first: str, is_text: bool = 
         is_comparison = event.split == "test" and len(event.columns) > 1
         if event.round in (0, last) and GLOBAL in event.columns and not is_comparison:
             whole = event.columns[GLOBAL]
-            shown = [f"{whole.accuracy:.2%}", f"{whole.macro_f1:.2%}"]
+            loss = float(np.mean([own.loss for own in whole.clients.values()]))
+            shown = [f"{whole.mean_client_accuracy:.2%}", f"{whole.mean_client_macro_f1:.2%}"]
             if is_text:
-                shown = [f"{np.exp(whole.loss):.2f}", f"{whole.accuracy:.2%}"]
-            state = first if event.round == 0 else f"round {last}"
-            table.add_row(state, event.split, str(whole.examples), f"{whole.loss:.4f}", *shown)
+                loss = whole.loss
+                shown = [f"{np.exp(loss):.2f}", f"{whole.accuracy:.2%}"]
+            state = first if event.round == 0 else "trained"
+            table.add_row(state, event.split, str(whole.examples), f"{loss:.4f}", *shown)
     return table
 
 
-def clients_table(columns: Mapping[str, Figures]) -> Table:
+def short_name(name: str) -> str:
+    """Return a client's name without control characters, at most as long as a column is wide."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return plain if len(plain) <= _NAME_WIDTH else f"{plain[: _NAME_WIDTH - 1]}…"
+
+
+def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] = str) -> Table:
     """Return a table of every client's accuracy by column, with means of accuracy and macro-F1.
 
     In a generation it is perplexity, with means of perplexity and bits per byte.
+
+    Args:
+        columns: figures by column and client.
+        name_of: function that names a client.
     """
     is_text = measure_of(own for its in columns.values() for own in its.values()) is BITS_PER_BYTE
     rows = _TEXT_ROWS if is_text else _LABEL_ROWS
@@ -274,7 +304,7 @@ def clients_table(columns: Mapping[str, Figures]) -> Table:
         by_column = [figures.get(client) for figures in columns.values()]
         examples = next(str(figures.examples) for figures in by_column if figures)
         cells = [cell.format(of_client(own)) if own else "" for own in by_column]
-        table.add_row(str(client), examples, *cells)
+        table.add_row(Text(short_name(name_of(client))), examples, *cells)
     table.add_section()
     for title, figure, form in rows:
         means = [np.mean([figure(own) for own in its.values()]) for its in columns.values()]

@@ -70,3 +70,11 @@ def test_what_does_not_exist_is_found() -> None:
     ]
     sound = "tests/house/test_documents.py::test_what_a_document_names_exists"
     assert list(missing(f"{sound}, python -m benchmarks.scale.key_checks")) == []
+
+
+def test_the_readme_is_read_in_minutes_and_needs_no_word_of_samara() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    own = r"\b(replay\w*|directions?|private rounds?|readouts?|ledgers?|scenarios?|gateways?)\b"
+    assert not re.findall(own, prose, re.IGNORECASE)

@@ -92,7 +92,7 @@ def test_retired_words_are_gone() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("file", ["README.md", "Makefile", "docs/concepts/architecture.md"])
+@pytest.mark.parametrize("file", ["CONTRIBUTING.md", "Makefile", "docs/concepts/architecture.md"])
 def test_the_tree_names_every_folder(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     for package in PACKAGES:

@@ -73,7 +73,7 @@ def test_a_run_says_what_it_is_about_to_do(
     assert "evaluations: validation before round 1" in before
     assert "before round 1 for 12 rows" in before
     assert "evaluating 6 validation examples of 3 clients" in before
-    assert "the best baseline: " in words(after)
+    assert "the best other column (" in words(after)
     assert "majority: the commonest label of all clients, always" in words(after)
     result = RunResult.read(tmp_path / "r")
     tests = [event for event in result.evaluations if event.split == "test"]

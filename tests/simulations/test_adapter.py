@@ -132,7 +132,7 @@ def test_commands(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         (("export", "--form", "ledger", "--out", "x"), "give --client"),
         (("apply", "text", "--client", 0, "--personal", "x"), "give one of them"),
-        (("apply", "text", "--client", 9), "client 9 does not exist: there are 2"),
+        (("apply", "text", "--client", 9), "there is no client '9'; the run has 0, 1"),
     ],
 )
 def test_mistakes_are_one_message(

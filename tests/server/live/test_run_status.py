@@ -50,7 +50,7 @@ def round_event(number: int, clients: dict[str, Any], **more: Any) -> dict[str, 
 
 
 def evaluation(number: int, accuracy: float) -> dict[str, Any]:
-    figures = {"accuracy": accuracy, "loss": 0.3}
+    figures = {"accuracy": 0.0, "mean_client_accuracy": accuracy, "loss": 0.3}
     event = {"event": "evaluation", "round": number, "split": "validation"}
     return event | {"columns": {"global": figures}, "refused": {}, "bytes_up": 1, "bytes_down": 2}
 

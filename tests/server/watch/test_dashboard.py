@@ -55,7 +55,7 @@ def browser(dashboard: Dashboard) -> Iterator[httpx.Client]:
 
 
 def evaluation(accuracy: float) -> dict[str, object]:
-    columns = {"global": {"accuracy": accuracy, "loss": 0.1}}
+    columns = {"global": {"mean_client_accuracy": accuracy, "loss": 0.1}}
     event = {"event": "evaluation", "round": 0, "split": "validation", "refused": {}}
     return event | {"columns": columns, "bytes_up": 1, "bytes_down": 1}
 

@@ -82,12 +82,13 @@ def test_own_file_is_read_in_full(tmp_path: Path) -> None:
 
 def test_label_values_compare_as_text(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GOOD))
-    assert [task.label_index(value) for value in (0, "0", 1, "neutral", True, "true")] == [
-        *(0, 0, 1, 1, 2, 2)
-    ]
+    zeros = [task.label_index(value) for value in (0, "0", 0.0, "0.0", " 0 ")]
+    ones = [task.label_index(value) for value in (1, "neutral", "1.0", "neutral ")]
+    truths = [task.label_index(value) for value in (True, "true", "True", " TRUE")]
+    assert (zeros, ones, truths) == ([0] * 5, [1] * 4, [2] * 4)
 
 
-@pytest.mark.parametrize("value", [2, "Neutral", None, [0], 0.0])
+@pytest.mark.parametrize("value", [2, "Neutral", None, [0], 0.5, "00"])
 def test_unknown_label_names_the_known_ones(tmp_path: Path, value: object) -> None:
     with pytest.raises(TaskError, match=r"unknown; task 'pairs' knows 0, neutral, 1, true"):
         load_task(write(tmp_path, GOOD)).label_index(value)

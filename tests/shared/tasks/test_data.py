@@ -183,8 +183,8 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         (b'{"text": "a", "label": 0, "user": {}}', "'user' is an object, not text or a number"),
         (b'{"text": "a", "label": [0]}', "label [0] is unknown"),
         (
-            b'{"text": "a", "label": 1.0}',
-            "label 1.0 is unknown; task 'sst2' knows 0, 1; write it as 1",
+            b'{"text": "a", "label": 1.5}',
+            "label 1.5 is unknown; task 'sst2' knows 0, 1",
         ),
         (
             b'{"text": "a", "label": true}',
@@ -220,8 +220,8 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
         (b"text,label,,\na,0,,\n", 1, "2 columns have no name in the header"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
-        (b"text;label\na;0\n", 1, "its cells are separated by semicolons; save it with commas"),
-        (b"text\tlabel\na\t0\n", 1, "its cells are separated by tabs; save it with commas"),
+        (b"text;label\na;0;1\n", 2, "has 3 cells under 2 column names"),
+        (b"text label\na 0\n", 1, "lacks 'text' or 'sentence', 'label'; it has 'text label'"),
         (b"text,label\n", 1, "the file holds no row"),
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
         (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
@@ -245,7 +245,7 @@ def test_bad_csv(tmp_path: Path, content: bytes, line: int, message: str) -> Non
     assert len(lines) == 2
 
 
-@given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv"]))
+@given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv", "json", "tsv", "csv.gz"]))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_content_surfaces_as_another_error(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"all.{suffix}"
@@ -265,9 +265,12 @@ def test_path_that_is_nothing(path: str) -> None:
 
 
 def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
-    assert "holds no file ending in .jsonl or .csv" in messages(str(tmp_path))[0]
+    assert (
+        "holds no file ending in .jsonl, .json, .csv, .tsv, or one of these and .gz"
+        in messages(str(tmp_path))[0]
+    )
     (tmp_path / "notes.txt").write_text("a")
-    assert "give a file that ends in .jsonl or .csv" in messages(str(tmp_path / "notes.txt"))[0]
+    assert "give a file that ends in .jsonl, .json" in messages(str(tmp_path / "notes.txt"))[0]
     write_jsonl(tmp_path / "test.jsonl", rows_of(3))
     assert (
         "has test.jsonl and no training file; add, or rename one to, train.jsonl"

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from samara.shared.errors import SamaraError
 from samara.simulations.comparison.comparison import Comparison, compare_runs
 from samara.simulations.comparison.tables import csv_of, render_comparison
+from samara.simulations.comparison.verdict import Verdict
 
 Compare = Callable[..., Comparison]
 
@@ -68,10 +70,15 @@ def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compa
     columns["zero-shot"], columns["personalized"] = columns["personalized"], columns["zero-shot"]
     comparison = compare(result)
     assert comparison.main.against.name == "zero-shot"
-    assert comparison.headline() == "personalized is not shown to be better than zero-shot"
+    assert re.fullmatch(
+        r"personalized is \d+\.\d points below zero-shot, which is not shown to be more than "
+        "chance",
+        comparison.headline(),
+    )
     assert "0 of 4 clients gain, 4 lose" in comparison.answer()
     (warning,) = comparison.warnings()
-    assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in warning
+    assert "points below zero-shot, the best other column (95 % interval −" in warning
+    assert "0 of 4 clients gain, 4 lose" in warning
     assert "Try evaluate.best = true" in warning
     assert said(comparison).count("--sweep FILE searches on validation") == 1
     result["config"]["evaluate.best"] = "loss"  # which has returned to the best round, too
@@ -87,26 +94,38 @@ def test_a_run_without_a_gain_on_validation_is_named(compare: Compare) -> None:
     assert warning.endswith("seed 1: validation shows no gain.")
 
 
-def test_the_intercept_is_no_baseline_and_not_hidden(compare: Compare) -> None:
-    """A private number per label is a personal model: the gain over base rate is the headline."""
+def test_the_intercept_is_compared_with_like_any_other_column(compare: Compare) -> None:
     result = result_of(clients=30)
     columns = result["evaluations"][-1]["columns"]
     columns["intercept"] = columns["personalized"]
-    columns["base rate"], columns["global"] = columns["global"], columns["base rate"]
     comparison = compare(result)
-    assert comparison.main.against.name == "base rate"
-    assert comparison.headline() == "personalized serves clients better than base rate"
-    assert comparison.beyond is not None
-    assert comparison.beyond.quality.mean == 0
-    beyond = "Beyond intercept (global and a private number per label): +0.0 points of"
-    assert beyond in comparison.answer()
+    assert comparison.main.against.name == "intercept"
+    assert comparison.headline() == "personalized is level with intercept"
     assert not comparison.warnings()
-    columns["personalized"] = columns["base rate"]
+    columns["personalized"] = columns["global"]
     comparison = compare(result)
     (warning,) = comparison.warnings()
-    assert "level with base rate, the best baseline" in warning
-    assert "points below intercept (global and a private number per label), the" in warning
+    assert "points below intercept (global and a private number per label), the best" in warning
+    assert "so no difference is shown" not in warning
     assert "Try more training examples of each client, or adapter.layers = top:1" in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "unsaid"),
+    [
+        ({"method": "readout"}, "method = global;", "personal.rounds"),
+        ({"method": "finetune", "personal.rounds": 0}, "method = global;", "personal.rounds"),
+        ({"method": "ditto", "personal.rounds": 5}, "lower personal.rounds", "no such words"),
+    ],
+)
+def test_advice_names_settings_that_the_run_has(
+    settings: dict[str, object], said: str, unsaid: str
+) -> None:
+    qualities = {"global": np.full(9, 0.8), "personalized": np.full(9, 0.7)}
+    verdict = Verdict.of(qualities)
+    assert verdict is not None
+    assert said in verdict.what_to_try(settings)
+    assert unsaid not in verdict.what_to_try(settings)
 
 
 def test_without_personal_models_the_global_one_is_tested(compare: Compare) -> None:
@@ -225,7 +244,9 @@ def test_columns_that_nobody_asked_for_are_no_reason_to_fall(compare: Compare) -
 def test_too_few_clients_are_told(compare: Compare) -> None:
     comparison = compare(result_of(clients=4))
     assert comparison.too_few
-    assert comparison.answer().startswith("No difference between personalized and global is shown")
+    assert comparison.answer().startswith("personalized is ")
+    assert "points above global, which is not shown to be more than chance" in comparison.answer()
+    assert "so few clients cannot show a difference" in comparison.answer()
     assert "for all 6; the interval is of this comparison alone" in comparison.answer()
     assert "With 4 clients and 6 comparisons no corrected p can fall below 0.05" in said(comparison)
 

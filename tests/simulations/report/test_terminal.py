@@ -31,7 +31,7 @@ def test_a_client_that_refuses_several_evaluations_is_counted_once(
     assert words in capsys.readouterr().out
 
 
-def test_the_verdict_is_about_the_best_baseline(
+def test_the_verdict_is_about_the_best_other_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = result_of(clients=4)
@@ -40,7 +40,8 @@ def test_the_verdict_is_about_the_best_baseline(
     folder = write_result(tmp_path / "run", content)
     print_result(folder, RunResult.read(folder))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in printed
+    assert "points below zero-shot, the best other column (95 % interval −" in printed
+    assert "over clients): 0 of 4 clients gain, 4 lose" in printed
     assert "Try evaluate.best = true" in printed
     assert "aggregation.rule = mean (if labels differ and no client may be hostile)" in printed
     assert "base rate: the client's own commonest label, always" in printed

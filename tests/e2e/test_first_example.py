@@ -1,0 +1,33 @@
+"""The first example of the guide: its text has a plain answer, and training leads to it."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.exhaustive
+def test_the_first_example_gets_better_with_every_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^samara (adapter apply .*)$", page, re.MULTILINE)
+    command = shlex.split(line)
+    assert command[3] == "what a lovely day"
+    assert run("demo", "--out", command[2])[0] == 0
+    status, printed, _ = run(*command)
+    assert status == 0
+    (loved,) = re.findall(r"^loved(.*)$", printed, re.MULTILINE)
+    base, common, own = (float(share) for share in re.findall(r"([\d.]+)%", loved))
+    assert base < 50 < common < own
+    stated = re.search(r"\*loved\* with (\d+), (\d+) and (\d+) %", page)
+    assert stated is not None
+    assert [round(share) for share in (base, common, own)] == [
+        int(share) for share in stated.groups()
+    ]
