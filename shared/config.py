@@ -314,6 +314,20 @@ class RunConfig(Settings):
         }
 
     @classmethod
+    def given(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings that somebody gives; a run that goes on keeps the layers it began with.
+
+        Raises:
+            ConfigError: as in `Settings.given`.
+        """
+        flat = flattened(settings)
+        out = flat.get("out")
+        if isinstance(out, str) and out and flat.get("adapter.layers", AUTO) == AUTO:
+            layers = cls.recorded(Path(out)).get("adapter.layers", AUTO)
+            flat |= {"adapter.layers": layers}
+        return super().given(flat, source)
+
+    @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate settings, nested or dotted; open layers are those of the start, which is read.
 

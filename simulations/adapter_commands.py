@@ -20,6 +20,7 @@ class Form(StrEnum):
     """Form of an exported model."""
 
     PEFT = "peft"
+    MERGED = "merged"
     LEDGER = "ledger"
 
 
@@ -31,7 +32,11 @@ def export(
         int | None, typer.Option("--client", help="Add this client's private rounds.")
     ] = None,
     form: Annotated[
-        Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
+        Form,
+        typer.Option(
+            help="peft; merged, the whole model, as far as its blocks are loaded; or the private "
+            "rounds alone as a small ledger file."
+        ),
     ] = Form.PEFT,
 ) -> None:
     """Export a model of a run: an adapter for PEFT, a whole model, or a client's private rounds.
@@ -50,6 +55,8 @@ def export(
     if is_tuning_folder(run):
         if client is not None or form is Form.LEDGER:
             raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+        if form is Form.MERGED:
+            raise ConfigError(f"{run}: a run of samara tune has one form: leave --form out")
         _print_left_out(export_tuned(run, out), console)
         console.print(f"The model is in {out}", markup=False, soft_wrap=True)
         return
@@ -59,8 +66,10 @@ def export(
         size = export_ledger(run, client, out)
         console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
         return
-    _print_left_out(write(run, client, out), console)
-    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
+    is_merged = form is Form.MERGED
+    _print_left_out(write(run, client, out, is_merged), console)
+    what = "model" if is_merged else "adapter"
+    console.print(f"The {what} is in {out}", markup=False, soft_wrap=True)
 
 
 def _print_left_out(left_out: Mapping[str, Sequence[float]], console: "Console") -> None:
