@@ -52,7 +52,9 @@ def test_layers_say_the_depth(layers: str, depth: str, inner: str) -> None:
     assert (settings.depth, settings.inner_layers) == (depth, inner)
 
 
-@pytest.mark.parametrize("layers", ["readout:", "readout:0", "readout:2/", "readout:-1", "readout:autos", "top:1:2"])
+@pytest.mark.parametrize(
+    "layers", ["readout:", "readout:0", "readout:2/", "readout:-1", "readout:autos", "top:1:2"]
+)
 def test_a_depth_that_is_no_number_is_refused(layers: str) -> None:
     with pytest.raises(ValueError, match="layers"):
         adapter(layers)
