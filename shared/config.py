@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from samara.shared.choices import AUTO, with_choices
+from samara.shared.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose, with_choices
 from samara.shared.common_settings import (
     ADAPTER,
     MODEL,
@@ -347,6 +347,8 @@ class RunConfig(Settings):
 
             if layers := read_start(start).layers:
                 flat["adapter.layers"] = layers
+            elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
+                flat["adapter.layers"] = READOUT  # which starts without a word about it were for
         return super().of(flat, source)
 
     def among(self, clients: int) -> Self:
