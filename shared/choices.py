@@ -62,7 +62,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         READOUT_AT_A_DEPTH,
         "the model runs once per example, and in measurements a readout gained more for it than "
         f"adapters inside the model; of a causal LM with at least {FEWEST_CUT} blocks it reads the "
-        "state after two thirds of them, which said more than the last",
+        "state after two thirds of them, which was as accurate in measurements",
     )
     if flat.get("adapter.basis"):
         layers = Choice(INNER, "a basis is for adapters inside the model")
