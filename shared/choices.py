@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import TaskError
-from samara.shared.sections import adapter_kind
+from samara.shared.sections import AT_A_DEPTH, FEWEST_CUT, adapter_kind
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 AUTO = "auto"
 READOUT = "readout"
+READOUT_AT_A_DEPTH = f"{READOUT}:{AT_A_DEPTH}"
 COMPONENTS = "components"
 INNER = "top:1"
 """The adapted layers where a readout alone is not possible."""
@@ -58,9 +59,10 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         flat: settings by dotted key; those that are missing or as in `OPEN` are open.
     """
     layers = Choice(
-        READOUT,
+        READOUT_AT_A_DEPTH,
         "the model runs once per example, and in measurements a readout gained more for it than "
-        "adapters inside the model",
+        f"adapters inside the model; of a causal LM with at least {FEWEST_CUT} blocks it reads the "
+        "state after two thirds of them, which was as accurate in measurements",
     )
     if flat.get("adapter.basis"):
         layers = Choice(INNER, "a basis is for adapters inside the model")

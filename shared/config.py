@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from samara.shared.choices import AUTO, with_choices
+from samara.shared.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose, with_choices
 from samara.shared.common_settings import (
     ADAPTER,
     MODEL,
@@ -314,6 +314,20 @@ class RunConfig(Settings):
         }
 
     @classmethod
+    def given(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings that somebody gives; a run that goes on keeps the layers it began with.
+
+        Raises:
+            ConfigError: as in `Settings.given`.
+        """
+        flat = flattened(settings)
+        out = flat.get("out")
+        if isinstance(out, str) and out and flat.get("adapter.layers", AUTO) == AUTO:
+            layers = cls.recorded(Path(out)).get("adapter.layers", AUTO)
+            flat |= {"adapter.layers": layers}
+        return super().given(flat, source)
+
+    @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate settings, nested or dotted; open layers are those of the start, which is read.
 
@@ -333,6 +347,8 @@ class RunConfig(Settings):
 
             if layers := read_start(start).layers:
                 flat["adapter.layers"] = layers
+            elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
+                flat["adapter.layers"] = READOUT  # which starts without a word about it were for
         return super().of(flat, source)
 
     def among(self, clients: int) -> Self:

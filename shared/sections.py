@@ -83,7 +83,11 @@ class ModelSettings(Section):
     )
 
 
-_READOUT = r"readout(:[1-9]\d*(/[1-9]\d*)?)?"
+FEWEST_CUT = 12
+"""The fewest blocks of a causal LM that `readout:auto` cuts."""
+AT_A_DEPTH = "auto"
+"""The depth that follows from a model's family and number of blocks (`lowest_blocks`)."""
+_READOUT = rf"readout(:{AT_A_DEPTH}|:[1-9]\d*(/[1-9]\d*)?)?"
 
 
 class AdapterSettings(Section):
@@ -102,9 +106,11 @@ class AdapterSettings(Section):
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
         "last representation alone; `readout:18` or `readout:2/3` for weights on that after the "
-        "lowest 18 blocks, or two thirds of them, and no others are loaded; or both, such as "
-        "`readout,top:1`. `auto` is `readout`, and `top:1` with a basis, with emulated devices, "
-        "for texts, and in `samara tune`; with a start it is what the start was trained with",
+        "lowest 18 blocks, or two thirds of them, and no others are loaded; `readout:auto` for two "
+        f"thirds of a causal LM with at least {FEWEST_CUT} blocks, and all of any other model; or "
+        "both, such as `readout,top:1`. `auto` is `readout:auto`, and `top:1` with a basis, with "
+        "emulated devices, for texts, and in `samara tune`; with a start it is what the start was "
+        "trained with",
         pattern=rf"^(auto|{_READOUT}|({_READOUT},)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="concepts/readout.md",
     )
@@ -164,7 +170,7 @@ class AdapterSettings(Section):
 
     @property
     def depth(self) -> str:
-        """The number or the share of the blocks that are loaded; empty for all."""
+        """The number or the share of the blocks that are loaded, or `auto`; empty for all."""
         return self.layers.partition(",")[0].partition(":")[2] if self.has_readout else ""
 
 
@@ -191,16 +197,22 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     return "both" if "," in layers else "readout"
 
 
-def lowest_blocks(depth: str, count: int) -> int:
+def lowest_blocks(depth: str, count: int, family: str) -> int:
     """Return the number of blocks that are loaded of a model; 0 for all.
 
+    What ``auto`` means is fixed, since settings of runs have it: another rule needs another word.
+
     Args:
-        depth: number of blocks, such as ``18``, or their share, such as ``2/3``; empty for all.
+        depth: number of blocks, such as ``18``, or their share, such as ``2/3``; ``auto`` is two
+            thirds of a causal LM that has blocks enough, and all of others; empty for all.
         count: number of blocks of the whole model.
+        family: family of the model.
 
     Raises:
         ModelError: if the model has not so many.
     """
+    if depth == AT_A_DEPTH:
+        depth = "2/3" if family == "causal" and count >= FEWEST_CUT else ""
     if not depth:
         return 0
     wanted = round(count * Fraction(depth)) if "/" in depth else int(depth)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.client.personal.methods import composition
-from samara.client.personal.model_folder import TrainedModel
+from samara.client.personal.model_folder import TrainedModel, write_new_folder
 from samara.client.personal.private_rounds import personal_ledger
 from samara.server.rounds.clusters import cluster_folder
 from samara.server.store import read_layout, replay_run
@@ -194,15 +194,20 @@ def client_of(run: Path, name: str) -> int:
     return RunResult.read(run).client_of(name)
 
 
-def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
+def export(
+    run: Path, client: int | None, out: Path, merged: bool = False
+) -> dict[str, list[float]]:
     """Write the global model of a run, or a client's personal one.
 
-    Adapters inside the model become a PEFT LoRA adapter; a readout becomes a file of its own.
+    Adapters inside the model become a PEFT LoRA adapter, or are merged into a whole model; a
+    readout becomes a file of its own. A model that is read after its lowest blocks ends there.
 
     Args:
         run: folder of a finished run.
         client: the client whose private rounds are added; None for the global model.
-        out: folder that the adapter is written to.
+        out: folder that the adapter, or a whole model, is written to; that of a model must be
+            empty or missing.
+        merged: whether a whole model is written.
 
     Returns:
         Names of the tensors that no file has a form for and that are left out.
@@ -210,7 +215,8 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
     """
-    return FinishedRun.at(run).trained_model(client).write_peft(out)
+    trained = FinishedRun.at(run).trained_model(client)
+    return write_new_folder(out, trained.write_merged) if merged else trained.write_peft(out)
 
 
 def export_ledger(run: Path, client: int, out: Path) -> int:

@@ -20,6 +20,7 @@ class Form(StrEnum):
     """Form of an exported model."""
 
     PEFT = "peft"
+    MERGED = "merged"
     LEDGER = "ledger"
 
 
@@ -32,7 +33,11 @@ def export(
         typer.Option("--client", help="Name or number: add this client's private rounds."),
     ] = None,
     form: Annotated[
-        Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
+        Form,
+        typer.Option(
+            help="peft; merged, the whole model, as far as its blocks are loaded; or the private "
+            "rounds alone as a small ledger file."
+        ),
     ] = Form.PEFT,
 ) -> None:
     """Export a model of a run: an adapter for PEFT, a whole model, or a client's private rounds.
@@ -51,6 +56,8 @@ def export(
     if is_tuning_folder(run):
         if client is not None or form is Form.LEDGER:
             raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+        if form is Form.MERGED:
+            raise ConfigError(f"{run}: a run of samara tune has one form: leave --form out")
         _print_left_out(export_tuned(run, out), console)
         console.print(f"The model is in {out}", markup=False, soft_wrap=True)
         return
@@ -61,8 +68,10 @@ def export(
         console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
         return
     own = None if client is None else client_of(run, client)
-    _print_left_out(write(run, own, out), console)
-    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
+    is_merged = form is Form.MERGED
+    _print_left_out(write(run, own, out, is_merged), console)
+    what = "model" if is_merged else "adapter"
+    console.print(f"The {what} is in {out}", markup=False, soft_wrap=True)
 
 
 def _print_left_out(left_out: Mapping[str, Sequence[float]], console: "Console") -> None:

@@ -21,6 +21,7 @@ from samara.shared.config import RunConfig
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import Split
+from samara.shared.model.depth import count_blocks
 from samara.shared.model.layer_selection import chosen_blocks
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
@@ -67,6 +68,7 @@ def describe_plan(
         "examples",
         f"model: {config.model.path}, adapter {config.adapter.layers}, "
         f"{runtime.layout.size:,} trained numbers",
+        *_trained(config, runtime),
         f"evaluations: {_evaluations(config)}",
     ]
     if shared := _shared_texts(shares).describe(config.data.split):
@@ -78,6 +80,21 @@ def describe_plan(
     except SamaraError as error:
         lines.append(f"no estimate of time and memory: {error}")
     return [*lines, f"results: {folder.absolute()}"]
+
+
+def _trained(config: RunConfig, runtime: ModelRuntime) -> list[str]:
+    """Return a line about what a readout reads, and why if the run chose it by itself."""
+    if not config.adapter.has_readout:
+        return []
+    base = runtime.base
+    line = "trained: weights on the last state"
+    if base.depth:
+        whole = count_blocks(base.folder)
+        line = f"trained: weights on the state after block {base.depth} of {whole}, the last loaded"
+        if base.family != "encoder":
+            line += "; training begins with all labels as likely"
+    reason = automatic_values(config.flat()).get("adapter.layers")
+    return [f"{line}. Why: {reason}" if reason else line]
 
 
 def known_of(shares: Sequence[ClientData]) -> dict[str, Any]:
@@ -174,9 +191,15 @@ def _estimate(
     profile = default_profile(local.torch_device)
     shape = model_shape(local.path).at(config.adapter.depth)
     first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
-    tokens = [sum(map(len, prompt.sequences)) for prompt in first[:_TYPICAL]]
+    if runtime.base.depth:
+        first = [prompt.only(0) for prompt in first]
+    typical = first[:_TYPICAL]
+    tokens = [sum(map(len, prompt.sequences)) for prompt in typical]
+    sequence = min(max(1, round(np.mean(tokens))), shape.context or local.max_length)
+    supervised = [sum(map(len, prompt.supervised)) for prompt in typical]
     work = Workload(
-        sequence=min(max(1, round(np.mean(tokens))), shape.context or local.max_length),
+        sequence=sequence,
+        supervised=min(round(np.mean(supervised)), sequence),
         batch=EVALUATION_MICRO_BATCH,
         quantization="fp32" if local.dtype == "float32" else "fp16",
     )

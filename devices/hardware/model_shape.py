@@ -78,6 +78,7 @@ class ModelShape:
         vocabulary: number of tokens in the head; 0 without a head (sentence encoders).
         other_weights: parameters outside the blocks' linear layers; tied ones count once.
         context: most tokens of a sequence; None if the configuration does not contain it.
+        family: family of the model.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelShape:
     vocabulary: int
     other_weights: int
     context: int | None
+    family: "Family" = "causal"
 
     @property
     def block_weights(self) -> int:
@@ -94,9 +96,12 @@ class ModelShape:
         return sum(linear.weights for block in self.blocks for linear in block)
 
     def at(self, depth: str) -> "ModelShape":
-        """Return the shape of the blocks that are loaded at a depth; see `lowest_blocks`."""
-        count = lowest_blocks(depth, len(self.blocks))
-        return replace(self, blocks=self.blocks[:count]) if count else self
+        """Return the shape of the blocks that are loaded at a depth; see `lowest_blocks`.
+
+        The head of a language model that is cut is never run.
+        """
+        count = lowest_blocks(depth, len(self.blocks), self.family)
+        return replace(self, blocks=self.blocks[:count], vocabulary=0) if count else self
 
 
 def model_shape(name_or_path: str) -> ModelShape:
@@ -220,6 +225,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
         vocabulary=0 if family == "encoder" else text.vocab_size,
         other_weights=sum(weight.numel() for weight in network.parameters()) - in_blocks,
         context=getattr(text, "max_position_embeddings", None),
+        family=family,
     )
 
 

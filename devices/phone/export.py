@@ -49,7 +49,12 @@ from samara.shared.files import write_durably
 from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
-from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from samara.shared.model.scorers import (
+    CausalScorer,
+    ChoiceScorer,
+    EncoderScorer,
+    HeadlessScorer,
+)
 from samara.shared.replay import digest, zero_state
 from samara.shared.replay_numpy import NumpyBackend
 from samara.shared.tasks.catalog import load_task
@@ -128,13 +133,10 @@ def prepare_model(
         {"clients": "phone", "engine": "flower", "task": kind_of(task)} | config.features,
         f"task {task.name!r}",
     )
-    if config.adapter.depth:
-        raise ConfigError(
-            f"adapter.layers = {config.adapter.layers}: a phone's program has the whole model; set "
-            "adapter.layers to readout"
-        )
     base = load_base_model(
-        config.model.path, quantization="int8" if quantization == "int8" else "none"
+        config.model.path,
+        quantization="int8" if quantization == "int8" else "none",
+        depth=config.adapter.depth,
     )
     families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
     if base.family not in families or isinstance(task, GenerationTask):
@@ -143,13 +145,14 @@ def prepare_model(
             f"{config.adapter.layers} needs a model of the family {' or '.join(families)}, and a "
             "classification or a choice; choose others"
         )
-    scorer = make_scorer(base, task, config.model.max_length)
+    own = make_scorer(base, task, config.model.max_length)
+    scorer = own.whole if isinstance(own, HeadlessScorer) else own
     assert isinstance(scorer, CausalScorer | ChoiceScorer | EncoderScorer)
     tokens, answers = _answers(base, scorer, answer_tokens)
     injected = inject(base, config.adapter, scorer.labels)
     parts: ScoresModule | ReadoutParts
     if config.adapter.has_readout:
-        parts = ReadoutParts(base, task, scorer, answers, config.adapter.damping, injected.layout)
+        parts = ReadoutParts(base, task, own, answers, config.adapter.damping, injected.layout)
     else:
         assert not isinstance(answers, EncoderScorer), "its family is refused above"
         parts = ScoresModule(base, injected, answers)

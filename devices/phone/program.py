@@ -186,6 +186,33 @@ class Candidates(nn.Module):
         return (picked.view(-1, self.tokens) * weights).sum(1).view(-1, candidates)
 
 
+class Unscored(nn.Module):
+    """Answers of a model that is cut below its head, which finds all as likely.
+
+    One sequence of an example is read: those of its candidates differ behind the state that a
+    readout reads.
+
+    Args:
+        labels: number of answers.
+    """
+
+    def __init__(self, labels: int) -> None:
+        super().__init__()
+        self._labels = labels
+
+    def sequences(self, ids: Tensor) -> Tensor:
+        """Return the sequences that the model reads, [B, S], of ids [B, S] or [B, C, S]."""
+        return ids if ids.ndim == 2 else ids[:, 0].clamp(min=0)
+
+    def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the last hidden states before the answers; see `Words.last`."""
+        return _read_at(hidden, positions, count)
+
+    def scores(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return zeros, float32 [P·B, labels]."""
+        return torch.zeros(len(positions) * count, self._labels)
+
+
 class RepresentationModule(nn.Module):
     """Scores under the base model and features of a batch: what a readout needs of the model.
 
@@ -201,7 +228,7 @@ class RepresentationModule(nn.Module):
     def __init__(
         self,
         base: BaseModel,
-        answers: Words | Candidates | EncoderScorer,
+        answers: Words | Candidates | Unscored | EncoderScorer,
         damping: Damping | None,
     ) -> None:
         super().__init__()

@@ -9,7 +9,13 @@ from samara.client.forward.readout import make_readout
 from samara.client.training.client_data import ExampleTokenizer
 from samara.devices.phone.lowering import Method, Methods
 from samara.devices.phone.manifest import ReadoutDescription, SelfCheck
-from samara.devices.phone.program import Candidates, DirectionsModule, RepresentationModule, Words
+from samara.devices.phone.program import (
+    Candidates,
+    DirectionsModule,
+    RepresentationModule,
+    Unscored,
+    Words,
+)
 from samara.shared.contrasts import contrasts
 from samara.shared.directions import directions
 from samara.shared.layout import LABEL_BIAS_GROUP, Layout
@@ -17,7 +23,7 @@ from samara.shared.model.damping import Damping
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import LABEL_BIAS
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from samara.shared.model.scorers import EncoderScorer, HeadlessScorer, Scorer
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 
@@ -27,7 +33,7 @@ class ReadoutParts:
     Args:
         base: base model, before its weights are quantized to 4 bits.
         task: task that random tokens are put into.
-        scorer: scorer of the model.
+        scorer: scorer of the model, which may be cut.
         answers: answers that are compared, as the program reads them.
         damping: value of ``adapter.damping``.
         layout: layout of the readout.
@@ -41,7 +47,7 @@ class ReadoutParts:
         self,
         base: BaseModel,
         task: ClassificationTask | ChoiceTask,
-        scorer: CausalScorer | ChoiceScorer | EncoderScorer,
+        scorer: Scorer,
         answers: Words | Candidates | EncoderScorer,
         damping: str,
         layout: Layout,
@@ -49,7 +55,8 @@ class ReadoutParts:
         self._layout, source = layout, layout.damping.source if layout.damping else "none"
         self._readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
         measured = None if source == "none" else self._readout.load_damping()
-        self.module = RepresentationModule(base, answers, measured)
+        read = Unscored(scorer.labels) if isinstance(scorer, HeadlessScorer) else answers
+        self.module = RepresentationModule(base, read, measured)
         self.description = ReadoutDescription(
             labels=scorer.labels,
             features=base.features,

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samara.server.rounds.evaluation import is_global_validation
-from samara.shared.choices import AUTO, READOUT, choose
+from samara.shared.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose
 from samara.shared.columns import GLOBAL
+from samara.shared.sections import adapter_kind
 
 Figures = Mapping[str, Mapping[str, Any]]
 """The figures of an evaluation by client."""
@@ -102,8 +103,8 @@ def _what_to_try(config: Mapping[str, Any]) -> str:
     """Return settings to try, of those that the run did not have."""
     tries = []
     could_be = choose({**config, "adapter.layers": AUTO})["adapter.layers"].value
-    if could_be == READOUT != config["adapter.layers"]:
-        tries.append("adapter.layers = readout, which gains more for its passes")
+    if could_be == READOUT_AT_A_DEPTH and adapter_kind(config["adapter.layers"]) != READOUT:
+        tries.append(f"adapter.layers = {could_be}, which gains more for its passes")
     if not config["evaluate.best"]:
         tries.append(
             "evaluate.best = true, which ends with what the run began with if no round is better"

@@ -13,14 +13,15 @@ from typing import Any
 from torch import nn
 
 from samara.shared.errors import ModelError
-from samara.shared.sections import lowest_blocks
+from samara.shared.model.structure import detect_family
+from samara.shared.sections import AT_A_DEPTH, lowest_blocks
 
 
 def blocks_at(depth: str, folder: Path) -> int:
     """Return the number of blocks that are loaded of a model folder; 0 for all.
 
     Args:
-        depth: number of blocks, such as ``18``, or their share, such as ``2/3``; empty for all.
+        depth: as in `lowest_blocks`.
         folder: model folder.
 
     Raises:
@@ -28,13 +29,21 @@ def blocks_at(depth: str, folder: Path) -> int:
     """
     if not depth:
         return 0
-    count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
-    if not isinstance(count, int):
+    family, count = detect_family(folder), count_blocks(folder)
+    if depth == AT_A_DEPTH and count is None:
+        return 0
+    if count is None:
         raise ModelError(
             f"{folder / 'config.json'}: does not say how many blocks the model has, so that it "
             f"cannot be read at depth {depth}; set adapter.layers to readout"
         )
-    return lowest_blocks(depth, count)
+    return lowest_blocks(depth, count, family)
+
+
+def count_blocks(folder: Path) -> int | None:
+    """Return the number of blocks of the whole model of a folder; None if it does not say."""
+    count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
+    return count if isinstance(count, int) else None
 
 
 def cut_config(settings: Any, blocks: int) -> None:

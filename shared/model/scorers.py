@@ -345,15 +345,18 @@ class HeadlessScorer(Scorer):
 
     Args:
         scorer: scorer of the whole model.
+
+    Attributes:
+        whole: the same.
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer, self.labels = scorer, scorer.labels
+        self.whole, self.labels = scorer, scorer.labels
         self.base, self.max_length = scorer.base, scorer.max_length
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example as the scorer of the whole model does."""
-        return self._scorer.prompt(text, answers, cut)
+        return self.whole.prompt(text, answers, cut)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Return zeros."""

@@ -17,7 +17,7 @@ PRIVATE_ROUNDS = ("finetune", "ditto", "mixture", "partial", "local", "cluster")
 
 _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
-    ("adapter.layers", ("readout",), "to train the last representation alone"),
+    ("adapter.layers", ("readout:auto", "readout"), "to train weights on one representation"),
     ("learning-rate", ("auto",), "or a tenth of the present one"),
     ("aggregation.rule", ("mean",), "if labels differ and no client may be hostile"),
     ("method", ("readout",), "for a private intercept and readout of every client"),

@@ -217,9 +217,9 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         return "\n".join(lines) + "\n"
     lines += [
         "[adapter]",
-        "# A readout on the last representation: the model runs once for each row. top:1 has",
-        "# adapters in the last block instead, which cost more passes and may gain more.",
-        'layers = "readout"',
+        "# A readout on one representation: the model runs once for each row. top:1 has adapters",
+        "# in the last block instead, which cost more passes and may gain more.",
+        'layers = "readout:auto"',
     ]
     if by_user:
         lines += [

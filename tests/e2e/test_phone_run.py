@@ -65,7 +65,7 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
         assert all(len(event["clients"]) == 1 + len(PHONES) for event in live.rounds.values())
         assert len(live.rounds) >= ROUNDS
         result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
-        assert result["config"]["adapter.layers"] == "readout"
+        assert result["config"]["adapter.layers"] == "readout:auto"
         compared = [
             one["columns"] for one in result["evaluations"] if "local-only" in one["columns"]
         ]

@@ -18,7 +18,7 @@ def of(**settings: object) -> RunConfig:
 
 def test_a_run_with_nothing_set_trains_a_readout_on_all_examples() -> None:
     config = RunConfig()
-    assert (config.adapter.layers, config.steps, config.batch) == ("readout", 16, 10_000)
+    assert (config.adapter.layers, config.steps, config.batch) == ("readout:auto", 16, 10_000)
     assert config.learning_rate_schedule == "linear"
     assert set(automatic_values(config.flat())) == set(OPEN)
 
@@ -70,7 +70,7 @@ def test_a_report_of_components_is_of_one_step(task: str, queries: int) -> None:
 
 
 def test_what_is_set_is_kept() -> None:
-    config = of(adapter__layers="readout", steps=3, queries=7, batch=5)
+    config = of(adapter__layers="readout:auto", steps=3, queries=7, batch=5)
     assert (config.steps, config.queries, config.batch) == (3, 7, 5)
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
@@ -143,7 +143,7 @@ def test_a_choice_is_made_once() -> None:
 
 
 def test_open_and_explicit_settings_are_the_same_run() -> None:
-    explicit = of(adapter__layers="readout", steps=16, queries=16, batch=10_000)
+    explicit = of(adapter__layers="readout:auto", steps=16, queries=16, batch=10_000)
     assert explicit.identity() == RunConfig().identity()
 
 

@@ -427,6 +427,17 @@ def test_a_run_that_was_recorded_before_goes_on_in_its_folder_alone(
         load_scenario(scenario, [f"out={run}", "micro-batch=2"])
 
 
+@pytest.mark.parametrize("stored", ["readout", "top:1"])
+def test_a_run_goes_on_with_the_layers_that_it_began_with(stored: str, tmp_path: Path) -> None:
+    begun = RunConfig.of({"adapter.layers": stored, "out": str(tmp_path)}, "test")
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps(settings_of_run(begun)))
+    open_layers: dict[str, Any] = {"out": str(tmp_path)}
+    assert RunConfig.given(open_layers, "test").adapter.layers == stored
+    assert RunConfig.given({}, "test").adapter.layers == "readout:auto"
+    other = open_layers | {"adapter.layers": "readout:2"}
+    assert RunConfig.given(other, "test").adapter.layers == "readout:2"
+
+
 def test_a_recorded_tuning_goes_on_with_a_retired_value(tmp_path: Path) -> None:
     given = {"optimizer": "mezo", "adapter.seed": 5, "out": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"adapter\.seed: is no setting of new runs any more"):
@@ -451,8 +462,8 @@ def test_the_bytes_of_a_pass_decide_its_examples_and_what_is_kept() -> None:
 
 
 def test_the_identity_of_a_run_is_that_of_the_version_with_all_keys() -> None:
-    """The digests were taken before any key was removed or renamed."""
-    run = RunConfig.of({"seed": 7, "rounds": 5}, "test")
+    """The digests were taken before any key was removed or renamed, or left open otherwise."""
+    run = RunConfig.of({"seed": 7, "rounds": 5, "adapter.layers": "readout"}, "test")
     tuned = TuneSettings.of({"optimizer": "mezo", "seed": 7}, "test").complete(2)
     digests = []
     for settings in (run, tuned):

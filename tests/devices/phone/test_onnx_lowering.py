@@ -75,7 +75,8 @@ def made(
             "threads": 1,
             "out": str(programs / "run"),
         }
-        file = programs / f"{family}-{quantization}-{layers[:3]}.onnx"
+        kind = layers.replace(":", "-").replace("/", "-")
+        file = programs / f"{family}-{quantization}-{kind}.onnx"
         if not file.exists():
             ready = prepare_model(RunConfig.of(settings, "test"), quantization)
             export_program(ready, SHAPES, quantization, "none", file, runtime="onnx")
@@ -88,8 +89,8 @@ def made(
 def pair(made: Any, tmp_path: Path) -> Callable[..., Pair]:
     """A model runtime with a client's data, and a phone with the same model and examples."""
 
-    def make(family: str, quantization: PhoneQuantization) -> Pair:
-        settings, file = made(family, quantization)
+    def make(family: str, quantization: PhoneQuantization, layers: str = "readout") -> Pair:
+        settings, file = made(family, quantization, layers)
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         runtime, data, phone = pair_of(settings | more, file, tmp_path)
         if quantization != "none":
@@ -116,22 +117,25 @@ def some_state(size: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "quantization"),
+    ("family", "quantization", "layers"),
     [
-        ("embedded", "int4"),
-        pytest.param("embedded", "none", marks=pytest.mark.exhaustive),
-        pytest.param("embedded", "float16", marks=pytest.mark.exhaustive),
-        pytest.param("encoder", "float16", marks=pytest.mark.exhaustive),
-        pytest.param("encoder", "none", marks=pytest.mark.exhaustive),
-        pytest.param("encoder", "int8", marks=pytest.mark.exhaustive),
-        pytest.param("causal", "none", marks=pytest.mark.exhaustive),
-        pytest.param("causal", "int8", marks=pytest.mark.exhaustive),
+        ("embedded", "int4", "readout"),
+        ("causal", "none", "readout:2/3"),
+        pytest.param("embedded", "none", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("embedded", "float16", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "float16", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "none", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "int8", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "none", "readout:2/3", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "none", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "int8", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "int8", "readout:2/3", marks=pytest.mark.exhaustive),
     ],
 )
 def test_representations_losses_and_200_steps_are_those_of_eager(
-    pair: Any, family: str, quantization: str
+    pair: Any, family: str, quantization: str, layers: str
 ) -> None:
-    runtime, data, phone = pair(family, quantization)
+    runtime, data, phone = pair(family, quantization, layers)
     assert phone.layout.hash == runtime.layout.hash
     prompts = data.tokenized(Split.TRAIN).prompts
     runtime.prepare(prompts)

@@ -89,7 +89,7 @@ def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
 
 
 @pytest.mark.parametrize("kind", ["words", "choice"])
-@pytest.mark.parametrize("layers", ["readout", "top:1"])
+@pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:1"])
 def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
     made: Callable[..., RunConfig], tmp_path: Path, kind: str, layers: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
     assert difference < 2e-3
 
 
-@pytest.mark.parametrize("layers", ["readout", "top:1"])
+@pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:1"])
 @pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
 @pytest.mark.exhaustive
 def test_executorch_runs_programs_of_candidates(

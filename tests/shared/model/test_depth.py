@@ -9,12 +9,13 @@ from crossed import crossed
 
 from samara.client.forward.setup import make_scorer
 from samara.client.streaming.loading import load_model
+from samara.devices.hardware.model_shape import model_shape
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.model_folder import model_id_of
 from samara.shared.model.readout import representations
 from samara.shared.model.scorers import HeadlessScorer
-from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.sections import AdapterSettings, ModelSettings, lowest_blocks
 from samara.shared.tasks.catalog import load_task
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
@@ -40,6 +41,8 @@ def adapter(layers: str) -> AdapterSettings:
         ("readout:18", "18", ""),
         ("readout:2/3", "2/3", ""),
         ("readout:18,top:1", "18", "top:1"),
+        ("readout:auto", "auto", ""),
+        ("readout:auto,top:1", "auto", "top:1"),
         ("readout,4,5", "", "4,5"),
         ("all", "", "all"),
     ],
@@ -49,7 +52,9 @@ def test_layers_say_the_depth(layers: str, depth: str, inner: str) -> None:
     assert (settings.depth, settings.inner_layers) == (depth, inner)
 
 
-@pytest.mark.parametrize("layers", ["readout:", "readout:0", "readout:2/", "readout:-1", "top:1:2"])
+@pytest.mark.parametrize(
+    "layers", ["readout:", "readout:0", "readout:2/", "readout:-1", "readout:autos", "top:1:2"]
+)
 def test_a_depth_that_is_no_number_is_refused(layers: str) -> None:
     with pytest.raises(ValueError, match="layers"):
         adapter(layers)
@@ -73,6 +78,45 @@ def test_a_representation_is_the_state_after_the_block(
         states = whole.body(IDS, output_hidden_states=True).hidden_states
         expected = whole.body.norm(states[1]) if family == "causal" else states[1]
         assert torch.equal(cut.body(IDS).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "count", "loaded"),
+    [
+        ("causal", 8, 0),
+        ("causal", 11, 0),
+        ("causal", 12, 8),
+        ("causal", 30, 20),
+        ("masked", 30, 0),
+        ("encoder", 30, 0),
+    ],
+)
+def test_the_automatic_depth_follows_from_family_and_blocks(
+    family: str, count: int, loaded: int
+) -> None:
+    assert lowest_blocks("auto", count, family) == loaded
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_automatic_depth_of_a_shallow_model_is_the_whole(
+    family: str, model_folder: ModelFolder
+) -> None:
+    path = str(model_folder(family))
+    assert load_base_model(path, depth="auto").depth == 0
+    assert model_id_of(path, "auto") == model_id_of(path)
+    assert model_shape(path).at("auto") == model_shape(path)
+
+
+def test_a_deep_language_model_is_cut_where_it_is_loaded_and_where_it_is_estimated(
+    model_folder: Callable[..., Path],
+) -> None:
+    path = str(model_folder("causal", 12))
+    base = load_base_model(path, depth="auto")
+    assert base.depth == len(base.blocks) == 8
+    assert base.model_id == model_id_of(path, "auto") == model_id_of(path, "2/3")
+    assert load_structure(path, depth="auto").model_id == base.model_id
+    shape = model_shape(path).at("auto")
+    assert (len(shape.blocks), shape.vocabulary) == (8, 0)
 
 
 def test_as_many_blocks_as_there_are_is_the_whole_model(model_folder: ModelFolder) -> None:
