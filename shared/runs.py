@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from samara.shared.config import RunConfig
@@ -16,9 +17,16 @@ RUNS_FOLDER = Path("runs")
 """The folder of runs that are not told where to be, in the working directory."""
 
 
-def identity_bytes(config: RunConfig) -> bytes:
-    """Return the settings that are part of the run id as sorted JSON."""
-    return json.dumps(config.identity(), sort_keys=True).encode()
+def identity_bytes(config: RunConfig, before: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """Return the settings that are part of the run id as sorted JSON.
+
+    Args:
+        config: settings of the run.
+        before: values of those that the run was begun with at another place.
+    """
+    identity = config.identity()
+    moved = {key: value for key, value in before.items() if key in identity}
+    return json.dumps(identity | moved, sort_keys=True).encode()
 
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:

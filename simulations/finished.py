@@ -23,6 +23,9 @@ from samara.shared.tasks.rows import hash_whole_examples
 INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""
 
+_MOVED_TOO = "task", "data.path"
+"""The settings of a run's identity that are places, which may have moved with its folder."""
+
 
 def find_finished(config: RunConfig) -> Path | None:
     """Return the folder of the run with these settings, if it has ended.
@@ -41,18 +44,18 @@ def find_finished(config: RunConfig) -> Path | None:
     ended = [folder for folder in folders if (folder / RESULT_FILE).exists()]
     if not ended:
         return None
-    model_id = model_id_of(config.model.path, config.adapter.depth)
-    identity = identity_bytes(config)
+    model_id, flat = model_id_of(config.model.path, config.adapter.depth), config.flat()
     for folder in ended:
         try:
             result = RunResult.read(folder)
-            stored = RunConfig.of(settings_here(result.config, folder), str(folder))
+            here = settings_here(result.config, folder)
+            stored = RunConfig.of(here, str(folder))
         except SamaraError:
             continue  # of `samara tune`, or of an earlier version
         files, layout_hash = file_settings(config), bytes.fromhex(result.layout_hash)
-        run_id = hash_identity(identity, layout_hash, model_id).hex()
-        moved = model_id.hex() == result.model_id and identity_bytes(stored) == identity
-        if files == file_settings(stored) and (moved or run_id == result.run_id):
+        before = {key: result.config[key] for key in _MOVED_TOO if here.get(key) == flat[key]}
+        run_id = hash_identity(identity_bytes(config, before), layout_hash, model_id).hex()
+        if (run_id, files) == (result.run_id, file_settings(stored)):
             _check_inputs(folder, config)
             return folder
         other = describe_differences(settings_of_run(stored), config)

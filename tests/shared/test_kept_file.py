@@ -33,6 +33,7 @@ from samara.client.protocol.session_store import _SessionFile, encode_session
 from samara.client.protocol.signed_runs import SERVER_DECIDES
 from samara.client.protocol.work_costs import WorkCost, WorkCosts
 from samara.client.training.execution import Execution, _ExecutionFile
+from samara.devices.live.introduced_clients import _IntroducedFile
 from samara.devices.live.join import JoinedFile
 from samara.devices.live.known_messages import HIDDEN, hide_insertions
 from samara.devices.live.pause_log import PauseLog
@@ -71,6 +72,11 @@ def kind(make: Callable[[Path], KeptFile[Any]], content: Any, on_disk: bytes | N
 
 START = StartState(3, STATE, digest(LAYOUT.hash, STATE))
 KINDS = [
+    kind(
+        _IntroducedFile,
+        {"clients": 4, "elements": 384},
+        lines("{", ' "clients": 4,', ' "elements": 384', "}"),
+    ),
     kind(
         _AnsweredFile,
         AnsweredRun(2, 8, b"\1\1", b"\2", {"validation": (b"\3", b"frame")}, {"train": 5}),

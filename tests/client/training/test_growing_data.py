@@ -283,7 +283,7 @@ def test_the_order_is_that_in_which_examples_came(tmp_path: Path) -> None:
 def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nfilm,1\n")
-    with pytest.raises(DataError, match="CSV cannot be watched"):
+    with pytest.raises(DataError, match="cannot be watched, since half a row of CSV"):
         watching(path, tmp_path)
     with pytest.raises(DataError, match=r"data\.watch needs one on this machine"):
         watching(tmp_path / "missing", tmp_path)

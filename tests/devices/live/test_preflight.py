@@ -243,7 +243,7 @@ def test_a_readout_needs_memory_for_representations_and_its_first_pass(
         return expected_footprint(config_of(settings, **changes), board)
 
     readout = footprint(adapter__layers="readout")
-    assert config_of(settings).adapter.layers == "readout"
+    assert config_of(settings).adapter.layers == "readout:auto"
     assert footprint() == readout
     rows, hidden, labels = 10_000, 32, 2
     kept = rows * (hidden + labels) * 4
