@@ -175,7 +175,7 @@ def test_models_answer_and_are_peft_models(run: samara.Run, tmp_path: Path) -> N
     folder = personal.save(tmp_path / "personal")
     assert (folder / "adapter_model.safetensors").exists()
     assert "personal model of client 1" in repr(personal)
-    with pytest.raises(samara.SamaraError, match="there is no client .9."):
+    with pytest.raises(samara.SamaraError, match="there is no client '9'"):
         run.personal_model(9)
 
 
