@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from samara.display import hide_widget_warning, is_shown, text_of
-from samara.frames import load_pandas
+from samara.extras import load_pandas
 from samara.overrides import Scenario, config_of
 from samara.shared.config import RunConfig
 from samara.shared.files import write_requested

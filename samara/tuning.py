@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
-from samara.frames import load_pandas
+from samara.extras import load_pandas
 from samara.overrides import settings_of
 from samara.simulations.experiments import run_tuning
 from samara.simulations.progress import watched_tuning

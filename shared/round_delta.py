@@ -390,34 +390,35 @@ class RoundDelta:
 
     def scalar_groups(self) -> list[Entry]:
         """Return the entries as `samara.shared.replay.replay` takes them."""
-        seeds = seeds_of([group.source for group in self.groups])
+        seeds = seeds_of(self.groups)
         return [
             (next(seeds), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
         ]
 
 
-def seeds_of(sources: Sequence[SeedSource]) -> Iterator[NDArray[np.uint64]]:
-    """Yield the seeds of each source, uint64 [n].
+def seeds_of(groups: Sequence[Group]) -> Iterator[NDArray[np.uint64]]:
+    """Yield the seeds of each group, uint64 [n].
 
     Derived seeds of clients with as many steps and queries are computed together: a client's are
     few, and NumPy takes longer to begin an operation than to do it on them.
     """
     alike = defaultdict[tuple[int, int], list[DerivedSeeds]](list)
-    for source in sources:
-        if isinstance(source, DerivedSeeds):
-            alike[source.steps, source.queries].append(source)
-    derived = {shape: _derive(*shape, several) for shape, several in alike.items()}
-    for source in sources:
-        if isinstance(source, DerivedSeeds):
-            yield next(derived[source.steps, source.queries])
+    for group in groups:
+        if isinstance(group.source, DerivedSeeds):
+            alike[group.source.steps, group.source.queries].append(group.source)
+    derived = {shape: _derive(*shape, sources) for shape, sources in alike.items()}
+    for group in groups:
+        if isinstance(group.source, DerivedSeeds):
+            yield next(derived[group.source.steps, group.source.queries])
         else:
-            yield source if isinstance(source, np.ndarray) else source.seeds()
+            yield group.seeds()
 
 
 def _derive(
     steps: int, queries: int, sources: Sequence[DerivedSeeds]
 ) -> Iterator[NDArray[np.uint64]]:
+    """Yield the seeds of each source, uint64 [steps · queries]."""
     roots = np.array([source.root for source in sources], np.uint64)
     streams = np.array([source.seed_stream for source in sources], np.uint32)
     return iter(query_seeds(roots, streams, steps, queries).reshape(len(sources), -1))

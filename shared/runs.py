@@ -22,7 +22,7 @@ def identity_bytes(config: RunConfig, before: Mapping[str, Any] = MappingProxyTy
 
     Args:
         config: settings of the run.
-        before: values of those that the run was begun with at another place.
+        before: paths that the run began with, by dotted key, if it has been moved.
     """
     identity = config.identity()
     moved = {key: value for key, value in before.items() if key in identity}
@@ -86,10 +86,10 @@ def check_results_folder(out: str) -> None:
 
 
 def settings_here(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the settings of a run whose folder may have been moved with what lies around it.
+    """Return the settings of a run whose folder may have been moved together with its neighbours.
 
-    Where a task, data or a model are not at their path any more, but lie as far from the folder as
-    before, they have the path that they have now.
+    A task, data or a model that are missing at their path are looked for at the same path relative
+    to the folder.
 
     Args:
         settings: settings of the run by dotted key, as it recorded them.

@@ -38,8 +38,7 @@ def scenario_file(scenario: Path | None) -> Path:
 def read_scenario(path: Path) -> dict[str, Any]:
     """Return the settings of a scenario file; they are not validated.
 
-    A path that begins with ``./`` or ``../`` is one from the file's own folder, so that the folder
-    can be moved.
+    A value that begins with ``./`` or ``../`` is a path relative to the file's folder.
 
     Raises:
         ConfigError: if it cannot be read, or is no scenario.
@@ -72,7 +71,7 @@ def read_scenario(path: Path) -> dict[str, Any]:
 
 
 def _from_folder(value: Any, folder: Path) -> Any:
-    """Return a value of a scenario with paths from a folder made absolute."""
+    """Return a value of a scenario with its relative paths made absolute."""
     if isinstance(value, dict):
         return {key: _from_folder(part, folder) for key, part in value.items()}
     if isinstance(value, str) and value.startswith(_FROM_FOLDER):

@@ -24,7 +24,7 @@ INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""
 
 _MOVED_TOO = "task", "data.path"
-"""The settings of a run's identity that are places, which may have moved with its folder."""
+"""The paths in a run's identity, which may have moved with its folder."""
 
 
 def find_finished(config: RunConfig) -> Path | None:

@@ -1,7 +1,7 @@
-"""The clients that have introduced themselves by a gateway, as far as its SuperNode asks for them.
+"""Size limits of a gateway's messages, by the clients that have introduced themselves to it.
 
-How long a message to a gateway may be follows from the largest state of its clients' runs, and from
-how many they are. A file has both, since the SuperNode is a process of its own.
+A message grows with the largest state of the clients' runs and with the number of clients. A file
+passes both on to the gateway's SuperNode, which is another process.
 """
 
 import json
@@ -45,7 +45,7 @@ class IntroducedClients:
         self._kept, self._clients = self._file.read(), set[int]()
 
     def add(self, client: int, hello: bytes) -> None:
-        """Note a client by its hello; one that says nothing of a layout tells no size."""
+        """Note a client by its hello. Without a layout it has no size."""
         self._clients.add(client)
         try:
             layout = Layout.from_json(json.loads(Hello.decode(hello).layout))

@@ -51,7 +51,7 @@ class GatewayServer:
         self._grpc_server, self.connections, self.port = grpc_server, connections, port
 
     async def stop(self, grace: float | None) -> None:
-        """Accept no more connections, and end the streams after a time in seconds."""
+        """Accept no more connections, end the streams after a time in seconds, then the rest."""
         self.connections.close()
         await self._grpc_server.stop(grace)
         await self.connections.end()

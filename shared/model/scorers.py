@@ -347,7 +347,7 @@ class HeadlessScorer(Scorer):
         scorer: scorer of the whole model.
 
     Attributes:
-        whole: the same.
+        whole: scorer of the whole model.
     """
 
     def __init__(self, scorer: Scorer) -> None:

@@ -6,15 +6,15 @@ from typing import TextIO
 
 _PIECE = 2**16
 _LONGEST_PIECE = 2**26
-"""Letters that are read at once; more each time while an element has not ended."""
+"""Characters that are read at once; more each time while an element has not ended."""
 
 
 class ArrayError(Exception):
-    """A text that is no array.
+    """Text that is not an array.
 
     Attributes:
-        line: number of the line where it is none.
-        what: what is wrong there.
+        line: number of the line of the mistake.
+        what: the mistake.
     """
 
     def __init__(self, line: int, what: str) -> None:
@@ -28,25 +28,25 @@ def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, o
     No more of the text is kept than the element at hand.
 
     Args:
-        text: what follows in the file.
-        begun: what was read of it: a line that begins with the array's bracket.
+        text: the rest of the file.
+        begun: the line already read, which begins with the array's bracket.
         line: number of that line.
 
     Raises:
-        ArrayError: if the text is no array.
+        ArrayError: if the text is not an array.
     """
     reader = _ElementReader(text, begun, line)
-    reader.skip_letter()
-    while (letter := reader.next_letter()) and letter != "]":
+    reader.skip_character()
+    while (character := reader.next_character()) and character != "]":
         yield reader.line, reader.take_value()
-        if (letter := reader.next_letter()) == ",":
-            reader.skip_letter()
-        elif letter and letter != "]":
+        if (character := reader.next_character()) == ",":
+            reader.skip_character()
+        elif character and character != "]":
             raise ArrayError(reader.line, "is not JSON: a comma is missing between two elements")
-    if not letter:
+    if not character:
         raise ArrayError(reader.line, "is not JSON: the array does not end with a bracket")
-    reader.skip_letter()
-    if reader.next_letter():
+    reader.skip_character()
+    if reader.next_character():
         raise ArrayError(reader.line, "is not JSON: something follows the end of the array")
 
 
@@ -61,17 +61,17 @@ class _ElementReader:
         self._text, self._rest, self.line = text, begun, line
         self._decoder = json.JSONDecoder()
 
-    def next_letter(self) -> str:
-        """Return the next letter that is not blank; empty at the end of the text."""
+    def next_character(self) -> str:
+        """Return the next character that is not blank; empty at the end of the text."""
         while True:
             kept = self._rest.lstrip()
             self._advance(len(self._rest) - len(kept))
             if kept or not self._read(_PIECE):
                 return kept[:1]
 
-    def skip_letter(self) -> None:
-        """Go on behind the next letter that is not blank."""
-        self.next_letter()
+    def skip_character(self) -> None:
+        """Go on behind the next character that is not blank."""
+        self.next_character()
         self._advance(1)
 
     def take_value(self) -> object:
@@ -95,12 +95,12 @@ class _ElementReader:
                 self._advance(end)
                 return value
 
-    def _read(self, letters: int) -> bool:
+    def _read(self, characters: int) -> bool:
         """Read on; return False at the end of the text."""
-        more = self._text.read(letters)
+        more = self._text.read(characters)
         self._rest += more
         return bool(more)
 
-    def _advance(self, letters: int) -> None:
-        self.line += self._rest.count("\n", 0, letters)
-        self._rest = self._rest[letters:]
+    def _advance(self, characters: int) -> None:
+        self.line += self._rest.count("\n", 0, characters)
+        self._rest = self._rest[characters:]

@@ -8,12 +8,10 @@ from typing import Any, Self
 import numpy as np
 
 from samara.shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
+from samara.shared.run_terms import federated_rounds
 from samara.simulations.comparison.columns import COMMON, MAJORITY, MEANINGS, Figures
 from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from samara.simulations.comparison.statistics import Difference, Numbers, paired_difference
-
-PRIVATE_ROUNDS = ("finetune", "ditto", "mixture", "partial", "local", "cluster")
-"""The methods whose clients take private rounds; the others have no use for their settings."""
 
 _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
@@ -87,7 +85,7 @@ class Verdict:
             )
         elif self.against == GLOBAL:
             advice = "method = global"
-            if config.get("personal.rounds") and config.get("method") in PRIVATE_ROUNDS:
+            if _has_private_rounds(config):
                 advice += ", or lower personal.rounds and personal.learning-rate"
         elif self.against == LOCAL:
             advice = "method = local or ditto, or more rounds"
@@ -108,6 +106,11 @@ class Verdict:
             ]
             advice = "; ".join([*settings, "more training examples"])
         return f"Try {advice}; samara simulate SCENARIO --sweep FILE searches on validation."
+
+
+def _has_private_rounds(config: Mapping[str, Any]) -> bool:
+    rounds, private = int(config.get("rounds", 0)), int(config.get("personal.rounds", 0))
+    return federated_rounds(str(config.get("method")), rounds, private) < rounds + private
 
 
 def describe_interval(low: float, high: float, measure: Measure, over: str) -> str:
