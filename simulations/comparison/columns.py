@@ -37,7 +37,7 @@ UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
 MEANINGS = {
     MAJORITY: "the commonest label of all clients, always",
     BASE_RATE: "the client's own commonest label, always",
-    ZERO_SHOT: "the base model; all labels as likely if it is read below its last block",
+    ZERO_SHOT: "the base model (all labels as likely if it is read below its last block)",
     LABEL_BIAS: "the base model and a private number per label",
     START: "the weights that the run began with",
     IN_CONTEXT: "the base model after the client's own most similar examples",
