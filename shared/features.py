@@ -290,7 +290,9 @@ EXCLUSIONS = (
 )
 
 
-_OTHER_OBJECTIVES = ("registered", "summed-cross-entropy", "metric")
+_PROFILED = "profiled-cross-entropy"
+_WITHOUT_DERIVATIVE = ("registered", "summed-cross-entropy", "metric")
+_OTHER_OBJECTIVES = (*_WITHOUT_DERIVATIVE, _PROFILED)
 
 FURTHER_EXCLUSIONS = (
     Exclusion(
@@ -308,7 +310,7 @@ FURTHER_EXCLUSIONS = (
         "a phone's program trains the cross-entropy; set objective to cross-entropy",
     ),
     Exclusion(
-        {"objective": _OTHER_OBJECTIVES, "gradients": ("exact",)},
+        {"objective": _WITHOUT_DERIVATIVE, "gradients": ("exact",)},
         "the backward pass is that of the cross-entropy; set gradients to differences",
     ),
     Exclusion(
@@ -329,6 +331,16 @@ FURTHER_EXCLUSIONS = (
             "task": ("classification", "listed choice", "open choice"),
         },
         "labels are compared by their means per token; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": (_PROFILED,), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so that a shift of their scores means "
+        "nothing; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": (_PROFILED,), "label bias": ("trained",)},
+        "a profiled loss has a bias of its own at every step, so that a trained one learns "
+        "nothing; set adapter.label-bias to false, or objective to cross-entropy",
     ),
     Exclusion(
         {"objective": ("metric",), "task": ("generation",), "clients": ("emulated",)},

@@ -19,13 +19,17 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.accuracy.cells import cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
+from samara.client.training.model_runtime import load_run
+from samara.server.store import replay_run
 from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
 from samara.shared.result import RunResult
 from samara.simulations.simulate import simulate
 
@@ -44,11 +48,13 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
     globals_ = [(e.round, e.split, e.columns["global"]) for e in result.evaluations]
     test = [column for _, split, column in globals_ if split == "test"]
     scalars = result.scalar_ratios
+    auc = test_auc(config)
     shutil.rmtree(config.out, ignore_errors=True)
     return {
         "zero_shot": test[0].accuracy,
         "accuracy": test[-1].accuracy,
         "macro_f1": test[-1].macro_f1,
+        "auc": auc,
         "loss": test[-1].loss,
         "validation": {
             number: column.accuracy for number, split, column in globals_ if split == "validation"
@@ -61,6 +67,23 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
         "seconds": round(seconds, 1),
         "processor_seconds": round(processor, 1),
     }
+
+
+def test_auc(config: RunConfig) -> float:
+    """Return the area under the ROC curve of the last global model on all clients' test examples.
+
+    Of several labels it is the mean over them, each against the others.
+    """
+    from scipy.special import softmax
+    from sklearn.metrics import roc_auc_score
+
+    (*_, last) = replay_run(Path(config.out))
+    whole = {"data.partition": "iid", "data.clients": 1}
+    runtime, source = load_run(RunConfig.of(config.flat() | whole, "AUC"))
+    data = source.share_of(0, 1).tokenized(Split.TEST)
+    shares = softmax(runtime.scores(last.state, data.prompts).astype(np.float64), axis=1)
+    scores = shares[:, 1] if shares.shape[1] == 2 else shares
+    return float(roc_auc_score(data.labels, scores, multi_class="ovr"))
 
 
 def render_table(rows: Iterable[Row]) -> str:

@@ -27,6 +27,7 @@ from samara.shared.model.lora_fa import LABEL_BIAS, empty_adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import Prompt, Scorer
+from samara.shared.profiled_loss import shifts_of_rows
 from samara.shared.tasks.base_task import Span
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example
@@ -178,6 +179,7 @@ class ReadoutForward:
         prompts: Sequence[Prompt],
         labels: NDArray[np.int64],
         micro_batch: int = 0,
+        is_profiled: bool = False,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean cross-entropy of each client's prompts and its gradient.
 
@@ -186,6 +188,7 @@ class ReadoutForward:
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
             micro_batch: not read; there are no forward passes to divide.
+            is_profiled: whether the loss is `profiled_cross_entropy` instead.
 
         Returns:
             Losses, float64 [C], and their gradients, float64 [C, d].
@@ -195,14 +198,16 @@ class ReadoutForward:
         with torch.inference_mode(False), torch.enable_grad():
             weights = center.center.detach().clone().requires_grad_()
             scores = self._score(replace(center, center=weights), numbers)[0].double()
-            right = torch.from_numpy(labels).to(scores.device)
-            rows = nn.functional.cross_entropy(
-                scores.flatten(0, 1), right.flatten(), reduction="none"
-            )
+            scores, penalties = scores.flatten(0, 1), np.zeros(clients)
+            if is_profiled:
+                shifts, penalties = shifts_of_rows(scores.detach().float().cpu().numpy(), labels)
+                scores = scores + torch.from_numpy(shifts).to(scores.device)
+            right = torch.from_numpy(labels.ravel()).to(scores.device)
+            rows = nn.functional.cross_entropy(scores, right, reduction="none")
             losses = rows.view(clients, count).mean(dim=1)
             (gradient,) = torch.autograd.grad(losses.sum(), weights)
         gradients = gradient.cpu().numpy().astype(np.float64).reshape(clients, -1)
-        return losses.detach().cpu().numpy(), gradients
+        return losses.detach().cpu().numpy() + penalties, gradients
 
     def _score(self, perturbations: PerturbedAdapters, numbers: Tensor) -> Tensor:
         """Return the scores of rows [C, n, labels + features], float32 [P, C, n, labels]."""

@@ -18,6 +18,7 @@ from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
+from samara.shared.profiled_loss import shifts_of_rows
 
 SINGLE_PASS = Schedule()
 
@@ -233,16 +234,19 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         labels: NDArray[np.int64],
         micro_batch: int = 0,
+        is_profiled: bool = False,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean cross-entropy of each client's prompts and its gradient.
 
-        Every pass over the model is one forward and one backward pass.
+        Every pass over the model is one forward and one backward pass. The shift of a profiled loss
+        is one of all examples of a client, so that their scores are computed in passes before.
 
         Args:
             center: unperturbed adapters of C clients.
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
             micro_batch: most examples of a client in a pass; 0 puts all into one.
+            is_profiled: whether the loss is `profiled_cross_entropy` instead.
 
         Returns:
             Losses, float64 [C], and their gradients, float64 [C, d]; float32 gradients of passes
@@ -256,6 +260,10 @@ class ResidentForward:
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
         if self._readout is not None:
             self._readout.load_damping()
+        shifts, penalties = None, np.zeros(clients)
+        if is_profiled:
+            scores = self.scores(center, prompts, Schedule(micro_batch=micro_batch))[0]
+            shifts, penalties = shifts_of_rows(scores, labels)
         self.passes += len(prompts)
         losses = np.zeros(labels.size)
         gradients = np.zeros((clients, center.layout.element_count))
@@ -265,11 +273,14 @@ class ResidentForward:
                 adapters = replace(center, center=weights)
                 scores = self.score_pass(adapters, [prompts[index] for index in chosen])[0]
                 right = torch.from_numpy(labels.ravel()[chosen]).to(scores.device)
-                rows = nn.functional.cross_entropy(scores.double(), right, reduction="none")
+                exact = scores.double()
+                if shifts is not None:
+                    exact = exact + torch.from_numpy(shifts[chosen]).to(scores.device)
+                rows = nn.functional.cross_entropy(exact, right, reduction="none")
                 (gradient,) = torch.autograd.grad(rows.sum(), weights)
             losses[chosen] = rows.detach().cpu().numpy()
             gradients += gradient.cpu().numpy().astype(np.float64).reshape(clients, -1)
-        return losses.reshape(clients, count).mean(axis=1), gradients / count
+        return losses.reshape(clients, count).mean(axis=1) + penalties, gradients / count
 
     def _score_hidden(
         self, hidden: Tensor, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]

@@ -24,20 +24,24 @@ ForwardEngine = ResidentForward | ReadoutForward
 """Scores prompts under perturbations; the second one runs the model once per example."""
 
 
-def make_scorer(base: BaseModel, task: Task, max_length: int) -> Scorer:
+def make_scorer(
+    base: BaseModel, task: Task, max_length: int, compares: bool = False
+) -> Scorer:
     """Make the scorer of a model without adapters and a task.
 
     Args:
         base: the model.
         task: the task.
         max_length: most tokens of a sequence.
+        compares: whether the scores of a row are only compared with each other, so that of a
+            language model's head the label words' rows are enough.
 
     Raises:
         SamaraError: if the model cannot answer the task.
     """
     # not inference mode: gradients may flow past what a scorer keeps
     with torch.no_grad():
-        return scorer_for(base, task, max_length, PerturbedBody(base, 0))
+        return scorer_for(base, task, max_length, PerturbedBody(base, 0), compares)
 
 
 def make_forward(

@@ -27,7 +27,7 @@ from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
 from samara.shared.replay import replay
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY
+from samara.shared.tasks.objectives import PROFILED, SUMMED_CROSS_ENTROPY
 from samara.shared.tasks.rows import Example
 
 
@@ -257,6 +257,7 @@ def _losses_in_one_pass(
             prompts,
             labels,
             schedule.micro_batch,
+            is_profiled=runtime.config.objective == PROFILED,
         )
         return [
             np.append(loss, directional_derivatives(weight_map.gradient(elements), directions))

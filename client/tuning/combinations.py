@@ -7,6 +7,7 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.features import TUNING_EXCLUSIONS, refusals
 from samara.shared.sections import EMBEDDED_MODEL
 from samara.shared.settings import describe
+from samara.shared.tasks.objectives import PROFILED
 from samara.shared.tasks.sampling import LOW_DATA
 
 
@@ -30,10 +31,15 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
     mistakes += _about_the_rate(settings)
     mistakes += _about_unread_settings(settings)
     mistakes += _about_peft(settings)
-    if optimizer not in ZEROTH_ORDER and settings.objective == "metric":
+    if optimizer not in ZEROTH_ORDER and settings.objective in ("metric", PROFILED):
+        trained = "a metric" if settings.objective == "metric" else "a profiled loss"
         mistakes.append(
-            f"objective: only zeroth-order methods can train a metric, {optimizer} cannot; "
+            f"objective: only zeroth-order methods can train {trained}, {optimizer} cannot; "
             "choose prge or mezo, or another objective"
+        )
+    if settings.objective == PROFILED and settings.adapter.label_bias:
+        mistakes.append(
+            "adapter.label-bias: a profiled loss has a bias of its own at every step; leave it out"
         )
     mistakes += [
         f"adapter.{key}: samara tune trains the adapter's own numbers from zero; leave it out"

@@ -42,6 +42,7 @@ class ModelSetup:
         features = settings.features | {"task": kind_of(self.task)}
         check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
         self._classifier: Weights | None = None
+        self._only_compares = False
 
     def load(self) -> None:
         """Load the model, or load it again: base and scorer are then unchanged ones.
@@ -54,7 +55,8 @@ class ModelSetup:
         model = self.settings.model
         self.loaded = load_model(model, self.settings.adapter.depth)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        self.scorer: Scorer = make_scorer(self.base, self.task, model.max_length)
+        compares = self._only_compares
+        self.scorer: Scorer = make_scorer(self.base, self.task, model.max_length, compares)
         if self.settings.classifier != "label-words":
             asks, most = self.settings.classifier == "linear-probe", model.max_length
             self.scorer = scorer = ClassifierScorer(self.base, self.task, most, self.scorer, asks)

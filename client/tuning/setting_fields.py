@@ -159,10 +159,13 @@ class TuneFields(Settings):
         page="concepts/mezo.md#spaces",
         before=False,
     )
-    objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = setting(
+    objective: Literal[
+        "auto", "cross-entropy", "profiled-cross-entropy", "likelihood", "metric"
+    ] = setting(
         "auto",
-        "`cross-entropy`, `likelihood`, or `metric` (zeroth order only); `auto` is what the task's "
-        "kind is trained on",
+        "`cross-entropy`, `likelihood`, or, in zeroth order only, `profiled-cross-entropy` "
+        "([its page](../concepts/profiled-loss.md)) or `metric`; `auto` is what the task's kind is "
+        "trained on",
         page="reference/tasks.md",
         apart="a likelihood is trained here, and own objectives in federations",
     )

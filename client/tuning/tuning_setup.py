@@ -32,7 +32,7 @@ from samara.shared.tasks.data import check_labels, load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from samara.shared.tasks.metrics import answer_metric, label_metric
-from samara.shared.tasks.objectives import ObjectiveName, objective_for
+from samara.shared.tasks.objectives import CROSS_ENTROPY, PROFILED, ObjectiveName, objective_for
 from samara.shared.tasks.rows import Example
 from samara.shared.tasks.sampling import sample_each_label, sample_splits
 from samara.shared.tasks.sources import SPLITS
@@ -88,6 +88,7 @@ class TuningSetup(ModelSetup):
     Attributes:
         examples: drawn examples of all splits.
         goal: name of the objective.
+        is_profiled: whether it is the profiled cross-entropy.
         splits: splits by name.
         objective: function that reduces scores to a loss.
         decodes: whether the training loss is a metric of decoded answers instead of scores.
@@ -104,7 +105,8 @@ class TuningSetup(ModelSetup):
             "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
         )
         self.goal: ObjectiveName = default if settings.objective == "auto" else settings.objective
-        if settings.gradients == "exact" and self.goal != "cross-entropy":
+        self.is_profiled = self.goal == PROFILED
+        if settings.gradients == "exact" and self.goal not in (CROSS_ENTROPY, PROFILED):
             raise ConfigError(
                 f"gradients: exact ones are those of the cross-entropy, and the objective is "
                 f"{self.goal}; set gradients to forward-mode or differences"
@@ -113,6 +115,8 @@ class TuningSetup(ModelSetup):
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
         self._evaluation_loss = objective_for(self.task, default)
         self.examples = draw_examples(settings, self.task)
+        compares = settings.optimizer in ZEROTH_ORDER and self.goal != "likelihood"
+        self._only_compares = compares and not settings.adapter.has_readout
         self.load()
         self._representations = make_representation_store(self.base, self.scorer, TRUNK_CACHE_BYTES)
         self._trunk_cache = make_trunk_cache(

@@ -51,6 +51,7 @@ from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
+from samara.shared.profiled_loss import shifts_of_rows
 from samara.shared.start import Start
 from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
 from samara.shared.tasks.kinds import GenerationTask
@@ -191,7 +192,8 @@ class ZerothOrder:
     def _backward_gradient(self, batch: NDArray[np.int64]) -> Tensor:
         """Return the gradient of all parameters on a batch by backward passes, float32 [d]."""
         _, no_adapters = empty_adapter()
-        losses = (self._summed_loss(no_adapters, some) for some in self._passes(batch))
+        shift, _ = self._fit_shift(batch)
+        losses = (self._summed_loss(no_adapters, some, shift) for some in self._passes(batch))
         return backward_gradient(self._setup.base.network, losses) / len(batch)
 
     def _make_estimator(self, seeds: NDArray[np.uint64]) -> Estimator:
@@ -311,31 +313,63 @@ class ZerothOrder:
         layout = space.adapter.layout
         center = Perturbations(layout, space.values(0, space.size))
         size = self._schedule.micro_batch
-        losses, gradients = self._forward.loss_gradients(center, prompts, labels[None], size)
+        losses, gradients = self._forward.loss_gradients(
+            center, prompts, labels[None], size, self._setup.is_profiled
+        )
         z = self._backend.directions(request.seeds, space.size, space.distribution)
         return np.append(losses, directional_derivatives(gradients[0], z))
 
     def _forward_derivatives(self, request: LossRequest) -> NDArray[np.float64]:
         """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
         found = np.zeros(1 + len(request.seeds))
+        shift, penalty = self._fit_shift(request.batch)
         for some in self._passes(request.batch):
-            summed = partial(self._summed_loss, some=some)
+            summed = partial(self._summed_loss, some=some, shift=shift)
             for query, seed in enumerate(request.seeds, 1):
                 loss, derivative = self._space.derivative(summed, int(seed))
                 found[query] += derivative
             found[0] += loss
-        return found / len(request.batch)
+        found /= len(request.batch)
+        found[0] += penalty
+        return found
+
+    def _fit_shift(self, batch: NDArray[np.int64]) -> tuple[NDArray[np.float64] | float, float]:
+        """Return the best shift of a batch's scores, float64 [labels], and its penalty.
+
+        They are 0 where the loss is not profiled.
+        """
+        if not self._setup.is_profiled:
+            return 0.0, 0.0
+        prompts, labels = self._setup.rows(batch)
+        (scores,) = self._space.evaluate(
+            lambda center: self._forward.scores(center, prompts, self._schedule)
+        )
+        shifts, penalties = shifts_of_rows(scores, labels[None])
+        return shifts[0], float(penalties[0])
 
     def _passes(self, batch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the examples of a batch that share a pass each."""
         size = self._schedule.micro_batch or len(batch)
         return [batch[start : start + size] for start in range(0, len(batch), size)]
 
-    def _summed_loss(self, adapters: PerturbedAdapters, some: NDArray[np.int64]) -> Tensor:
-        """Return the loss of some training examples at one point, summed, to be differentiated."""
+    def _summed_loss(
+        self,
+        adapters: PerturbedAdapters,
+        some: NDArray[np.int64],
+        shift: NDArray[np.float64] | float,
+    ) -> Tensor:
+        """Return the loss of some training examples at one point, summed, to be differentiated.
+
+        Args:
+            adapters: the point.
+            some: int64 [n], indices of the examples.
+            shift: what is added to their scores, float64 [labels]; 0 for nothing.
+        """
         (prompts, labels), forward = self._setup.rows(some), self._forward
         assert isinstance(forward, ResidentForward)
         scores = forward.score_pass(adapters, prompts)[0]
+        if self._setup.is_profiled:
+            scores = scores + torch.as_tensor(shift, dtype=scores.dtype, device=scores.device)
         return summed_loss(scores, labels, self._setup.goal)
 
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:

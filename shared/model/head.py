@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.products import Linear
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
 """Most bytes of logits at a time."""
@@ -41,6 +42,71 @@ def log_likelihoods(
         for logits, tokens_here in _logits_with_tokens(base, read, wanted)
     ]
     return torch.cat(results).view(*read.shape[:2], -1)
+
+
+def word_logits(
+    base: BaseModel,
+    hidden: Tensor,
+    lengths: Tensor,
+    supervised: Sequence[Sequence[int]],
+    words: Sequence[int],
+) -> Tensor:
+    """Return the logits of w words at every supervised position, by their rows of the head alone.
+
+    They are log-likelihoods but for a number that all words of a position share.
+
+    Args:
+        base: the model, whose head has `separate_rows`.
+        hidden, lengths, supervised: as for `log_likelihoods`.
+        words: w tokens, the same at all positions.
+
+    Returns:
+        float32 [P, positions, w].
+    """
+    read = _positions_read(hidden, lengths, supervised)
+    with _only_rows(base, words):
+        return _head(base, read.flatten(0, 1)).view(*read.shape[:2], -1)
+
+
+@torch.no_grad()
+def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
+    """Return whether the head computes each word's logit from the word's row alone.
+
+    It is tried on two hidden states. A head that knows its vocabulary's size, or whose weights are
+    quantized, does not.
+    """
+    linear = base.network.get_output_embeddings()
+    if type(linear) not in (nn.Linear, Linear):
+        return False
+    hidden = torch.randn((2, base.hidden_size), generator=torch.Generator().manual_seed(0))
+    hidden = hidden.to(linear.weight)
+    whole = _head(base, hidden)[:, list(words)]
+    try:
+        with _only_rows(base, words):
+            alone = _head(base, hidden)
+    except RuntimeError:  # something of the vocabulary's size is added to the logits
+        return False
+    exact = linear.weight.dtype == torch.float32
+    return whole.shape == alone.shape and torch.allclose(
+        whole, alone, rtol=1e-4 if exact else 2e-2, atol=1e-4 if exact else 2e-2
+    )
+
+
+@contextmanager
+def _only_rows(base: BaseModel, words: Sequence[int]) -> Iterator[None]:
+    """Have the last linear layer compute the logits of some words alone, in their order."""
+    linear = base.network.get_output_embeddings()
+    rows = list(words)
+
+    def some(hidden: Tensor) -> Tensor:
+        bias = None if linear.bias is None else linear.bias[rows]
+        return nn.functional.linear(hidden, linear.weight[rows], bias)
+
+    linear.forward = some
+    try:
+        yield
+    finally:
+        del linear.forward
 
 
 def mean_log_likelihoods(
@@ -111,12 +177,19 @@ def _read_positions(
 
     The tokens are int64 [P·positions, w].
     """
+    read = _positions_read(hidden, lengths, supervised)
+    wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
+    return read, wanted
+
+
+def _positions_read(
+    hidden: Tensor, lengths: Tensor, supervised: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the hidden states at supervised positions, [P, positions, hidden]."""
     by_perturbation = hidden.view(-1, len(lengths), *hidden.shape[1:])
     sequences = [index for index, positions in enumerate(supervised) for _ in positions]
     read_at = [position for positions in supervised for position in positions]
-    read = by_perturbation[:, sequences, read_at]
-    wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
-    return read, wanted
+    return by_perturbation[:, sequences, read_at]
 
 
 def _logits_with_tokens(

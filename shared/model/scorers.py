@@ -18,8 +18,10 @@ from samara.shared.model.chat_template import ChatTemplate
 from samara.shared.model.head import (
     log_likelihoods,
     mean_log_likelihoods,
+    separate_rows,
     tiled_logits,
     token_predictions,
+    word_logits,
 )
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.truncation import truncate
@@ -113,11 +115,17 @@ class Scorer(ABC):
 class CausalScorer(Scorer):
     """A scorer by the mean log-likelihood per token of each label word after the question.
 
+    Args:
+        compares: whether the scores of a row are only compared with each other, so that a number
+            that they share need not be computed.
+
     Attributes:
         label_tokens: tokens that each label word adds to the question.
     """
 
-    def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
+    def __init__(
+        self, base: BaseModel, task: ClassificationTask, max_length: int, compares: bool = False
+    ) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
         self.label_tokens = word_tokens(base, task)
@@ -125,6 +133,8 @@ class CausalScorer(Scorer):
         bos = base.tokenizer.bos_token_id
         self._start: Ids = () if bos is None else (bos,)
         self._one_token = all(len(word) == 1 for word in self.label_tokens)
+        self._words = [word[0] for word in self.label_tokens] if self._one_token else []
+        self._by_rows = compares and self._one_token and separate_rows(base, self._words)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example; one sequence per label unless every label word is one token."""
@@ -138,11 +148,10 @@ class CausalScorer(Scorer):
         return _continued(stem, self.label_tokens)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the log-softmax over the vocabulary at supervised positions."""
+        """Compute the log-softmax over the vocabulary, or the words' logits, where prompts say."""
         if not self._one_token:
             return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
-        words = [[word[0] for word in self.label_tokens]] * len(prompts)
-        return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
+        return _word_scores(self.base, hidden, lengths, prompts, self._words, self._by_rows)
 
 
 class _ContinuationScorer(Scorer):
@@ -266,17 +275,25 @@ class GenerationScorer(_ContinuationScorer):
 
 
 class MaskedScorer(Scorer):
-    """A scorer by the log-likelihood of each label word at the mask."""
+    """A scorer by the log-likelihood of each label word at the mask.
 
-    def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
+    Args:
+        compares: whether the scores of a row are only compared with each other.
+    """
+
+    def __init__(
+        self, base: BaseModel, task: ClassificationTask, max_length: int, compares: bool = False
+    ) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        self._words = word_tokens(base, task)
-        if long := [w for w, t in zip(task.words, self._words, strict=True) if len(t) > 1]:
+        words = word_tokens(base, task)
+        if long := [w for w, t in zip(task.words, words, strict=True) if len(t) > 1]:
             raise TaskError(
                 f"task {task.name}: a masked LM needs label words of one token and "
                 f"{', '.join(long)} has more; choose other words"
             )
+        self._words = [word[0] for word in words]
+        self._by_rows = compares and separate_rows(base, self._words)
         mask = base.tokenizer.mask_token
         if mask is None:
             raise ModelError(f"{base.folder}: its tokenizer has no mask token; get the model's own")
@@ -296,9 +313,8 @@ class MaskedScorer(Scorer):
         return Prompt((ids,), ((own,),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the log-softmax over the vocabulary at the mask."""
-        words = [[word[0] for word in self._words]] * len(prompts)
-        return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
+        """Compute the log-softmax over the vocabulary, or the words' logits, at the mask."""
+        return _word_scores(self.base, hidden, lengths, prompts, self._words, self._by_rows)
 
 
 class EncoderScorer(Scorer):
@@ -364,17 +380,28 @@ class HeadlessScorer(Scorer):
         return torch.zeros(perturbations, len(prompts), self.labels, device=hidden.device)
 
 
-def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
+def scorer_for(
+    base: BaseModel, task: Task, max_length: int, body: RunBody, compares: bool = False
+) -> Scorer:
     """Make the scorer of a model's family and a task's kind; a language model may be cut.
+
+    Args:
+        base: the model.
+        task: the task.
+        max_length: most tokens of a sequence.
+        body: function that runs the model's body.
+        compares: whether the scores of a row are only compared with each other.
 
     Raises:
         TaskError, ModelError: as `_scorer_of_family` does.
     """
-    scorer = _scorer_of_family(base, task, max_length, body)
+    scorer = _scorer_of_family(base, task, max_length, body, compares)
     return HeadlessScorer(scorer) if base.depth and base.family != "encoder" else scorer
 
 
-def _scorer_of_family(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
+def _scorer_of_family(
+    base: BaseModel, task: Task, max_length: int, body: RunBody, compares: bool
+) -> Scorer:
     """Make the scorer of a model's family and a task's kind.
 
     Raises:
@@ -399,7 +426,23 @@ def _scorer_of_family(base: BaseModel, task: Task, max_length: int, body: RunBod
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
-    return (CausalScorer if base.family == "causal" else MaskedScorer)(base, task, max_length)
+    family = CausalScorer if base.family == "causal" else MaskedScorer
+    return family(base, task, max_length, compares)
+
+
+def _word_scores(
+    base: BaseModel,
+    hidden: Tensor,
+    lengths: Tensor,
+    prompts: Sequence[Prompt],
+    words: list[int],
+    by_rows: bool,
+) -> Tensor:
+    """Return log-likelihoods of label words of one token, float32 [P, n, w], or their logits."""
+    supervised = _supervised(prompts)
+    if by_rows:
+        return word_logits(base, hidden, lengths, supervised, words)
+    return log_likelihoods(base, hidden, lengths, supervised, [words] * len(prompts))
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from samara.shared.errors import TaskError
 from samara.shared.extensions import extension
 from samara.shared.label_scores import Confusion, cross_entropy
-from samara.shared.tasks.kinds import GenerationTask, Task
+from samara.shared.profiled_loss import profiled_cross_entropy
+from samara.shared.tasks.kinds import ChoiceTask, GenerationTask, Task
 from samara.shared.tasks.metrics import answer_metric, label_metric
 
 CROSS_ENTROPY = "cross-entropy"
 SUMMED_CROSS_ENTROPY = "summed-cross-entropy"
+PROFILED = "profiled-cross-entropy"
 METRIC = "metric"
-OBJECTIVES = (CROSS_ENTROPY, SUMMED_CROSS_ENTROPY, METRIC)
+OBJECTIVES = (CROSS_ENTROPY, SUMMED_CROSS_ENTROPY, PROFILED, METRIC)
 """The built-in objectives of a federation."""
-ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
+ObjectiveName = Literal["cross-entropy", "profiled-cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
 
@@ -106,10 +108,27 @@ def training_objective(name: str, task: Task) -> Objective:
     """
     if name == METRIC:
         return minus_label_metric(task)
+    if name == PROFILED:
+        return _profiled(task)
     if name in OBJECTIVES:
         return negative_log_likelihood if isinstance(task, GenerationTask) else cross_entropy
     objective: Objective = extension("objective", name)
     return objective
+
+
+def _profiled(task: Task) -> Objective:
+    """Return the profiled cross-entropy of a task whose rows choose between the same labels.
+
+    Raises:
+        TaskError: if they do not.
+    """
+    if isinstance(task, GenerationTask):
+        reason = "is a generation, which has no labels that a shift could be of"
+    elif isinstance(task, ChoiceTask) and task.list_names:
+        reason = "has candidates that differ from row to row, so that a shift of them means nothing"
+    else:
+        return profiled_cross_entropy
+    raise TaskError(f"task {task.name!r} {reason}; set objective to {CROSS_ENTROPY}")
 
 
 def decodes_answers(name: str, task: Task) -> bool:
@@ -133,8 +152,9 @@ def objective_for(task: Task, goal: ObjectiveName) -> Objective:
 
     Args:
         task: a task of any kind.
-        goal: ``cross-entropy`` over the labels or candidates; ``likelihood`` of the right answer,
-            which generation tasks have too; or minus the task's ``metric``.
+        goal: ``cross-entropy`` over the labels or candidates, or what a shift of all answers leaves
+            of it, ``profiled-cross-entropy``; ``likelihood`` of the right answer, which generation
+            tasks have too; or minus the task's ``metric``.
 
     Raises:
         TaskError: if tasks of this kind have no such objective.
@@ -143,6 +163,8 @@ def objective_for(task: Task, goal: ObjectiveName) -> Objective:
         return negative_log_likelihood
     if goal == "metric":
         return minus_label_metric(task)
+    if goal == PROFILED:
+        return _profiled(task)
     if isinstance(task, GenerationTask):
         raise TaskError(
             f"task {task.name!r} is a generation, which has no labels to choose between; train "

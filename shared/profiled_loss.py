@@ -1,0 +1,95 @@
+"""The cross-entropy less what a shift of all answers explains. Pure.
+
+    L* = min over b of mean CE(scores + b) + r·|b|²/2,  r = 1/rows,
+
+b one number per label. A shift toward one label is the loudest direction of a model's Fisher matrix
+(docs/concepts/profiled-loss.md); at the best b it changes L* by little, so that its curvature and
+its noise no longer hide what else there is to learn. By the envelope theorem the gradient of L* is
+that of the cross-entropy of scores + b at the best b.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.shared.label_scores import cross_entropy
+
+SHIFT_STEPS = 16
+"""Newton steps of a shift: as many for all perturbations, so that no loss depends on others."""
+
+
+def profiled_cross_entropy(
+    scores: NDArray[np.float32], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return each perturbation's cross-entropy under the shift of all answers that fits it best.
+
+    Args:
+        scores: float32 [P, rows, labels]; at least one row.
+        labels: int64 [rows], the true label of each row under all P perturbations.
+
+    Returns:
+        float64 [P], in nats, with the shift's penalty; no more than `cross_entropy` of the scores.
+        A perturbation with a score that is not finite has a loss that is not finite.
+    """
+    shift = fitted_shift(scores, labels)
+    shifted = scores.astype(np.float64) + shift[:, None]
+    return cross_entropy(shifted, labels) + shift_penalty(shift, len(labels))
+
+
+def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+    """Return r·|b|²/2 of shifts [..., labels] that were fitted on so many rows: float64 [...]."""
+    penalty: NDArray[np.float64] = np.square(shift).sum(axis=-1) / (2 * rows)
+    return penalty
+
+
+def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return b, the best shift of all answers of each perturbation, whose sum is 0.
+
+    Newton steps δ from b = 0, damped by log(1 + ρ)/ρ with ρ the largest δ less the smallest: along δ
+    a softmax's third derivative is at most ρ times its second, so that no step raises the loss (Sun
+    and Tran-Dinh, "Generalized self-concordant functions", 2019).
+
+    Args:
+        scores: float32 [P, rows, labels].
+        labels: int64 [rows].
+
+    Returns:
+        float64 [P, labels].
+    """
+    rows, width = scores.shape[1:]
+    ridge = 1 / rows
+    wanted = np.bincount(labels, minlength=width) / rows
+    exact = scores.astype(np.float64)
+    shift = np.zeros((len(scores), width))
+    for _ in range(SHIFT_STEPS):
+        shifted = exact + shift[:, None]
+        with np.errstate(invalid="ignore"):
+            shifted -= shifted.max(axis=2, keepdims=True)
+        shares = np.exp(shifted, out=shifted)
+        shares /= shares.sum(axis=2, keepdims=True)
+        mean = shares.mean(axis=1)
+        curvature = -(shares.transpose(0, 2, 1) @ shares) / rows
+        curvature[:, range(width), range(width)] += mean + ridge
+        slope = mean - wanted + ridge * shift
+        step = -np.linalg.solve(curvature, slope[..., None])[..., 0]
+        reach = np.ptp(step, axis=1)
+        damping = np.log1p(reach) / np.maximum(reach, 1e-300)
+        shift = shift + np.where(reach > 0, damping, 1.0)[:, None] * step
+    return shift
+
+
+def shifts_of_rows(
+    scores: NDArray[np.float32], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the best shift of each client, row by row, and its penalty.
+
+    Args:
+        scores: float32 [C·n, labels], client by client.
+        labels: int64 [C, n].
+
+    Returns:
+        float64 [C·n, labels], and float64 [C].
+    """
+    clients, rows = labels.shape
+    by_client = scores.reshape(clients, 1, rows, -1)
+    shifts = np.concatenate(list(map(fitted_shift, by_client, labels)))
+    return np.repeat(shifts, rows, axis=0), shift_penalty(shifts, rows)
