@@ -177,7 +177,9 @@ class RunConfig(Settings):
     objective: Annotated[str, choice("objective", OBJECTIVES)] = setting(
         CROSS_ENTROPY,
         "loss of the steps: `cross-entropy`, of texts the mean over an answer's tokens; "
-        "`summed-cross-entropy`, their sum; minus the task's `metric`; or a registered function",
+        "`summed-cross-entropy`, their sum; `profiled-cross-entropy`, of labels, what a shift of "
+        "all answers leaves ([its page](../concepts/profiled-loss.md)); minus the task's `metric`; "
+        "or a registered function",
         before=CROSS_ENTROPY,
         page="reference/python.md#own-code",
     )

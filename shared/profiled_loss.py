@@ -44,9 +44,9 @@ def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
 def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return b, the best shift of all answers of each perturbation, whose sum is 0.
 
-    Newton steps δ from b = 0, damped by log(1 + ρ)/ρ with ρ the largest δ less the smallest: along δ
-    a softmax's third derivative is at most ρ times its second, so that no step raises the loss (Sun
-    and Tran-Dinh, "Generalized self-concordant functions", 2019).
+    Newton steps δ from b = 0, damped by log(1 + ρ)/ρ with ρ the largest δ less the smallest. Along
+    δ a softmax's third derivative is at most ρ times its second, so that no step raises the loss
+    (Sun and Tran-Dinh, "Generalized self-concordant functions", 2019).
 
     Args:
         scores: float32 [P, rows, labels].

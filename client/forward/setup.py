@@ -24,9 +24,7 @@ ForwardEngine = ResidentForward | ReadoutForward
 """Scores prompts under perturbations; the second one runs the model once per example."""
 
 
-def make_scorer(
-    base: BaseModel, task: Task, max_length: int, compares: bool = False
-) -> Scorer:
+def make_scorer(base: BaseModel, task: Task, max_length: int, compares: bool = False) -> Scorer:
     """Make the scorer of a model without adapters and a task.
 
     Args:

@@ -182,9 +182,7 @@ def _read_positions(
     return read, wanted
 
 
-def _positions_read(
-    hidden: Tensor, lengths: Tensor, supervised: Sequence[Sequence[int]]
-) -> Tensor:
+def _positions_read(hidden: Tensor, lengths: Tensor, supervised: Sequence[Sequence[int]]) -> Tensor:
     """Return the hidden states at supervised positions, [P, positions, hidden]."""
     by_perturbation = hidden.view(-1, len(lengths), *hidden.shape[1:])
     sequences = [index for index, positions in enumerate(supervised) for _ in positions]

@@ -19,7 +19,9 @@ def labels_of(scores: np.ndarray, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, scores.shape[2], scores.shape[1])
 
 
-def drawn(perturbations: int, rows: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(
+    perturbations: int, rows: int, width: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Return scores that favour one label, and labels."""
     rng = np.random.default_rng(seed)
     scores = 2 * rng.normal(size=(perturbations, rows, width)) + 3 * rng.normal(size=width)
@@ -58,9 +60,7 @@ def test_the_shift_is_the_best_one(width: int) -> None:
     scores, labels = drawn(3, 16, width)
     shift = fitted_shift(scores, labels)
     np.testing.assert_allclose(shift.sum(axis=1), 0, atol=1e-12)
-    for own, found, loss in zip(
-        scores, shift, profiled_cross_entropy(scores, labels), strict=True
-    ):
+    for own, found, loss in zip(scores, shift, profiled_cross_entropy(scores, labels), strict=True):
 
         def penalized(b: np.ndarray, own: np.ndarray = own) -> float:
             (mean,) = cross_entropy((own + b)[None], labels)

@@ -166,6 +166,14 @@ def test_given_settings_are_not_changed() -> None:
         ),
         ({"optimizer": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
         ({"optimizer": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
+        (
+            {"optimizer": "fo-adam", "objective": "profiled-cross-entropy"},
+            "only zeroth-order methods can train a profiled loss",
+        ),
+        (
+            {"objective": "profiled-cross-entropy", "adapter.label-bias": True},
+            "adapter.label-bias: a profiled loss has a bias of its own",
+        ),
         ({"optimizer": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
         (
             {"optimizer": "fo-adam", "space": "full", "model.dtype": "bfloat16"},

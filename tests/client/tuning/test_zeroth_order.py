@@ -48,6 +48,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "forward-mode": {"space": "lora", "gradients": "forward-mode", "queries": 2},
     "forward-mode in place": {"space": "full", "gradients": "forward-mode", "in_place": True},
+    "profiled": {"space": "full", "objective": "profiled-cross-entropy"},
+    "profiled, of every direction's batch": {
+        "space": "lora",
+        "gradients": "forward-mode",
+        "objective": "profiled-cross-entropy",
+        "queries": 2,
+    },
     "random prefix": {"space": "prefix", "prefix_start": "random"},
     "prefix of a network": {"space": "prefix", "prefix_start": "random", "prefix_width": 8},
     "mixed precision": {"space": "full", "autocast": "bfloat16"},

@@ -1,4 +1,4 @@
-"""A run of texts is the same by every objective wherever it is computed: live, streamed, quantized.
+"""A run is the same by every objective wherever it is computed: live, streamed, quantized.
 
 Flower's engine is compared in tests/e2e/test_flower.py.
 """
@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import Live, Settings, config_of
@@ -30,8 +31,8 @@ SERVERS = {"model.path": "embedded", "data.path": "messages"}
 FEW = {"rounds": 2, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 1}
 
 
-def rows_of(client: int, plain: bool) -> list[dict[str, str]]:
-    """Return texts, or prompts and responses, of very different lengths, which share rows."""
+def rows_of(client: int, task: str) -> list[dict[str, Any]]:
+    """Return texts, prompts and responses, or texts with labels, of very different lengths."""
     words = ("good", "bad", "warm", "awful")
     rows = [
         {
@@ -42,11 +43,16 @@ def rows_of(client: int, plain: bool) -> list[dict[str, str]]:
         }
         for i in range(24)
     ]
-    return [{"text": " ".join(row.values())} for row in rows] if plain else rows
+    if task == "answers":
+        return [dict(row) for row in rows]
+    texts = [" ".join(row.values()) for row in rows]
+    if task == "sst2":
+        return [{"text": text, "label": i * (client + 1) % 3 % 2} for i, text in enumerate(texts)]
+    return [{"text": text} for text in texts]
 
 
 def settings_of_clients(
-    settings: Settings, place: Path, plain: bool, quantization: str
+    settings: Settings, place: Path, kind: str, quantization: str
 ) -> list[ClientSettings]:
     """Return the settings of two devices; the second streams the blocks of its model."""
     task = place / "answers.toml"
@@ -56,11 +62,11 @@ def settings_of_clients(
         folder = place / str(client)
         folder.mkdir()
         data = place / f"{number}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows_of(number, plain)))
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows_of(number, kind)))
         chosen = resolve_device_settings(
             settings["model.path"],
             str(data),
-            "texts" if plain else str(task),
+            str(task) if kind == "answers" else kind,
             "cpu",
             [
                 "threads=1",
@@ -91,32 +97,34 @@ def serve_live(config: RunConfig, clients: Sequence[ClientSettings]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("objective", "plain", "quantization"),
+    ("objective", "kind", "quantization"),
     [
-        ("cross-entropy", False, "int8"),
-        ("summed-cross-entropy", True, "nf4"),
-        ("metric", False, "int8"),
+        ("cross-entropy", "answers", "int8"),
+        ("summed-cross-entropy", "texts", "nf4"),
+        ("metric", "answers", "int8"),
+        ("profiled-cross-entropy", "sst2", "int8"),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
-                ("cross-entropy", True, "nf4"),
-                ("summed-cross-entropy", True, "none"),
-                ("summed-cross-entropy", False, "int8"),
-                ("metric", False, "none"),
+                ("cross-entropy", "texts", "nf4"),
+                ("summed-cross-entropy", "texts", "none"),
+                ("summed-cross-entropy", "answers", "int8"),
+                ("metric", "answers", "none"),
+                ("profiled-cross-entropy", "sst2", "none"),
             )
         ),
     ],
 )
 def test_live_and_streamed_clients_compute_what_resident_ones_in_process_do(
     objective: str,
-    plain: bool,
+    kind: str,
     quantization: str,
     settings: Settings,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     place = tmp_path_factory.mktemp("t")  # short: sockets lie in it
-    clients = settings_of_clients(settings, place, plain, quantization)
-    asked = FEW | {"objective": objective, "task": "texts" if plain else "responses"}
+    clients = settings_of_clients(settings, place, kind, quantization)
+    asked = FEW | {"objective": objective, "task": "responses" if kind == "answers" else kind}
     config = config_of(settings | SERVERS | asked, cohort__available=2, evaluate__every=0)
     folder = serve_live(config, clients)
     live = RunResult.read(folder)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,13 @@ from samara.shared.errors import ConfigError, TaskError
 from samara.shared.frames.instructions import Split, TrainInstruction
 from samara.shared.label_scores import Confusion
 from samara.shared.model.perturbations import Perturbations
+from samara.shared.profiled_loss import profiled_cross_entropy
 from samara.shared.replay import digest
 from samara.shared.result import RunResult
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.metrics import answer_metric, label_metric
+from samara.shared.tasks.objectives import PROFILED, training_objective
 from samara.simulations.simulate import simulate
 
 EPSILON, QUERIES = 0.5, 3
@@ -131,6 +134,57 @@ def test_summed_losses_count_long_answers_more(answers: Settings) -> None:
         return -float(np.mean(scores[:, 0] * examples.token_counts))
 
     assert_differences_are_of(run, loss)
+
+
+@pytest.mark.parametrize("layers", ["top:2", "readout"])
+def test_steps_follow_the_profiled_loss(settings: Settings, layers: str) -> None:
+    run = loaded(settings, objective=PROFILED, adapter__layers=layers, micro_batch=4)
+    examples = run.data.share_of(0, 3).tokenized(Split.TRAIN)
+    run.runtime.prepare(examples.prompts)
+
+    def loss(adapter: Perturbations) -> float:
+        scores = run.runtime.forward.scores(adapter, examples.prompts)
+        return float(profiled_cross_entropy(scores, examples.labels)[0])
+
+    assert_differences_are_of(run, loss)
+
+
+@pytest.mark.parametrize("layers", ["top:2", "readout"])
+def test_exact_derivatives_are_the_limit_of_differences_of_the_profiled_loss(
+    settings: Settings, layers: str
+) -> None:
+    own = {"adapter__layers": layers, "micro_batch": 4, "objective": PROFILED}
+    reports = []
+    for gradients in ("differences", "exact"):
+        run = loaded(settings, gradients=gradients, **own)
+        state = state_of(run.runtime)
+        instruction = replace(instruction_for(run, state, 1000), epsilon=EPSILON / 128)
+        reports.append(take_local_steps(run.runtime, run.data.share_of(0, 3), instruction, state))
+    differences, exact = reports
+    assert np.abs(exact.gradients).max() > 1e-3
+    np.testing.assert_allclose(differences.gradients, exact.gradients, rtol=0.02, atol=1e-4)
+    assert exact.mean_loss == pytest.approx(differences.mean_loss, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"adapter.label-bias": True}, "has a bias of its own at every step"),
+        ({"differences": "components", "adapter.layers": "readout"}, "own update is that of"),
+    ],
+)
+def test_what_a_profiled_loss_does_not_go_with_is_refused(
+    settings: Settings, changes: Settings, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config_of(settings | changes, objective=PROFILED)
+
+
+def test_texts_have_no_profiled_loss(answers: Settings) -> None:
+    with pytest.raises(ConfigError, match="rows do not choose between the same labels"):
+        simulate(config_of(answers, objective=PROFILED))
+    with pytest.raises(TaskError, match="which has no labels that a shift could be of"):
+        training_objective(PROFILED, load_task(answers["task"]))
 
 
 def test_a_federation_trains_the_metric_of_its_answers(answers: Settings) -> None:
