@@ -96,7 +96,8 @@ def objective(name: str, function: Objective, version: str = "") -> None:
     Args:
         name: lower-case letters, digits and hyphens.
         function: function of scores float32 [P, rows, labels] and labels int64 [rows] that returns
-            the loss of each of P perturbations, float64 [P]. It needs no derivative.
+            the loss of each of P perturbations, float64 [P]. It needs no derivative. The scores of
+            a row may have any number in common, so that a probability needs a softmax.
         version: what tells this object from others of the name, in place of its source.
 
     Raises:

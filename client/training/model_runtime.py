@@ -55,12 +55,7 @@ from samara.shared.replay import Backend
 from samara.shared.runs import run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import Task
-from samara.shared.tasks.objectives import (
-    OBJECTIVES,
-    Objective,
-    decodes_answers,
-    training_objective,
-)
+from samara.shared.tasks.objectives import Objective, decodes_answers, training_objective
 from samara.shared.tasks.rows import Example
 
 
@@ -113,7 +108,7 @@ class ModelRuntime:
             raise ConfigError(NO_STREAMED_GRADIENTS)
         # The turn comes before the lock: a question, which training waits for, needs the lock, too.
         with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
-            self.scorer = make_scorer(base, task, config.model.max_length, _only_compares(config))
+            self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
         adapter = inject(base, settings, self.scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
@@ -400,13 +395,13 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     return LoadedRun(runtime, data)
 
 
-def _only_compares(config: RunConfig) -> bool:
-    """Return whether nothing reads the scores of a row but by comparing them with each other.
+def only_compares(config: RunConfig) -> bool:
+    """Return whether a run reads the scores of a row only by comparing them with each other.
 
-    A registered objective may read log-likelihoods, and a readout's base scores are kept by runs.
+    All objectives over labels do. But a readout's base scores are computed once and kept, also by
+    other runs: they stay log-likelihoods.
     """
-    is_inner = bool(config.adapter.inner_layers) and not config.adapter.has_readout
-    return is_inner and config.objective in OBJECTIVES
+    return bool(config.adapter.inner_layers) and not config.adapter.has_readout
 
 
 def _letter_count(example: Example) -> int:

@@ -21,11 +21,13 @@ CROSS_ENTROPY = "cross-entropy"
 SUMMED_CROSS_ENTROPY = "summed-cross-entropy"
 PROFILED = "profiled-cross-entropy"
 METRIC = "metric"
-OBJECTIVES = (CROSS_ENTROPY, SUMMED_CROSS_ENTROPY, PROFILED, METRIC)
+OBJECTIVES = (CROSS_ENTROPY, PROFILED, SUMMED_CROSS_ENTROPY, METRIC)
 """The built-in objectives of a federation."""
 ObjectiveName = Literal["cross-entropy", "profiled-cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
-"""Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
+"""Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P].
+
+The scores of a row are compared with each other: they may have any number in common."""
 
 
 def negative_log_likelihood(

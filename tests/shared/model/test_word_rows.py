@@ -136,7 +136,7 @@ def test_steps_have_the_gradients_of_the_whole_head(
         found.append(
             runtime.forward.loss_gradients(center, examples.prompts, examples.labels[None])
         )
-        monkeypatch.setattr("samara.client.training.model_runtime._only_compares", lambda _: False)
+        monkeypatch.setattr("samara.client.training.model_runtime.only_compares", lambda _: False)
     (loss, gradient), (whole_loss, whole_gradient) = found
     np.testing.assert_allclose(loss, whole_loss, atol=1e-6)
     assert np.abs(gradient).max() > 1e-3
