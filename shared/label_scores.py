@@ -80,9 +80,15 @@ def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDA
     Returns:
         float64 [P]. A perturbation with a score of NaN or +∞ has a loss that is not finite.
     """
-    shifted = scores.astype(np.float64)
+    return exact_cross_entropy(scores.astype(np.float64), labels)
+
+
+def exact_cross_entropy(
+    scores: NDArray[np.float64], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return `cross_entropy` of scores in float64."""
     with np.errstate(invalid="ignore"):
-        shifted -= shifted.max(axis=2, keepdims=True)
+        shifted = scores - scores.max(axis=2, keepdims=True)
     right = shifted[:, np.arange(len(labels)), labels]
     row_losses = np.log(np.exp(shifted, out=shifted).sum(axis=2)) - right
     losses: NDArray[np.float64] = np.mean(row_losses, axis=1)

@@ -11,7 +11,7 @@ that of the cross-entropy of scores + b at the best b.
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.label_scores import cross_entropy
+from samara.shared.label_scores import exact_cross_entropy
 
 SHIFT_STEPS = 16
 """Newton steps of a shift: as many for all perturbations, so that no loss depends on others."""
@@ -27,12 +27,12 @@ def profiled_cross_entropy(
         labels: int64 [rows], the true label of each row under all P perturbations.
 
     Returns:
-        float64 [P], in nats, with the shift's penalty; no more than `cross_entropy` of the scores.
+        float64 [P], in nats, with the shift's penalty; at most the cross-entropy of the scores.
         A perturbation with a score that is not finite has a loss that is not finite.
     """
     shift = fitted_shift(scores, labels)
     shifted = scores.astype(np.float64) + shift[:, None]
-    return cross_entropy(shifted, labels) + shift_penalty(shift, len(labels))
+    return exact_cross_entropy(shifted, labels) + shift_penalty(shift, len(labels))
 
 
 def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:

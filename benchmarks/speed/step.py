@@ -77,7 +77,7 @@ class Bench:
         self.base: BaseModel = random_base(
             settings.shape, settings.quantization, getattr(torch, settings.dtype), self.device
         )
-        self.scorer = CausalScorer(self.base, TASK, max(settings.lengths))
+        self.scorer = CausalScorer(self.base, TASK, max(settings.lengths), compares=True)
         adapters = AdapterSettings(layers=settings.layers, rank=settings.rank)
         self.adapter: Adapter = inject(self.base, adapters, self.scorer.labels)
         first = self.adapter.first_block

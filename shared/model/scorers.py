@@ -426,8 +426,8 @@ def _scorer_of_family(
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
-    family = CausalScorer if base.family == "causal" else MaskedScorer
-    return family(base, task, max_length, compares)
+    scorer = CausalScorer if base.family == "causal" else MaskedScorer
+    return scorer(base, task, max_length, compares)
 
 
 def _word_scores(
