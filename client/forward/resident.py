@@ -162,6 +162,7 @@ class ResidentForward:
         perturbations: PerturbedAdapters,
         prompts: Sequence[Prompt],
         use_cache: bool = True,
+        whole: bool = False,
     ) -> Tensor:
         """Score prompts in one forward pass, with gradients where autograd is on.
 
@@ -169,6 +170,7 @@ class ResidentForward:
             perturbations: P perturbations of each of C clients.
             prompts: n prompts in all, equally many of each client, client by client.
             use_cache: whether to use the cache of the trunk's outputs, if there is one.
+            whole: whether scores are log-likelihoods also where steps only compare them.
 
         Returns:
             float32 [P, n, width of these rows] on the model's device.
@@ -183,7 +185,7 @@ class ResidentForward:
                 use_cache,
                 pack=self._may_pack(perturbations),
             )
-        return self._score_hidden(hidden, perturbations, prompts)
+        return self._score_hidden(hidden, perturbations, prompts, whole)
 
     def _may_pack(self, perturbations: PerturbedAdapters) -> bool:
         """Return whether sequences of a pass may share rows."""
@@ -206,7 +208,7 @@ class ResidentForward:
         if self._readout is not None:
             self._readout.load_damping()
         with torch.inference_mode():
-            scores = self.score_pass(perturbation, prompts, use_cache=False)[0]
+            scores = self.score_pass(perturbation, prompts, use_cache=False, whole=True)[0]
         return scores.float().cpu().numpy()
 
     @torch.inference_mode()
@@ -283,11 +285,16 @@ class ResidentForward:
         return losses.reshape(clients, count).mean(axis=1) + penalties, gradients / count
 
     def _score_hidden(
-        self, hidden: Tensor, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]
+        self,
+        hidden: Tensor,
+        perturbations: PerturbedAdapters,
+        prompts: Sequence[Prompt],
+        whole: bool = False,
     ) -> Tensor:
         """Return scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
         lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
-        scores = self._scorer.scores(hidden, lengths, prompts)
+        score = self._scorer.whole_scores if whole else self._scorer.scores
+        scores = score(hidden, lengths, prompts)
         if self._readout is not None:
             h = representations(self._scorer, hidden, lengths, prompts)
             features = self._readout.load_damping().apply(h)

@@ -96,6 +96,10 @@ class Scorer(ABC):
             never chosen and adds nothing to a softmax.
         """
 
+    def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute the scores as log-likelihoods also where `scores` are only to be compared."""
+        return self.scores(hidden, lengths, prompts)
+
     def width(self, prompts: Sequence[Prompt]) -> int:
         """Return the number of scores of the longest of these rows."""
         return self.labels or max((len(prompt.sequences) for prompt in prompts), default=0)
@@ -152,6 +156,12 @@ class CausalScorer(Scorer):
         if not self._one_token:
             return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
         return _word_scores(self.base, hidden, lengths, prompts, self._words, self._by_rows)
+
+    def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute the log-softmax over the vocabulary at supervised positions."""
+        if not self._one_token:
+            return self.scores(hidden, lengths, prompts)
+        return _word_scores(self.base, hidden, lengths, prompts, self._words, False)
 
 
 class _ContinuationScorer(Scorer):
@@ -315,6 +325,10 @@ class MaskedScorer(Scorer):
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the log-softmax over the vocabulary, or the words' logits, at the mask."""
         return _word_scores(self.base, hidden, lengths, prompts, self._words, self._by_rows)
+
+    def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute the log-softmax over the vocabulary at the mask."""
+        return _word_scores(self.base, hidden, lengths, prompts, self._words, False)
 
 
 class EncoderScorer(Scorer):
