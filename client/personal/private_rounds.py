@@ -26,7 +26,6 @@ from samara.client.personal.methods import (
 )
 from samara.shared.errors import ReplayError, TrainingError
 from samara.shared.frames.instructions import (
-    MOST_QUERIES,
     PERSONAL_TRACK,
     Split,
     TrainInstruction,
@@ -57,6 +56,9 @@ from samara.shared.step_size import (
     StepSize,
     component_rate,
 )
+
+MOST_OWN_NUMBERS = 2**22
+"""The most numbers of the directions of a private round with components: 32 MiB in float64."""
 
 log = logging.getLogger("samara.client")
 
@@ -245,9 +247,9 @@ def _private_instruction(
 
 
 def _directions(terms: RunTerms, layout: Layout) -> int:
-    """Return the directions of a step: with components as many as fit, since nothing is sent."""
+    """Return the directions of a step: with components all that fit, since nothing is sent."""
     if terms.differences == "components":
-        return min(layout.size, MOST_QUERIES)
+        return min(layout.size, max(1, MOST_OWN_NUMBERS // layout.size))
     return terms.queries
 
 

@@ -22,6 +22,7 @@ const AT_ONCE = 4;
 const LEAST_SCALE = 1;
 const FEWEST = 8;
 const SETBACK = 0.1;
+const COMPONENT_TIME = 5;
 
 /** The measurements of a round; the loss of one that failed is infinite. */
 export interface Observation {
@@ -238,4 +239,9 @@ export class StepSize {
 export function curvatureInterval(queries: number, differences: string): number {
   if (differences === "forward") return CURVATURE_SHARE;
   return Math.max(1, Math.floor(CURVATURE_SHARE / queries));
+}
+
+/** Returns the step size of clients' own updates whose components they report. */
+export function componentRate(size: number, rounds: number, queries: number): number {
+  return (COMPONENT_TIME * size) / (rounds * queries);
 }
