@@ -105,6 +105,11 @@ def test_every_rule_aggregates_components(settings: Settings, rule: str) -> None
     assert result["rounds"][0]["reports"] == 3
 
 
+def test_more_components_than_trained_numbers_are_refused(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="components a round are more than the"):
+        simulate(components(settings, queries=1000))
+
+
 @pytest.mark.parametrize("privacy", [PRIVATE, MASKED])
 def test_noise_and_masks_are_those_of_q_scalars(
     settings: Settings, privacy: dict[str, Any]
