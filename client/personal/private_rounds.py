@@ -206,7 +206,7 @@ def _step_record(
     """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
     given = terms.private_learning_rate
     if given is None and terms.differences == "components":
-        given = component_rate(layout.size, terms.private_rounds, _directions(terms, layout))
+        given = component_rate(layout, terms.private_rounds, _directions(terms, layout))
     size = StepSize(terms.private_rounds, given, terms.epsilon)
     file = step_size_file(ledger.folder, first) if ledger else None
     return RecordedStepSize(size, file, recorded_rounds)

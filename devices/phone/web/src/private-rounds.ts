@@ -210,7 +210,7 @@ function privateRate(terms: RunTerms, layout: Layout): number | null {
   if (terms.differences !== "components") return terms.privateLearningRate;
   const { privateRounds, privateLearningRate } = terms;
   return (
-    privateLearningRate ?? componentRate(layout.size, privateRounds, directionsOf(terms, layout))
+    privateLearningRate ?? componentRate(layout, privateRounds, directionsOf(terms, layout))
   );
 }
 

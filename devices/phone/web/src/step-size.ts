@@ -5,6 +5,8 @@
  * (docs/concepts/step-size.md).
  */
 
+import { GROUP, type Layout } from "./layout.ts";
+
 const WARM_UP = 32;
 const WARM_UP_SHARE = 0.1;
 const FIRST_SHARE = 0.04;
@@ -242,6 +244,8 @@ export function curvatureInterval(queries: number, differences: string): number 
 }
 
 /** Returns the step size of clients' own updates whose components they report. */
-export function componentRate(size: number, rounds: number, queries: number): number {
-  return (COMPONENT_TIME * size) / (rounds * queries);
+export function componentRate(layout: Layout, rounds: number, queries: number): number {
+  const rows = layout.tensors.map((one) => (one.group === GROUP.readout ? one.rows : 0));
+  const labels = 1 + rows.reduce((sum, one) => sum + one, 0);
+  return (((COMPONENT_TIME * labels) / 2) * layout.size) / (rounds * queries);
 }
