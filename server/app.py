@@ -37,7 +37,7 @@ from samara.shared.basis import read_basis
 from samara.shared.blob_store import BlobStore
 from samara.shared.choices import automatic_values
 from samara.shared.config import RunConfig
-from samara.shared.errors import SamaraError
+from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.features import check_features
 from samara.shared.files import write_durably
 from samara.shared.frames.instructions import GLOBAL_TRACK, Split
@@ -122,6 +122,7 @@ def serve(
     grid.while_waiting = partial(roster.send_blobs, grid)
     wanted = clients_to_await(config, keys)
     layout = _await_layout(grid, config, wanted, roster, quorum, patient)
+    _check_directions(config, layout)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
@@ -211,6 +212,19 @@ def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
     if keys and config.out and (Path(config.out) / METRICS_FILE).exists():
         return min(wanted, max(1, keys.count_clients()))
     return wanted
+
+
+def _check_directions(config: RunConfig, layout: Layout) -> None:
+    """Check that a client does not send more components than there are trained numbers.
+
+    Raises:
+        ConfigError: if it would.
+    """
+    if config.differences == "components" and config.queries > layout.size:
+        raise ConfigError(
+            f"queries: {config.queries} components a round are more than the {layout.size} trained "
+            f"numbers; set queries to at most {layout.size}"
+        )
 
 
 def _await_layout(

@@ -198,15 +198,6 @@ EXCLUSIONS = (
         "clusters are found by projected gradients; set differences to central",
     ),
     Exclusion(
-        {"reports": ("components",), "clients": ("phone",)},
-        "a phone's program has no orthogonal directions; set differences to central",
-    ),
-    Exclusion(
-        {"reports": ("components",), "clients": ("emulated",)},
-        "the time model of emulated devices has no update of a client's own; set differences to "
-        "central",
-    ),
-    Exclusion(
         {"cohorts": ("recorded",), "engine": ("flower", "fleet")},
         "a run is repeated by the in-process engine alone; leave --cohorts-from out, or --engine "
         "and fleet.devices",

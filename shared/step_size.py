@@ -32,6 +32,7 @@ from samara.shared.directions import Differences
 from samara.shared.errors import SamaraError
 from samara.shared.events import EventFollower, append_in_parts, read_events
 from samara.shared.files import write_durably
+from samara.shared.layout import READOUT_GROUP, Layout
 
 WARM_UP = 32
 """The number of directions whose curvature is measured before the first update."""
@@ -70,7 +71,7 @@ FEWEST = 8
 SETBACK = 0.1
 """The factor on the budget, or on an η that was set by hand, after a rise."""
 COMPONENT_TIME = 5.0
-"""The sum of η over the steps that a trained number takes in a run with components."""
+"""The sum of η over a trained number's steps in a run with components, for two labels."""
 log = logging.getLogger("samara")
 
 STEP_SIZE_FILE = "step_size.jsonl"
@@ -78,20 +79,23 @@ _CLIENTS = "clients"
 _OF_NOISE = ("loss_noise", "curvature_noise", "curvature_is_root")
 
 
-def component_rate(size: int, rounds: int, queries: int) -> float:
+def component_rate(layout: Layout, rounds: int, queries: int) -> float:
     """Return the step size of clients' own updates whose components they report.
 
     A client minimises its mean loss plus |Δ|²/(2·n·η), n being its examples: an implicit gradient
     step on the sum of its losses. Over a run each trained number is in R·q/d such steps, so that
     η·R·q/d is the time that gradient flow on the sum of losses would take. It acts as the inverse
-    of a penalty, as early stopping does, and is the same for all R, q and d.
+    of a penalty, as early stopping does, and is the same for all R, q and d. The softmax of C
+    labels that are all as likely has the curvature 1/C along a contrast, so that the time is as
+    long as C.
 
     Args:
-        size: trained numbers d.
+        layout: layout of a readout alone, of d trained numbers.
         rounds: rounds of the run R.
         queries: directions of a round q.
     """
-    return COMPONENT_TIME * size / (rounds * queries)
+    labels = 1 + sum(tensor.rows for tensor in layout.group(READOUT_GROUP))
+    return COMPONENT_TIME * labels / 2 * layout.size / (rounds * queries)
 
 
 def curvature_interval(queries: int, differences: Differences) -> int:

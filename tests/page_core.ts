@@ -155,6 +155,8 @@ const functions = {
     Array.from(philox.querySeeds(seedOf(root), stream, steps, queries), hexadecimal),
   roundRoot: (seed: string, round: number, track: number) =>
     hexadecimal(philox.roundRoot(seedOf(seed), round, track)),
+  orthogonalRoot: (seed: string, round: number, queries: number, track: number) =>
+    hexadecimal(philox.orthogonalRoot(seedOf(seed), round, queries, track)),
   poolSeeds: (root: string, indices: number[]) =>
     Array.from(philox.poolSeeds(seedOf(root), Uint32Array.from(indices)), hexadecimal),
   poolIndices: (root: string, stream: number, steps: number, queries: number, size: number) =>

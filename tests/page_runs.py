@@ -74,7 +74,7 @@ def page_run_of(
     own = {"adapter.layers": "readout", "personal.rounds": 3, "rounds": 4, "queries": 4}
     config = config_of(settings | own | {"evaluate.best": False}, **changes)
     use_torch_as_runtime(monkeypatch)
-    file = programs / f"{config.adapter.label_bias}.pte"
+    file = programs / f"{config.adapter.distribution}-{config.adapter.label_bias}.pte"
     if not file.exists():
         exported(config.flat(), file)
     rows = folder / "rows.jsonl"

@@ -298,7 +298,7 @@ def _train_components(config: RunConfig, clients: Clients, variant: Variant) -> 
     weights = np.zeros((labels - 1, features), np.float32)
     tensor = Tensor("readout", labels - 1, features, READOUT_GROUP)
     layout = Layout((tensor,), 1, 1.0, 0, "orthogonal")
-    rate = variant.factor * component_rate(layout.size, config.rounds, config.queries)
+    rate = variant.factor * component_rate(layout, config.rounds, config.queries)
     examples = np.array([len(part.labels) for part in train], float)
     robust = config.aggregation.rule != "mean"
     counted = np.minimum(examples, usual_limit(examples)) if robust else examples

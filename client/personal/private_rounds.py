@@ -26,7 +26,6 @@ from samara.client.personal.methods import (
 )
 from samara.shared.errors import ReplayError, TrainingError
 from samara.shared.frames.instructions import (
-    MOST_QUERIES,
     PERSONAL_TRACK,
     Split,
     TrainInstruction,
@@ -57,6 +56,9 @@ from samara.shared.step_size import (
     StepSize,
     component_rate,
 )
+
+MOST_OWN_NUMBERS = 2**22
+"""The most numbers of the directions of a private round with components: 32 MiB in float64."""
 
 log = logging.getLogger("samara.client")
 
@@ -204,7 +206,7 @@ def _step_record(
     """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
     given = terms.private_learning_rate
     if given is None and terms.differences == "components":
-        given = component_rate(layout.size, terms.private_rounds, _directions(terms, layout))
+        given = component_rate(layout, terms.private_rounds, _directions(terms, layout))
     size = StepSize(terms.private_rounds, given, terms.epsilon)
     file = step_size_file(ledger.folder, first) if ledger else None
     return RecordedStepSize(size, file, recorded_rounds)
@@ -245,9 +247,9 @@ def _private_instruction(
 
 
 def _directions(terms: RunTerms, layout: Layout) -> int:
-    """Return the directions of a step: with components as many as fit, since nothing is sent."""
+    """Return the directions of a step: with components all that fit, since nothing is sent."""
     if terms.differences == "components":
-        return min(layout.size, MOST_QUERIES)
+        return min(layout.size, max(1, MOST_OWN_NUMBERS // layout.size))
     return terms.queries
 
 

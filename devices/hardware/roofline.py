@@ -48,7 +48,9 @@ class Workload:
         batch: B, examples of a step.
         queries: q, directions of a step.
         grouping: which perturbations share a forward pass.
-        differences: central or forward differences of the losses.
+        differences: central or forward differences of the losses. With components a step has as
+            many products as directions, of which the minimum in their span takes 28 to 36 with 32
+            to 128 directions and 40 rounds.
         curvature: whether the step also measures curvature, which takes the losses at both sides
             and at the unperturbed adapter.
         quantization: storage type of the weights in the blocks.

@@ -85,7 +85,7 @@ class ScalarStrategy(Strategy):
         self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
         if given is None and config.differences == "components":
-            given = component_rate(store.layout.size, config.federated_rounds, config.queries)
+            given = component_rate(store.layout, config.federated_rounds, config.queries)
         decreasing = config.learning_rate_schedule == "linear"
         self._last_round = last = config.federated_rounds
         self._validation_every = config.evaluate.every if config.privacy.allows_evaluation else 0

@@ -33,10 +33,6 @@ clients of earlier versions refuse: they would take ordinary steps.
 """
 
 
-MOST_QUERIES = 2**16 - 1
-"""The most directions of a step."""
-
-
 class SeedPolicy(IntEnum):
     """The directions that the clients of a round try: shared ones, each its own, or a pool's."""
 

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import groupby
 
+import numpy as np
 from flwr.app import Message
+from numpy.typing import NDArray
 
 from samara.client.app import task_of
+from samara.client.personal.components import train_for_a_round
+from samara.client.personal.learner import State
 from samara.client.personal.methods import composition
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.client import Client, make_refusal
@@ -134,10 +138,17 @@ class Clients:
         def train(numbers: Sequence[int]) -> list[bytes]:
             runtime, data = self._runtime(numbers[0]), [self._data_of(one) for one in numbers]
             results: list[Report | SamaraError]
-            try:
-                results = take_local_steps_together(runtime, data, instruction, model, parts.shared)
-            except SamaraError as error:
-                results = [error] * len(numbers)
+            if instruction.asks_for_components:
+                results = [
+                    _own_update(runtime, own, instruction, model, parts.shared) for own in data
+                ]
+            else:
+                try:
+                    results = take_local_steps_together(
+                        runtime, data, instruction, model, parts.shared
+                    )
+                except SamaraError as error:
+                    results = [error] * len(numbers)
             return [
                 make_refusal(frame, number, session.position.round, result)
                 if isinstance(result, SamaraError)
@@ -214,3 +225,25 @@ class Clients:
         if id(first) not in copies:
             copies[id(first)] = first.copy_sharing_weights()
         return copies[id(first)]
+
+
+def _own_update(
+    runtime: ModelRuntime,
+    data: ClientData,
+    instruction: TrainInstruction,
+    model: State,
+    mask: NDArray[np.bool_] | None,
+) -> Report | SamaraError:
+    """Return a client's report of components of its own update, or why there is none.
+
+    Args:
+        runtime: model of the client.
+        data: its examples.
+        instruction: instruction of the round.
+        model: int64 [d], the state that the round starts from.
+        mask: bool [d], true where numbers are trained; None trains all.
+    """
+    try:
+        return train_for_a_round(RuntimeLearner(runtime, data), instruction, model, mask)
+    except SamaraError as error:
+        return error

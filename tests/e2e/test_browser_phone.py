@@ -17,7 +17,8 @@ from phones import assert_same_report
 from benchmarks.driven_browser import Tab, driven
 from benchmarks.driven_firefox import driven_firefox
 from benchmarks.scale.mixed_run import MODEL, TASK
-from samara.client.training.local_steps import take_local_steps
+from samara.client.personal.components import train_for_a_round
+from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
 from samara.devices.phone.page_server.join_relay import JoinRelay
@@ -27,7 +28,12 @@ from samara.devices.phone.page_server.published_files import page_files, program
 from samara.shared.config import RunConfig
 from samara.shared.frames.evaluation import Evaluation
 from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.frames.instructions import (
+    EvaluateInstruction,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
 from samara.shared.frames.report import Report
 from samara.shared.label_scores import evaluation_column
 from samara.shared.proto.trainer_pb2 import TaskKind
@@ -65,7 +71,14 @@ class Joined(NamedTuple):
 
 
 @pytest.fixture(
-    params=["readout", pytest.param("top:1", marks=pytest.mark.exhaustive)],
+    params=[
+        {"adapter.layers": "readout"},
+        pytest.param({"adapter.layers": "top:1"}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            {"adapter.layers": "readout", "differences": "components"}, marks=pytest.mark.exhaustive
+        ),
+    ],
+    ids=["readout", "top:1", "components"],
 )
 def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
     folder, data = built_page(), tmp_path / "data"
@@ -78,7 +91,7 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
         rows += "".join(json.dumps({**row, "split": split}) + "\n" for row in made)
     own = {"model.path": MODEL, "task": TASK, "data.path": str(data), "threads": 1}
     own |= {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}
-    config = RunConfig.of(own | {"adapter.layers": request.param}, "test")
+    config = RunConfig.of(own | request.param, "test")
     program = tmp_path / "model.onnx"
     ready = prepare_model(config, "none")
     export_program(ready, ProgramShapes(2, 4, 32), "none", "none", program, runtime="onnx")
@@ -111,7 +124,10 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
     def train(number: int) -> TrainInstruction:
         own = {"run_id": run_id, "round": number, "steps": 2, "queries": 4, "batch": 5}
         named = {"layout_hash": layout.hash, "start_digest": digests[number - 1]}
-        return instruction_with(**own, **named)
+        if run.config.differences == "components":
+            own |= {"steps": 1, "seed_policy": SeedPolicy.SHARED, "differences": "components"}
+            own |= {"root": 2**62 + 40, "learning_rate": 2.0}
+        return instruction_with(**(own | named))
 
     with driven(browser, run.profile) as tab:
         tab.open(run.page)
@@ -126,7 +142,8 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
         assert hello.examples == COUNTS["train"]
         data = source.undivided(hello.client)
         first = run.ask(TaskKind.TRAIN, train(1).encode())
-        expected = take_local_steps(runtime, data, train(1), history.states[0])
+        learner = RuntimeLearner(runtime, data)
+        expected = train_for_a_round(learner, train(1), history.states[0], None)
         assert_same_report(Report.decode(first), expected)
         said = tab.said
     assert said == []
@@ -135,7 +152,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
         run.attached()
         assert run.ask(TaskKind.TRAIN, train(1).encode()) == first
         second = run.ask(TaskKind.TRAIN, train(2).encode(), tail=history.tail(0, 1))
-        expected = take_local_steps(runtime, data, train(2), history.states[1])
+        expected = train_for_a_round(learner, train(2), history.states[1], None)
         assert_same_report(Report.decode(second), expected)
         frame = EvaluateInstruction(run_id, 2, 0, Split.TEST, layout.hash, digests[2]).encode()
         compared = run.ask(TaskKind.EVALUATE, frame, tail=history.tail(0, 2), personal=True)

@@ -21,6 +21,7 @@ from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.frames.instructions import TrainInstruction
 from samara.shared.frames.report import Report
+from samara.shared.layout import READOUT_GROUP, Layout, Tensor
 from samara.shared.ledger.personal_file import PersonalFile
 from samara.shared.ledger.reading import read_ledger
 from samara.shared.result import read_result
@@ -105,6 +106,11 @@ def test_every_rule_aggregates_components(settings: Settings, rule: str) -> None
     assert result["rounds"][0]["reports"] == 3
 
 
+def test_more_components_than_trained_numbers_are_refused(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="components a round are more than the"):
+        simulate(components(settings, queries=1000))
+
+
 @pytest.mark.parametrize("privacy", [PRIVATE, MASKED])
 def test_noise_and_masks_are_those_of_q_scalars(
     settings: Settings, privacy: dict[str, Any]
@@ -131,9 +137,16 @@ def test_the_method_readout_keeps_its_bias_private(settings: Settings) -> None:
     assert read_result(folder)["rounds"][0]["reports"] == 3
 
 
+def layout_of(labels: int) -> Layout:
+    tensor = Tensor("readout", labels - 1, 384, READOUT_GROUP)
+    return Layout((tensor,), 1, 1.0, 0, "orthogonal")
+
+
 def test_the_rate_is_the_same_time_for_all_rounds_and_directions() -> None:
-    assert component_rate(384, 40, 32) == pytest.approx(5 * 384 / (40 * 32))
-    assert component_rate(384, 10, 128) == component_rate(384, 40, 32)
+    two, six = layout_of(2), layout_of(6)
+    assert component_rate(two, 40, 32) == pytest.approx(5 * 384 / (40 * 32))
+    assert component_rate(two, 10, 128) == component_rate(two, 40, 32)
+    assert component_rate(six, 40, 128) == pytest.approx(15 * 5 * 384 / (40 * 128))
 
 
 def test_a_signed_scenario_leads_to_these_rounds(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import pytest
 from page_frames import GOLDEN, check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
-from samara.shared.directions import Distribution, directions
+from samara.shared.directions import Distribution, directions, orthogonal_root
 from samara.shared.errors import ReplayError
 from samara.shared.frames.blob import BlobPart, BlobReceipt
 from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
@@ -42,6 +42,7 @@ from samara.shared.replay import (
 )
 from samara.shared.round_delta import (
     PERSONAL_TRACK,
+    ConsecutiveSeeds,
     Contributor,
     DerivedSeeds,
     Group,
@@ -51,7 +52,7 @@ from samara.shared.round_delta import (
 from samara.shared.wire import Kind
 
 FRAMES, REPLAYS = 6000, 4000
-DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher")
+DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher", "orthogonal")
 
 
 @pytest.fixture(
@@ -69,6 +70,7 @@ def run_core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.slow
 def test_chromium_has_the_golden_replay_and_ledger(tmp_path: Path) -> None:
     run = chromium_runner(tmp_path)
+    test_directions_of_the_golden_file(run)
     test_replay_of_the_golden_file(run)
     test_the_golden_ledger_is_followed_by_its_records_and_from_states(run, "ledger-3")
 
@@ -86,10 +88,28 @@ def sha256(data: bytes) -> str:
 
 
 def test_directions_of_the_golden_file(run_core: RunCore) -> None:
-    cases = golden("directions.json")
+    cases = golden("directions.json") + golden("orthogonal.json")
     asked = [["direction", case["seed"], case["count"], case["distribution"]] for case in cases]
     expected = [{"sha256": case["sha256"], "head": case["head"]} for case in cases]
     assert run_core(asked) == expected
+
+
+def test_orthogonal_directions_of_many_sizes_are_pythons(run_core: RunCore) -> None:
+    random = np.random.default_rng(37)
+    sizes = [1, 2, 3, 128, 384, 1541, *random.integers(1, 5000, size=60).tolist()]
+    seeds = random.integers(2**64, size=len(sizes), dtype=np.uint64)
+    asked, expected = [], []
+    for seed, size in zip(seeds, sizes, strict=True):
+        z = directions(np.array([seed]), size, "orthogonal")[0]
+        asked.append(["direction", f"{seed:016x}", size, "orthogonal"])
+        expected.append({"sha256": sha256(z.tobytes()), "head": z[:64].tolist()})
+    assert run_core(asked) == expected
+
+
+def test_roots_of_orthogonal_directions_are_pythons(run_core: RunCore) -> None:
+    cases = [(2**63 + 5, 1, 32, 0), (7, 40, 128, 0), (7, 2**31, 65535, PERSONAL_TRACK)]
+    asked = [["orthogonalRoot", f"{seed:016x}", *rest] for seed, *rest in cases]
+    assert run_core(asked) == [f"{orthogonal_root(*case):016x}" for case in cases]
 
 
 def test_seeds_and_orders_of_the_golden_file(run_core: RunCore) -> None:
@@ -211,17 +231,19 @@ def test_layouts_of_the_golden_files(run_core: RunCore) -> None:
 
 
 def made_train(random: np.random.Generator) -> TrainInstruction:
-    policy = SeedPolicy(int(random.integers(3)))
+    has_components = random.random() < 0.2
+    policy = SeedPolicy.SHARED if has_components else SeedPolicy(int(random.integers(3)))
     pool = int(random.integers(1, 9)) if policy is SeedPolicy.POOL else 0
+    steps = 1 if has_components else int(random.integers(1, 6))
     return TrainInstruction(
         *(random.bytes(8), int(random.integers(1, 2**32)), int(random.integers(2**32))),
-        *(int(random.integers(1, 6)), int(random.integers(1, 6)), int(random.integers(1, 2**32))),
+        *(steps, int(random.integers(1, 6)), int(random.integers(1, 2**32))),
         *(policy, int(random.integers(2**64, dtype=np.uint64))),
         *(10.0 ** float(random.normal()) for _ in range(4)),
         *(random.bytes(32), random.bytes(32)),
         *(int(random.integers(2**64, dtype=np.uint64)) if pool else 0, pool),
-        curvature_every=int(random.integers(3)),
-        differences="forward" if random.random() < 0.5 else "central",
+        curvature_every=0 if has_components else int(random.integers(3)),
+        differences="components" if has_components else random.choice(["forward", "central"]),
         joint_clip=float(random.choice([0.0, 1.5])),
     )
 
@@ -232,10 +254,11 @@ def made_group(random: np.random.Generator) -> Group:
         random.integers(2**64, size=count, dtype=np.uint64),
         DerivedSeeds(int(random.integers(2**63)), int(random.integers(2**32)), 1, count),
         PoolSeeds(7, random.integers(2**32, size=count, dtype=np.uint32)),
+        ConsecutiveSeeds(int(random.integers(2**63)), count),
     )
     scalars = random.integers(-(2**31), 2**31, size=count, dtype=np.int32)
     block = CoefficientBlock(int(random.integers(11)), scalars)
-    return Group(int(random.integers(2**32)), sources[int(random.integers(3))], block)
+    return Group(int(random.integers(2**32)), sources[int(random.integers(len(sources)))], block)
 
 
 def made_delta(random: np.random.Generator) -> RoundDelta:
@@ -320,7 +343,7 @@ def test_random_replays_have_the_same_bits(run_core: RunCore) -> None:
     random = np.random.default_rng(35)
     asked, expected = [], []
     for number in range(REPLAYS):
-        distribution = DISTRIBUTIONS[number % 2]
+        distribution = DISTRIBUTIONS[number % 3]
         size = int(random.integers(1, 40)) if number % 400 else 9000
         bound = 2 ** int(random.integers(1, 62))
         start = random.integers(-bound, bound, size=size)

@@ -63,10 +63,42 @@ def test_a_report_is_the_reference_phones(
     np.testing.assert_array_equal(np.array(result["w"], np.int64), run.history.states[2])
 
 
+COMPONENTS = {"differences": "components", "steps": 0}
+
+
+@pytest.mark.parametrize("label_bias", [False, True])
+@pytest.mark.parametrize("batch", [100, 5])
+def test_components_are_the_reference_phones(
+    page_run: Callable[..., PageRun],
+    run_page: RunCore,
+    tmp_path: Path,
+    label_bias: bool,
+    batch: int,
+) -> None:
+    run = page_run(adapter__label_bias=label_bias, **COMPONENTS)
+    policy, root = SeedPolicy.SHARED, 2**62 + 40
+    asked = {"steps": 1, "seed_policy": policy, "root": root, "differences": "components"}
+    frame = run.train(3, batch=batch, learning_rate=2.0, **asked)
+    tail = run.history.tail(0, 2)
+    (result,) = run_page([run.case([run.task(TaskKind.TRAIN, frame, tail)])])
+    answer = run.reference(tmp_path / "home").answer(
+        train_task(frame, CatchUp(tail=tail), run.settings)
+    )
+    mine, theirs = Report.decode(bytes.fromhex(result["answers"][0])), Report.decode(answer)
+    assert (mine.token, mine.client, mine.examples) == (theirs.token, 0, theirs.examples)
+    assert mine.mean_loss == pytest.approx(theirs.mean_loss, rel=1e-6)
+    np.testing.assert_allclose(mine.gradients, theirs.gradients, rtol=1e-4, atol=1e-7)
+    assert np.abs(mine.gradients).max() > 1e-3
+    np.testing.assert_array_equal(np.array(result["w"], np.int64), run.history.states[2])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        COMPONENTS | {"personal__learning_rate": "auto"},
+        COMPONENTS | {"personal__learning_rate": 0.3, "adapter__label_bias": True},
+        COMPONENTS | {"method": "readout", "adapter__label_bias": True},
         {"personal__learning_rate": 0.3, "adapter__label_bias": True},
         {"method": "ditto"},
         {"method": "mixture", "personal__learning_rate": 0.3},
@@ -196,10 +228,11 @@ def test_what_cannot_be_done_is_refused_with_its_code(
     assert (found[3].numbers, found[3].round) == ((1, LIVE_LEAST_BATCH), 2)
 
 
+@pytest.mark.parametrize("changes", [{"steps": 2, "learning_rate": 0.1}, COMPONENTS], ids=str)
 def test_with_a_signed_scenario_nothing_else_is_answered(
-    page_run: Callable[..., PageRun], run_page: RunCore, tmp_path: Path
+    page_run: Callable[..., PageRun], run_page: RunCore, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    run = page_run(steps=2, batch=4, epsilon=0.01, learning_rate=0.1)
+    run = page_run(batch=4, epsilon=0.01, **({"learning_rate": "auto"} | changes))
     create_key(tmp_path / "operator")
     scenario = SignedScenario.sign(run.settings, {}, SigningKey(tmp_path / "operator"))
     signed = scenario.terms.instruction(

@@ -312,3 +312,17 @@ def test_a_readout_pays_for_the_model_in_the_first_round_alone(
         config_of(settings, adapter__layers="readout", batch=1000, out=str(tmp_path / "plain"))
     )
     assert [r.reports for r in RunResult.read(plain).rounds] == [r.reports for r in rounds]
+
+
+def test_a_fleet_reports_components_as_the_same_clients_do(
+    settings: Settings, tmp_path: Path
+) -> None:
+    device = [{"device": "laptop", "share": 1, "link": "wifi", "available": [[0, 24]]}]
+    own = {"adapter__layers": "readout", "batch": 1000, "queries": 4, "learning_rate": "auto"}
+    own |= {"differences": "components", "steps": 0, "cohort__timeout": 300.0}
+    fleet = config_of(settings, fleet__devices=device, out=str(tmp_path / "fleet"), **own)
+    result = RunResult.read(simulate(fleet))
+    plain = RunResult.read(simulate(config_of(settings, out=str(tmp_path / "plain"), **own)))
+    assert result.final_digest == plain.final_digest
+    assert [r.reports for r in result.rounds] == [r.reports for r in plain.rounds]
+    assert [r.reports for r in result.rounds][:3] == [3] * 3

@@ -2,12 +2,11 @@
 
 import type { EvaluationColumn } from "./answers.ts";
 import { SPLIT } from "./instructions.ts";
-import { added } from "./local-steps.ts";
+import { added, scoredUnder } from "./local-steps.ts";
 import {
   interceptState,
   nextRecord,
   privateFit,
-  scoredUnder,
   type Learner,
   type PrivateProgress,
 } from "./private-rounds.ts";

@@ -1,13 +1,19 @@
 /** Instructions: frames in which the server asks a client to train or to evaluate. */
 
 import { Writer, type Bytes } from "./bytes.ts";
-import { poolIndices, poolSeeds, querySeeds } from "./philox.ts";
+import { consecutiveSeeds, poolIndices, poolSeeds, querySeeds } from "./philox.ts";
 import { check, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
 export const SEED_POLICY = { shared: 0, independent: 1, pool: 2 } as const;
 export const SPLIT = { train: 0, validation: 1, test: 2 } as const;
 /** The track of the round of intercepts, which starts from a state of the global one. */
 export const INTERCEPT_TRACK = 2 ** 32 - 3;
+
+/**
+ * The losses that projected gradients are made of; with components a report holds those of the
+ * client's own update.
+ */
+export type Differences = "central" | "forward" | "components";
 
 /** An instruction to train for a round; `TrainInstruction` in Python says what the fields are. */
 export interface TrainInstruction {
@@ -28,7 +34,7 @@ export interface TrainInstruction {
   readonly poolRoot: bigint;
   readonly poolSize: number;
   readonly curvatureEvery: number;
-  readonly differences: "central" | "forward";
+  readonly differences: Differences;
   readonly jointClip: number;
 }
 
@@ -45,6 +51,8 @@ export interface EvaluateInstruction {
 const FORWARD = 1;
 const JOINTLY_CLIPPED = 2;
 const INTERCEPTS = 4;
+const COMPONENTS = 8;
+const KNOWN_FLAGS = FORWARD | JOINTLY_CLIPPED | INTERCEPTS | COMPONENTS;
 
 /** Returns a train instruction as a frame. */
 export function encodeTrain(one: TrainInstruction): Bytes {
@@ -62,7 +70,8 @@ export function encodeTrain(one: TrainInstruction): Bytes {
   const flags =
     (one.differences === "forward" ? FORWARD : 0) |
     (one.jointClip ? JOINTLY_CLIPPED : 0) |
-    (one.track === INTERCEPT_TRACK ? INTERCEPTS : 0);
+    (one.track === INTERCEPT_TRACK ? INTERCEPTS : 0) |
+    (one.differences === "components" ? COMPONENTS : 0);
   if (one.curvatureEvery || flags) writer.u16(one.curvatureEvery);
   if (flags) writer.u8(flags);
   if (one.jointClip) writer.f64(one.jointClip);
@@ -97,7 +106,7 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
   const hasFlags = reader.left > 0;
   const flags = hasFlags ? reader.u8() : 0;
   check(
-    !hasFlags || (flags > 0 && flags <= (FORWARD | JOINTLY_CLIPPED | INTERCEPTS)),
+    !hasFlags || (flags > 0 && flags <= KNOWN_FLAGS),
     "the train instruction asks for scalars of an unknown kind",
   );
   const isClipped = (flags & JOINTLY_CLIPPED) > 0;
@@ -114,15 +123,23 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
       poolSize <= MAX_SCALARS &&
       curvatureEvery >= (measures && !hasFlags ? 1 : 0) &&
       jointClip > 0 === isClipped &&
-      (fields.track === INTERCEPT_TRACK) === (flags & INTERCEPTS) > 0,
+      (fields.track === INTERCEPT_TRACK) === (flags & INTERCEPTS) > 0 &&
+      (!(flags & COMPONENTS) ||
+        (steps === 1 &&
+          fields.seedPolicy === SEED_POLICY.shared &&
+          learningRate > 0 &&
+          curvatureEvery === 0 &&
+          !(flags & (FORWARD | INTERCEPTS)))),
     "the train instruction holds a number out of its range",
   );
-  const differences = flags & FORWARD ? "forward" : "central";
+  const differences =
+    flags & COMPONENTS ? "components" : flags & FORWARD ? "forward" : "central";
   return { ...fields, poolRoot, poolSize, curvatureEvery, differences, jointClip };
 }
 
 /** Returns the seeds of a client's queries, step by step: K·q of them. */
 export function seedsOf(one: TrainInstruction, client: number): BigUint64Array<ArrayBuffer> {
+  if (one.differences === "components") return consecutiveSeeds(one.root, one.queries);
   const stream = one.seedPolicy === SEED_POLICY.shared ? 0 : client + 1;
   if (one.seedPolicy !== SEED_POLICY.pool)
     return querySeeds(one.root, stream, one.steps, one.queries);

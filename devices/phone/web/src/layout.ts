@@ -3,7 +3,7 @@
 import { sha256, toUtf8, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
 import { TABLE_SHA256 } from "./normal-table.ts";
-import type { Distribution } from "./philox.ts";
+import { MAX_ORTHOGONAL, type Distribution } from "./philox.ts";
 
 const FORMAT_VERSION = 1;
 const MAX_ELEMENTS = 2 ** 30;
@@ -59,6 +59,8 @@ export async function readLayout(text: string): Promise<Layout> {
     some.reduce((sum, tensor) => sum + tensor.rows * tensor.columns, 0);
   const rest = basis ? tensors.filter((tensor) => tensor.group !== ADAPTER_GROUP) : tensors;
   const size = numbers(rest) + (basis ? basis.size : 0);
+  if (distribution === "orthogonal" && size > MAX_ORTHOGONAL)
+    throw new LedgerError(`orthogonal directions have no ${size} elements`);
   return { text, hash: await sha256(toUtf8(text)), tensors, distribution, size };
 }
 
@@ -82,9 +84,13 @@ function checked(text: string): Content & { distribution: Distribution } {
     throw new LedgerError(`not a layout: ${(error as Error).message}`);
   }
   const { distribution } = content;
-  if (distribution !== "gaussian" && distribution !== "rademacher")
+  if (!isDistribution(distribution))
     throw new LedgerError(`the layout's distribution ${distribution} is unknown`);
   return { ...content, distribution };
+}
+
+function isDistribution(name: string): name is Distribution {
+  return name === "gaussian" || name === "rademacher" || name === "orthogonal";
 }
 
 function isCount(value: number): boolean {

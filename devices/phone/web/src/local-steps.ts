@@ -40,6 +40,17 @@ export function without(one: State, other: State): State {
   return one.map((value, at) => value - other[at]!);
 }
 
+/** Returns the examples with scores under a state in place of those of the base model. */
+export async function scoredUnder(
+  { scorer, start }: Training,
+  state: State,
+  examples: Represented,
+): Promise<Represented> {
+  const rows = Array.from(examples.labels.keys());
+  const [scores] = await scorer([toFloat32(added(state, start))], examples, rows);
+  return { ...examples, scores: scores! };
+}
+
 /** Returns the number of a client's examples in the smallest batch of an instruction's steps. */
 export function smallestBatch(
   instruction: TrainInstruction,
@@ -156,11 +167,12 @@ export function clipped(
   return Float64Array.from(gradients, (one) => Math.max(-limit, Math.min(limit, one)));
 }
 
-/** Returns −η·g/q, the coefficients of a client with weight 1. */
+/** Returns −η·g/q, the coefficients of a client with weight 1; components are such already. */
 export function coefficientsOf(
-  { learningRate, queries }: TrainInstruction,
-  gradients: Float64Array,
+  { learningRate, queries, differences }: TrainInstruction,
+  gradients: Float64Array<ArrayBuffer>,
 ): Float64Array<ArrayBuffer> {
+  if (differences === "components") return gradients;
   return Float64Array.from(gradients, (one) => (-learningRate * one) / queries);
 }
 

@@ -7,7 +7,7 @@
 
 import { NORMAL_TABLE } from "./normal-table.ts";
 
-export type Distribution = "gaussian" | "rademacher";
+export type Distribution = "gaussian" | "rademacher" | "orthogonal";
 
 /** The use of a counter, which is its word 2. */
 export const DOMAIN = {
@@ -19,6 +19,7 @@ export const DOMAIN = {
   cohort: 6,
   poolSeed: 7,
   poolOrder: 8,
+  orthogonalSign: 11,
 } as const;
 
 const M0_HIGH = 0xd251;
@@ -88,8 +89,18 @@ export function highWord(seed: bigint): number {
   return Number(seed >> 32n) | 0;
 }
 
-/** The elements that one block of a direction covers. */
-export const BLOCK = { gaussian: 2048, rademacher: 8192 } as const;
+const BLOCK = { gaussian: 2048, rademacher: 8192 } as const;
+
+const INDEX_BITS = 24;
+/** The most elements of an orthogonal direction. */
+export const MAX_ORTHOGONAL = 2 ** INDEX_BITS;
+const UNIT_ELEMENT = 2048;
+const LARGEST_ELEMENT = 2 ** 15 - 1;
+
+/** Returns how many of `count` elements one block of a direction covers: all of an orthogonal one. */
+export function blockSize(distribution: Distribution, count: number): number {
+  return distribution === "orthogonal" ? Math.max(1, count) : BLOCK[distribution];
+}
 
 /** Writes a block of 2,048 standard normal numbers with scale 2⁻¹¹ to `out`. */
 export function normalBlock(
@@ -123,25 +134,100 @@ function signBlock(low: number, high: number, block: number, out: Int16Array): v
   }
 }
 
-/** Writes block number `block` of a seed's direction to `out`, which has room for one. */
+/**
+ * Writes the row that a seed names in an orthogonal set of as many elements as `out` has.
+ *
+ * A seed is the key of its sets (upper 40 bits) and an index (lower 24): the row is nonzero in one
+ * block of 2ⁿ coordinates, where it is a row of a Hadamard matrix under the set's random signs
+ * (`orthogonal_rows` in shared/directions.py).
+ */
+function orthogonalRow(seed: bigint, out: Int16Array): void {
+  const count = out.length;
+  const index = Number(seed & BigInt(MAX_ORTHOGONAL - 1));
+  const key = seed >> BigInt(INDEX_BITS);
+  const cycle = Math.floor(index / count);
+  let row = ((index % count) * orthogonalStride(count)) % count;
+  let [begin, size] = [0, 2 ** (31 - Math.clz32(count))];
+  while (row >= size || !(count & size)) {
+    if (count & size) {
+      row -= size;
+      begin += size;
+    }
+    size /= 2;
+  }
+  const squared = Math.floor(((2 * UNIT_ELEMENT) ** 2 * count) / size);
+  const scale = Math.min((Math.floor(Math.sqrt(squared)) + 1) >> 1, LARGEST_ELEMENT);
+  out.fill(0);
+  let drawn = -1;
+  for (let at = begin; at < begin + size; at++) {
+    if (at >> 7 !== drawn) {
+      drawn = at >> 7;
+      philox(drawn, cycle, DOMAIN.orthogonalSign, 0, lowWord(key), highWord(key), words, 0);
+    }
+    const sign = (words[(at >> 5) & 3]! >>> (at & 31)) & 1;
+    out[at] = sign === parity(row & (at - begin)) ? -scale : scale;
+  }
+}
+
+function orthogonalStride(count: number): number {
+  let stride = Math.floor((count * 40503) / 2 ** 16) || 1;
+  while (greatestDivisor(stride, count) > 1) stride++;
+  return stride;
+}
+
+function greatestDivisor(one: number, other: number): number {
+  return other ? greatestDivisor(other, one % other) : one;
+}
+
+/** Returns the parity of the bits of a number below 2²⁴. */
+function parity(bits: number): number {
+  for (const half of [16, 8, 4, 2, 1]) bits ^= bits >> half;
+  return bits & 1;
+}
+
+/**
+ * Writes block number `block` of a seed's direction to `out`, which has room for one; of an
+ * orthogonal direction it is the whole.
+ */
 export function directionBlock(
   seed: bigint,
   block: number,
   distribution: Distribution,
   out: Int16Array,
 ): void {
-  if (distribution === "gaussian")
+  if (distribution === "orthogonal") orthogonalRow(seed, out);
+  else if (distribution === "gaussian")
     normalBlock(lowWord(seed), highWord(seed), block, DOMAIN.direction, out);
   else signBlock(lowWord(seed), highWord(seed), block, out);
 }
 
 /** Returns a seed's direction, `count` integers with scale 2⁻¹¹. */
 export function direction(seed: bigint, count: number, distribution: Distribution): Int16Array {
-  const size = BLOCK[distribution];
+  const size = blockSize(distribution, count);
   const whole = new Int16Array(Math.ceil(count / size) * size);
   for (let first = 0; first < count; first += size)
     directionBlock(seed, first / size, distribution, whole.subarray(first, first + size));
   return whole.subarray(0, count);
+}
+
+/** Returns the seeds root, root + 1 … modulo 2⁶⁴. */
+export function consecutiveSeeds(root: bigint, count: number): BigUint64Array<ArrayBuffer> {
+  return BigUint64Array.from({ length: count }, (_, index) => root + BigInt(index));
+}
+
+/**
+ * Returns the seed of the first of a round's q orthogonal directions; the others follow it, and
+ * those of all rounds follow one another.
+ */
+export function orthogonalRoot(
+  runSeed: bigint,
+  round: number,
+  queries: number,
+  track: number,
+): bigint {
+  const bits = BigInt(INDEX_BITS);
+  const first = (BigInt(round - 1) * BigInt(queries)) % BigInt(MAX_ORTHOGONAL);
+  return ((roundRoot(runSeed, 0, track) >> bits) << bits) | first;
 }
 
 /** Returns the seeds of all queries of a round, step by step: K·q of them. */

@@ -10,6 +10,7 @@ import {
 } from "./answers.ts";
 import { areEqual, toHex, type Bytes } from "./bytes.ts";
 import { globalColumns, personalColumns } from "./columns.ts";
+import { trainForARound } from "./components.ts";
 import {
   BatchLimitError,
   CatchUpError,
@@ -34,7 +35,6 @@ import {
   added,
   CLUSTERING_TRACK,
   smallestBatch,
-  takeSteps,
   type Training,
 } from "./local-steps.ts";
 import { TASK_KIND, type Task } from "./messages.ts";
@@ -270,7 +270,7 @@ export class Phone {
     const { layout } = this.#parts.program;
     const isAlone = terms.method !== "readout";
     const state = isAlone ? w : added(w, await interceptForTraining(training, layout, w));
-    return takeSteps(instruction, token, state, training);
+    return trainForARound(instruction, token, state, training);
   }
 
   #mask(frame: Bytes, settings: Bytes): Promise<Bytes> {

@@ -8,6 +8,7 @@
 
 import type { Report } from "./answers.ts";
 import type { Bytes } from "./bytes.ts";
+import { trainForARound } from "./components.ts";
 import { FrameError, ReplayError, TrainingError } from "./errors.ts";
 import { encodeTrain, SEED_POLICY, type TrainInstruction } from "./instructions.ts";
 import { firstOf, GROUP, type Layout } from "./layout.ts";
@@ -15,11 +16,11 @@ import {
   added,
   clipped,
   coefficientsOf,
-  takeSteps,
+  scoredUnder,
   without,
   type Training,
 } from "./local-steps.ts";
-import { roundRoot } from "./philox.ts";
+import { orthogonalRoot, roundRoot } from "./philox.ts";
 import { meanLosses, type Represented } from "./readout.ts";
 import {
   checkFits,
@@ -40,10 +41,12 @@ import { PERSONAL_TRACK, replayed, reverting, type RoundDelta } from "./round-de
 import { interceptRound, type RunTerms } from "./run-terms.ts";
 import { mean } from "./softmax.ts";
 import { fitIntercept, fitPrivatePart, type SoftmaxFit } from "./softmax-fit.ts";
-import { StepSize, type Observation } from "./step-size.ts";
+import { componentRate, StepSize, type Observation } from "./step-size.ts";
 import { tokenOf } from "./wire.ts";
 
 const ERASURE: readonly Shrink[] = Array.from({ length: MAX_SHRINK }, () => ({ bits: 1 }));
+/** The most numbers of the directions of a private round with components: 32 MiB. */
+const MOST_OWN_NUMBERS = 2 ** 22;
 const DEFAULT_SHARE = 0.5;
 const KEPT_SHARES: readonly (readonly [number, readonly Shrink[]])[] = [
   [0, ERASURE],
@@ -165,7 +168,11 @@ async function nextRound(
   { deltas, observations, state }: PrivateProgress,
   firstRound: number,
 ): Promise<NextRecord> {
-  let size = new StepSize(terms.privateRounds, terms.privateLearningRate, terms.epsilon);
+  let size = new StepSize(
+    terms.privateRounds,
+    privateRate(terms, learner.layout),
+    terms.epsilon,
+  );
   for (const one of observations) size = size.after(one);
   const round = firstRound + observations.length;
   const model = added(w, state);
@@ -173,7 +180,7 @@ async function nextRound(
   const token = await tokenOf(encodeTrain(instruction));
   let report: Report | null = null;
   try {
-    report = await takeSteps(instruction, token, model, learner.training);
+    report = await trainForARound(instruction, token, model, learner.training);
   } catch (error) {
     const hasFailed = error instanceof TrainingError || error instanceof ReplayError;
     if (!hasFailed || round === firstRound) throw error;
@@ -198,6 +205,21 @@ async function nextRound(
   }
 }
 
+/** Returns the η of private rounds; null if it is to be found. */
+function privateRate(terms: RunTerms, layout: Layout): number | null {
+  if (terms.differences !== "components") return terms.privateLearningRate;
+  const { privateRounds, privateLearningRate } = terms;
+  return (
+    privateLearningRate ?? componentRate(layout, privateRounds, directionsOf(terms, layout))
+  );
+}
+
+/** Returns the directions of a step: with components all that fit, since nothing is sent. */
+function directionsOf({ differences, queries }: RunTerms, { size }: Layout): number {
+  if (differences !== "components") return queries;
+  return Math.min(size, Math.max(1, Math.floor(MOST_OWN_NUMBERS / size)));
+}
+
 async function privateInstruction(
   terms: RunTerms,
   round: number,
@@ -205,7 +227,9 @@ async function privateInstruction(
   model: State,
   size: StepSize,
 ): Promise<TrainInstruction> {
-  const { steps, queries, batch, epsilon, differences } = terms;
+  const { steps, batch, epsilon, differences } = terms;
+  const queries = directionsOf(terms, layout);
+  const hasComponents = differences === "components";
   return {
     runId: new Uint8Array(8),
     round,
@@ -213,8 +237,10 @@ async function privateInstruction(
     steps,
     queries,
     batch,
-    seedPolicy: SEED_POLICY.independent,
-    root: roundRoot(terms.seed, round, PERSONAL_TRACK),
+    seedPolicy: hasComponents ? SEED_POLICY.shared : SEED_POLICY.independent,
+    root: hasComponents
+      ? orthogonalRoot(terms.seed, round, queries, PERSONAL_TRACK)
+      : roundRoot(terms.seed, round, PERSONAL_TRACK),
     epsilon,
     learningRate: size.learningRate,
     clip: terms.clip || size.clip,
@@ -223,16 +249,19 @@ async function privateInstruction(
     startDigest: await digest(layout.hash, model),
     poolRoot: 0n,
     poolSize: 0,
-    curvatureEvery: size.curvatureEvery(queries, differences),
+    curvatureEvery: size.curvatureEvery(terms.queries, differences),
     differences,
     jointClip: 0,
   };
 }
 
 function groupsOf(instruction: TrainInstruction, report: Report): RoundDelta["entries"] {
-  const { round, root, steps, queries } = instruction;
+  const { round, root, steps, queries, differences } = instruction;
   const coefficients = coefficientsOf(instruction, clipped(instruction, report.gradients));
-  const source = { root, seedStream: report.client + 1, steps, queries };
+  const source =
+    differences === "components"
+      ? { root, count: queries }
+      : { root, seedStream: report.client + 1, steps, queries };
   return quantize(coefficients).map((scalars) => ({ origin: round, source, scalars }));
 }
 
@@ -280,17 +309,6 @@ async function mixtureShrinks(
   });
   const losses = await meanLosses(training.scorer, models, validation, rows);
   return KEPT_SHARES[losses.indexOf(Math.min(...losses))]![1];
-}
-
-/** Returns the examples with scores under a state in place of those of the base model. */
-export async function scoredUnder(
-  { scorer, start }: Training,
-  state: State,
-  examples: Represented,
-): Promise<Represented> {
-  const rows = Array.from(examples.labels.keys());
-  const [scores] = await scorer([toFloat32(added(state, start))], examples, rows);
-  return { ...examples, scores: scores! };
 }
 
 /**

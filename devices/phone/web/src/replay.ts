@@ -7,7 +7,7 @@
 
 import { bytesOf, sha256, type Bytes } from "./bytes.ts";
 import { ReplayError } from "./errors.ts";
-import { BLOCK, directionBlock, type Distribution } from "./philox.ts";
+import { blockSize, directionBlock, type Distribution } from "./philox.ts";
 
 export type State = BigInt64Array<ArrayBuffer>;
 
@@ -210,7 +210,7 @@ function exactRuns(coefficients: readonly SplitCoefficient[]): SplitCoefficient[
 /** Adds Σ c·z(seed) to a state in place, modulo 2⁶⁴. */
 function fold(state: State, sums: ReadonlyMap<bigint, bigint>, distribution: Distribution): void {
   const used = [...sums].filter(([, sum]) => BigInt.asIntN(64, sum) !== 0n).map(split);
-  const size = BLOCK[distribution];
+  const size = blockSize(distribution, state.length);
   const z = new Int16Array(size);
   const [highs, lows] = [new Float64Array(size), new Float64Array(size)];
   for (const run of exactRuns(used)) {

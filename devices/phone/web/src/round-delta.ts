@@ -3,7 +3,7 @@
 import { bytesOf, Reader, toHex, Writer, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
 import { GROUP, type Layout } from "./layout.ts";
-import { poolSeeds, querySeeds } from "./philox.ts";
+import { consecutiveSeeds, poolSeeds, querySeeds } from "./philox.ts";
 import {
   MAX_DENSE_VALUE,
   MAX_SHIFT,
@@ -35,7 +35,17 @@ export interface PoolSeeds {
   readonly indices: Uint32Array<ArrayBuffer>;
 }
 
-type SeedSource = DerivedSeeds | PoolSeeds | BigUint64Array<ArrayBuffer>;
+/** Seeds that follow one another, those of orthogonal directions. */
+export interface ConsecutiveSeeds {
+  readonly root: bigint;
+  readonly count: number;
+}
+
+export type SeedSource =
+  | DerivedSeeds
+  | PoolSeeds
+  | ConsecutiveSeeds
+  | BigUint64Array<ArrayBuffer>;
 
 /** Scalars of a round whose seeds have one source. */
 export interface Group {
@@ -60,7 +70,7 @@ export interface RoundDelta {
   readonly entries: readonly (Group | Shrink | DenseValues)[];
 }
 
-const ENTRY = { explicit: 0, derived: 1, pool: 2, shrink: 3, dense: 4 } as const;
+const ENTRY = { explicit: 0, derived: 1, pool: 2, shrink: 3, dense: 4, consecutive: 5 } as const;
 
 /** Returns the entries of a round delta as `replay` takes them. */
 export function replayed(delta: RoundDelta): Entry[] {
@@ -96,6 +106,7 @@ export function reverting(deltas: readonly RoundDelta[]): Group[] | null {
 function seedsOf(source: SeedSource): BigUint64Array<ArrayBuffer> {
   if (source instanceof BigUint64Array) return source;
   if ("indices" in source) return poolSeeds(source.root, source.indices);
+  if ("count" in source) return consecutiveSeeds(source.root, source.count);
   return querySeeds(source.root, source.seedStream, source.steps, source.queries);
 }
 
@@ -125,6 +136,7 @@ function encodeSource(source: SeedSource): readonly [number, Bytes] {
   if (source instanceof BigUint64Array) return [ENTRY.explicit, bytesOf(source)];
   const writer = new Writer().u64(source.root);
   if ("indices" in source) return [ENTRY.pool, writer.array(source.indices).end()];
+  if ("count" in source) return [ENTRY.consecutive, writer.end()];
   writer.u32(source.seedStream).u16(source.steps, source.queries);
   return [ENTRY.derived, writer.end()];
 }
@@ -185,7 +197,7 @@ function readEntry(reader: Reader): Group | Shrink | DenseValues {
     check(widest(values) <= MAX_DENSE_VALUE, "a dense value is too large");
     return { first, values };
   }
-  check(kind < ENTRY.shrink, `an entry of kind ${kind} is unknown`);
+  check(kind < ENTRY.shrink || kind === ENTRY.consecutive, `an entry of kind ${kind} is unknown`);
   return readGroup(reader, kind);
 }
 
@@ -208,6 +220,7 @@ function readSource(reader: Reader, kind: number, count: number): SeedSource {
   const root = reader.u64();
   if (kind === ENTRY.pool)
     return { root, indices: new Uint32Array(reader.bytes(4 * count).buffer) };
+  if (kind === ENTRY.consecutive) return { root, count };
   const source = { root, seedStream: reader.u32(), steps: reader.u16(), queries: reader.u16() };
   check(
     source.steps * source.queries === count,

@@ -2,7 +2,7 @@
 
 import { areEqual, sha256, Writer, type Bytes } from "./bytes.ts";
 import { SettingsError } from "./errors.ts";
-import { SEED_POLICY, SPLIT } from "./instructions.ts";
+import { SEED_POLICY, SPLIT, type Differences } from "./instructions.ts";
 import { readPrivacy, type PrivacyTerms } from "./privacy-terms.ts";
 import { SettingValues } from "./setting-values.ts";
 
@@ -24,7 +24,7 @@ export interface RunTerms {
   readonly queries: number;
   readonly batch: number;
   readonly epsilon: number;
-  readonly differences: "central" | "forward";
+  readonly differences: Differences;
   readonly learningRate: number | null;
   readonly clip: number;
   readonly seedPolicy: number;
@@ -56,9 +56,6 @@ export function readTerms(settings: Bytes): RunTerms {
   if (seedPolicy === undefined) throw new SettingsError("seed-policy is unknown here");
   const hasClusters = method === "cluster";
   const [steps, queries] = [read.whole("steps"), read.whole("queries")];
-  const differences = read.text("differences");
-  if (differences !== "central" && differences !== "forward")
-    throw new SettingsError(`differences ${differences}: a browser cannot do it`);
   return {
     method,
     seed: read.seed(),
@@ -72,7 +69,7 @@ export function readTerms(settings: Bytes): RunTerms {
     queries,
     batch: read.whole("batch"),
     epsilon: read.number("epsilon"),
-    differences,
+    differences: read.text("differences") as Differences,
     learningRate: read.rate("learning-rate"),
     clip: read.number("clip"),
     seedPolicy,

@@ -14,7 +14,7 @@ import {
   type EvaluateInstruction,
   type TrainInstruction,
 } from "./instructions.ts";
-import { roundRoot } from "./philox.ts";
+import { orthogonalRoot, roundRoot } from "./philox.ts";
 import { GLOBAL_TRACK } from "./round-delta.ts";
 import { evaluationOf, MOST_RESTORES, readAnswered, type Answered } from "./run-records.ts";
 import {
@@ -84,16 +84,19 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
   }
   await checkRun(run, asked);
   const isPooled = terms.seedPolicy === SEED_POLICY.pool;
-  const interval = curvatureInterval(terms.queries, terms.differences);
+  const hasComponents = terms.differences === "components";
+  const interval = hasComponents ? 0 : curvatureInterval(terms.queries, terms.differences);
   const isEstimated = terms.learningRate === null;
-  const isMeasured = isEstimated && [1, interval].includes(asked.curvatureEvery);
+  const isMeasured = isEstimated && interval > 0 && [1, interval].includes(asked.curvatureEvery);
   const signed: TrainInstruction = {
     ...asked,
     steps: terms.steps,
     queries: terms.queries,
     batch: terms.batch,
     seedPolicy: terms.seedPolicy,
-    root: roundRoot(terms.seed, asked.round, GLOBAL_TRACK),
+    root: hasComponents
+      ? orthogonalRoot(terms.seed, asked.round, terms.queries, GLOBAL_TRACK)
+      : roundRoot(terms.seed, asked.round, GLOBAL_TRACK),
     epsilon: terms.epsilon,
     learningRate: isEstimated
       ? asked.learningRate

@@ -1,27 +1,19 @@
 /**
  * Exact fits of what a client adds to a model's scores: an intercept per label, and a readout.
  *
- * The loss is convex. Newton's method finds its only minimum, with conjugate gradients for the steps
- * (client/personal/newton.py); penalties are chosen by cross-validation among the client's own
+ * The loss is convex. Newton's method finds its only minimum, (newton.ts); penalties are chosen by cross-validation among the client's own
  * training examples (client/personal/softmax_fit.py).
  */
 
-import { TrainingError } from "./errors.ts";
+import { minimize, type Floats } from "./newton.ts";
 import type { Readout, Represented } from "./readout.ts";
 import { logSumExp, mean } from "./softmax.ts";
-
-type Floats = Float64Array<ArrayBuffer>;
 
 const INTERCEPT_DEVIATIONS = [0.25, 0.5, 1, 2, 4];
 const TRAINING_DEVIATION = 2;
 const READOUT_DEVIATIONS = [0, 0.25, 0.5, 1, 2, 4];
 const FOLDS = 5;
 const BIAS_PENALTY = 1e-3;
-const GRADIENT_TOLERANCE = 1e-10;
-const ACCEPTED_GRADIENT = 1e-5;
-const MAX_STEPS = 100;
-const SUFFICIENT_DECREASE = 1e-4;
-const SMALLEST_STEP = 1e-10;
 
 /** What is added to scores: an intercept [labels], and Hᵀ·V·φ of a readout V [labels − 1 × features]. */
 export interface SoftmaxFit {
@@ -139,7 +131,7 @@ function logitsOf(examples: Represented, readout: Readout, fit: SoftmaxFit): Flo
 }
 
 /** Returns what an intercept and a readout, empty for none, add to the scores [n × labels]. */
-function addedScores(
+export function addedScores(
   { features: phi, labels: answers }: Represented,
   { labels, features, contrasts }: Readout,
   intercept: Floats,
@@ -160,7 +152,7 @@ function addedScores(
 }
 
 /** Returns the mean of slopes in the logits [n × labels] as slopes in intercept and readout. */
-function gathered(
+export function gathered(
   slopes: Floats,
   { features: phi, labels: answers }: Represented,
   { labels, features, contrasts }: Readout,
@@ -183,9 +175,6 @@ function gathered(
   return numbers;
 }
 
-const dot = (one: Floats, other: Floats): number =>
-  one.reduce((sum, value, at) => sum + value * other[at]!, 0);
-
 /** Returns the intercept b and the readout V with the least penalized mean cross-entropy. */
 function solve(
   examples: Represented,
@@ -195,86 +184,18 @@ function solve(
   readoutPenalty: number,
 ): SoftmaxFit {
   const { labels, features } = readout;
-  const { scores, labels: answers } = examples;
-  const isFinite = scores.every(Number.isFinite) && examples.features.every(Number.isFinite);
-  if (!isFinite) throw new TrainingError("a score or a feature is not finite", 0);
   const size = labels + (withReadout ? (labels - 1) * features : 0);
   const penalties = new Float64Array(size).fill(readoutPenalty);
   penalties.fill(interceptPenalty, 0, labels);
-  const addedBy = (numbers: Floats): Floats =>
-    addedScores(examples, readout, numbers.subarray(0, labels), numbers.subarray(labels));
-  const logitsAt = (numbers: Floats): Floats =>
-    addedBy(numbers).map((value, at) => value + scores[at]!);
-  const lossOf = (logits: Floats, numbers: Floats): number => {
-    const losses = Float64Array.from(
-      answers,
-      (answer, row) => logSumExp(logits, row * labels, labels) - logits[row * labels + answer]!,
-    );
-    return mean(losses) + numbers.reduce((sum, one, at) => sum + penalties[at]! * one * one, 0);
-  };
-  const penalized = (slopes: Floats, numbers: Floats): Floats =>
-    gathered(slopes, examples, readout, withReadout).map(
-      (slope, at) => slope + 2 * penalties[at]! * numbers[at]!,
-    );
-  let numbers = new Float64Array(size);
-  let largest = Infinity;
-  for (let step = 0; step < MAX_STEPS; step++) {
-    const logits = logitsAt(numbers);
-    const shares = logits.map((logit, at) => {
-      const first = at - (at % labels);
-      return Math.exp(logit - logSumExp(logits, first, labels));
-    });
-    const errors = shares.slice();
-    answers.forEach((answer, row) => errors[row * labels + answer]!--);
-    const gradient = penalized(errors, numbers);
-    largest = gradient.reduce((most, one) => Math.max(most, Math.abs(one)), 0);
-    if (largest < GRADIENT_TOLERANCE) break;
-    const product = (vector: Floats): Floats => {
-      const moved = addedBy(vector);
-      const centers = Float64Array.from(answers, (_, row) => {
-        let sum = 0;
-        for (let at = row * labels; at < (row + 1) * labels; at++) sum += shares[at]! * moved[at]!;
-        return sum;
-      });
-      const slopes = shares.map(
-        (share, at) => share * (moved[at]! - centers[Math.floor(at / labels)]!),
-      );
-      return penalized(slopes, vector);
-    };
-    const direction = conjugateGradients(product, gradient);
-    const [loss, slope] = [lossOf(logits, numbers), dot(gradient, direction)];
-    const stepped = (share: number): Floats =>
-      numbers.map((value, at) => value - share * direction[at]!);
-    let share = 1;
-    while (share > SMALLEST_STEP) {
-      const next = stepped(share);
-      if (lossOf(logitsAt(next), next) <= loss - SUFFICIENT_DECREASE * share * slope) break;
-      share /= 2;
-    }
-    if (share <= SMALLEST_STEP) break; // the loss differs by its rounding only
-    numbers = stepped(share);
-  }
-  if (!(largest < ACCEPTED_GRADIENT))
-    throw new TrainingError("the private fit did not converge", 0);
+  const { numbers } = minimize({
+    examples,
+    labels,
+    penalties,
+    added: (numbers) =>
+      addedScores(examples, readout, numbers.subarray(0, labels), numbers.subarray(labels)),
+    gathered: (slopes) => gathered(slopes, examples, readout, withReadout),
+  });
   const fitted = new Float64Array((labels - 1) * features);
   fitted.set(numbers.subarray(labels));
   return { intercept: numbers.slice(0, labels), readout: fitted };
-}
-
-/** Returns x with A·x = b, nearly, for a positive definite A. */
-function conjugateGradients(product: (vector: Floats) => Floats, right: Floats): Floats {
-  const norm = Math.sqrt(dot(right, right));
-  let [solution, residual, direction] = [new Float64Array(right.length), right, right];
-  let square = norm ** 2;
-  for (let step = 0; step < 2 * right.length; step++) {
-    if (Math.sqrt(square) <= Math.min(1e-2, norm) * norm) break;
-    const moved = product(direction);
-    const length = square / dot(direction, moved);
-    solution = solution.map((value, at) => value + length * direction[at]!);
-    residual = residual.map((value, at) => value - length * moved[at]!);
-    const before = square;
-    square = dot(residual, residual);
-    direction = residual.map((value, at) => value + (square / before) * direction[at]!);
-  }
-  return solution;
 }

@@ -5,6 +5,8 @@
  * (docs/concepts/step-size.md).
  */
 
+import { GROUP, type Layout } from "./layout.ts";
+
 const WARM_UP = 32;
 const WARM_UP_SHARE = 0.1;
 const FIRST_SHARE = 0.04;
@@ -22,6 +24,7 @@ const AT_ONCE = 4;
 const LEAST_SCALE = 1;
 const FEWEST = 8;
 const SETBACK = 0.1;
+const COMPONENT_TIME = 5;
 
 /** The measurements of a round; the loss of one that failed is infinite. */
 export interface Observation {
@@ -238,4 +241,11 @@ export class StepSize {
 export function curvatureInterval(queries: number, differences: string): number {
   if (differences === "forward") return CURVATURE_SHARE;
   return Math.max(1, Math.floor(CURVATURE_SHARE / queries));
+}
+
+/** Returns the step size of clients' own updates whose components they report. */
+export function componentRate(layout: Layout, rounds: number, queries: number): number {
+  const rows = layout.tensors.map((one) => (one.group === GROUP.readout ? one.rows : 0));
+  const labels = 1 + rows.reduce((sum, one) => sum + one, 0);
+  return (((COMPONENT_TIME * labels) / 2) * layout.size) / (rounds * queries);
 }

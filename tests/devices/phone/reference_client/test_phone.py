@@ -56,14 +56,25 @@ class _Directions(torch.nn.Module):
 
     table: torch.Tensor
 
-    def __init__(self, distribution: Any) -> None:
+    def __init__(self, count: int, distribution: Any) -> None:
         super().__init__()
-        self.distribution = distribution
+        self.count, self.distribution = count, distribution
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
 
     def forward(self, seeds: torch.Tensor) -> torch.Tensor:
-        z = directions_in_graph(seeds, self.table, 9000, self.distribution)
+        z = directions_in_graph(seeds, self.table, self.count, self.distribution)
         return z.to(torch.int64)
+
+
+def draw_by_a_program(
+    seeds: np.ndarray[Any, Any], count: int, distribution: Any, file: Path
+) -> np.ndarray[Any, Any]:
+    example = torch.from_numpy(seeds.view(np.int64).copy())
+    method = Method(_Directions(count, distribution), (example,))
+    file.write_bytes(lower_to_executorch({"forward": method}, "portable"))
+    module = load_module(file)  # its memory is what the output lies in
+    (z,) = run_method(module, "forward", [seeds.view(np.int64)])
+    return np.asarray(z.numpy().copy())
 
 
 @pytest.mark.parametrize(
@@ -75,16 +86,18 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to make programs")
     cases = [c for c in json.loads(GOLDEN.read_text()) if c["distribution"] == distribution]
     seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
-    example = torch.from_numpy(seeds.view(np.int64).copy())
-    file = tmp_path / "directions.pte"
-    file.write_bytes(
-        lower_to_executorch({"forward": Method(_Directions(distribution), (example,))}, "portable")
-    )
-    module = load_module(file)  # its memory is what the output lies in
-    (z,) = run_method(module, "forward", [seeds.view(np.int64)])
-    found = z.numpy().copy()
+    found = draw_by_a_program(seeds, 9000, distribution, tmp_path / "directions.pte")
     np.testing.assert_array_equal(found[:, :64], [case["head"] for case in cases])
     np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
+
+
+@pytest.mark.parametrize("count", [128, 1541])
+def test_a_program_draws_orthogonal_directions(count: int, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to make programs")
+    keys = np.array([0, 5, 2**39 + 1, 2**40 - 1], np.uint64) << np.uint64(24)
+    seeds = keys + np.array([0, 7, count - 1, 2**24 - 1], np.uint64)
+    found = draw_by_a_program(seeds, count, "orthogonal", tmp_path / "directions.pte")
+    np.testing.assert_array_equal(found, directions(seeds, count, "orthogonal"))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ from phones import (
 from starts import start_for
 from typer.testing import CliRunner
 
+from samara.client.personal.components import train_for_a_round
+from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.devices.phone.commands import app
@@ -84,6 +86,8 @@ def made(
             "threads": 1,
             "out": str(programs / "run"),
         } | {f"adapter.{key.replace('_', '-')}": value for key, value in adapter.items()}
+        if settings.get("adapter.distribution") == "orthogonal":
+            settings["differences"] = "components"
         if settings.get("adapter.start") == "random":
             own = {key: value for key, value in settings.items() if key != "adapter.start"}
             settings["adapter.start"] = start_for(own, programs)
@@ -145,6 +149,34 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
         expected = take_local_steps(runtime, data, instruction, state)
         assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
+
+
+@pytest.mark.parametrize(
+    "delegate", ["torch", pytest.param("portable", marks=pytest.mark.exhaustive)]
+)
+def test_a_phone_reports_the_components_of_an_ordinary_client(pair: Any, delegate: str) -> None:
+    runtime, data, phone = pair(delegate=delegate, adapter={"distribution": "orthogonal"})
+    assert phone.layout.hash == runtime.layout.hash
+    state, learner = state_of(runtime), RuntimeLearner(runtime, data)
+    for batch in (1000, 5):
+        instruction = instruction_with(
+            layout_hash=runtime.layout.hash,
+            steps=1,
+            queries=19,
+            batch=batch,
+            seed_policy=SeedPolicy.SHARED,
+            learning_rate=2.0,
+            differences="components",
+        )
+        expected = train_for_a_round(learner, instruction, state, None)
+        found = train_for_a_round(phone, instruction, state, None)
+        assert (found.token, found.examples) == (expected.token, expected.examples)
+        assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
+        np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-5)
+        coefficients = quantize(instruction.coefficients(expected.gradients[0].astype(float)))
+        groups = [(instruction.seeds(0)[0], block) for block in coefficients]
+        step = calls_of(phone).begin_step(state, summed(groups))
+        np.testing.assert_array_equal(step.state, replay(state, groups, "orthogonal"))
 
 
 @pytest.mark.parametrize(
