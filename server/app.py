@@ -146,6 +146,8 @@ def serve(
             strategy.assign_clients(grid)
         _run(strategy, grid, config)
         result = _result(config, run_id, layout, roster, strategy.events())
+        if keys:
+            result["names"] = _names_of(roster, keys)
         result |= {"wall_seconds": time.monotonic() - started, **known}
         for meter in meters:
             result |= meter.finish_run(result["rounds"])
@@ -244,7 +246,9 @@ def _await_layout(
     end = time.monotonic() + config.cohort.timeout
     next_log, logged = 0.0, -1
     while True:
-        connected = len(grid.connected_nodes())
+        nodes = grid.connected_nodes()
+        connected = len(nodes)
+        roster.forget_absent(nodes)  # a client that was refused may come back with other settings
         quorum.is_late = time.monotonic() > end
         if connected >= wanted or (connected and quorum.is_late):
             roster.request_hellos(grid, config.cohort.timeout)
@@ -316,6 +320,12 @@ def _result(
         "bytes_down": sum(event["bytes_down"] for event in events),
         "peak_memory_bytes": peak_memory_bytes(),
     }
+
+
+def _names_of(roster: Roster, keys: ClientKeys) -> dict[str, str]:
+    """Return the names under which clients were invited, by client index."""
+    named = {entry.client: keys.name_of(entry.client) for entry in roster.entries.values()}
+    return {str(client): name for client, name in sorted(named.items()) if name}
 
 
 def _versions() -> dict[str, str]:

@@ -74,17 +74,24 @@ def up(
 
     from samara.server.live.certificates import check_certificates
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-    from samara.server.live.live_config import read_live_config, write_scenario
-    from samara.server.live.run_display import RunDisplay
+    from samara.server.live.live_config import (
+        describe_early_start,
+        read_live_config,
+        write_scenario,
+    )
+    from samara.server.live.run_display import WARNING_STYLE, RunDisplay
     from samara.server.live.run_lock import check_not_moved, check_not_served
     from samara.server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from samara.server.live.superlink import max_reply_bytes
     from samara.server.live.superlink_process import SuperLinkProcess
     from samara.server.watch.dashboard import Dashboard
+    from samara.shared.addresses import check_host
     from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
     from samara.shared.files import make_private_folder
     from samara.shared.run_settings import check_settings
 
+    for name in names or []:
+        check_host(name, "--name")
     run = run.resolve()
     check_not_moved(run)
     check_not_served(run)
@@ -114,6 +121,8 @@ def up(
         if tls:
             display.show(f"clients verify this server with {tls.authority}")
             display.show(f"its certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}")
+        if warning := describe_early_start(config):
+            display.show(warning, WARNING_STYLE)
         is_finished = serve_run(config, superlink, client_keys, display, renewal)
     end = "finished" if is_finished else "stopped; the same command resumes it"
     display.show_end(f"{run}: {end}")
@@ -176,8 +185,8 @@ def _show_clients(run: Path, console: "Console") -> None:
     console.print(make_status_table(run_status))
     for number, client in run_status.clients.items():
         if client.last_failure:
-            name = f" ({client.name})" if client.name else ""
-            console.print(f"client {number}{name}, {client.last_failure}", markup=False)
+            name = f"{client.name} ({number})" if client.name else f"client {number}"
+            console.print(f"{name}, {client.last_failure}", markup=False)
     for line in (run_status.waits_for, run_status.describe_server()):
         if line:
             console.print(line, markup=False, soft_wrap=True)

@@ -1,10 +1,12 @@
 """Addresses of servers, as the commands take them."""
 
 import re
+from ipaddress import ip_address
 
 from samara.shared.errors import ConfigError
 
 _ORIGIN = re.compile(r"(https://[a-z0-9.-]+|http://(localhost|127\.0\.0\.1))(:\d{1,5})?/?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
@@ -20,8 +22,26 @@ def parse_address(address: str, option: str = "--superlink") -> tuple[str, int]:
     """
     match = _ADDRESS.fullmatch(address)
     if not match or not 0 < int(match[2]) < 2**16:
-        raise ConfigError(f"{option} {address}: write it as host:port, e.g. example.org:8000")
+        raise ConfigError(
+            f"{option} {address}: write it as host:port, e.g. example.org:8000; ports end at 65535"
+        )
     return match[1].strip("[]"), int(match[2])
+
+
+def check_host(name: str, option: str) -> None:
+    """Check that a name of a server is a host name, or an address of IPv4 or IPv6.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    try:
+        ip_address(name)
+    except ValueError:
+        if not _HOST.fullmatch(name):
+            raise ConfigError(
+                f"{option} {name}: is no host name; write it without scheme, port and blanks, e.g. "
+                "server.example, and one with other letters than ASCII's in its xn-- form"
+            ) from None
 
 
 def parse_origin(text: str, option: str) -> str:

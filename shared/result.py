@@ -237,8 +237,8 @@ class RunResult(_ResultPart):
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
     names: dict[Count, str] = {}
-    """The users whose data simulated clients have; empty where they are none's. Live clients' names
-    stay with the keys of the server that knows them."""
+    """The users whose data simulated clients have, or the names of live clients' invitations, which
+    their server alone knows; empty where there are none."""
     shared_texts: SharedTexts | None = None
     """Test examples whose text another client trains on; None in a live run, where nobody knows."""
 

@@ -74,7 +74,10 @@ class SignedScenario:
             raise ScenarioError(f"a signed scenario has at most {MAX_SCENARIO_BYTES} bytes")
         lines = data.split(b"\n")
         if len(lines) != _LINES + 1 or lines.pop():
-            raise ScenarioError("not a signed scenario: it does not have three lines")
+            raise ScenarioError(
+                "not a signed scenario: it does not have three lines; `samara server sign` makes "
+                "one of a scenario"
+            )
         header, settings, files = map(_read_object, lines)
         if header.get(_FORMAT) != _VERSION:
             raise ScenarioError("not a signed scenario of this version of Samara")

@@ -171,13 +171,20 @@ class FinishedRun:
             raise LedgerError(f"{file}: {error}") from error
 
     def _personal_ledger(self, client: int) -> Path:
-        clients = self.config.data.clients
-        if not 0 <= client < clients:
-            raise LedgerError(f"client {client} does not exist: there are {clients}")
+        known, simulated = self.result.clients, self.config.data.clients
+        if client not in known:
+            raise LedgerError(f"client {client} does not exist: there are {len(known)}")
         path = personal_ledger(
             client_folder(self.config, bytes.fromhex(self.result.run_id), client)
         )
         if not path.exists():
+            if client >= simulated:  # a live client's index, made of its key
+                name = self.result.name_of(client)
+                raise LedgerError(
+                    f"{self.folder}: the private rounds of {name} are on its device alone: there, "
+                    f"`samara client ask` and `samara client export` use them with --name {name}; "
+                    "leave the client out for the global model"
+                )
             raise LedgerError(
                 f"{path}: client {client} has no private rounds here; set personal.rounds, or "
                 "leave the client out for the global model"

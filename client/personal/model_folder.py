@@ -20,6 +20,7 @@ from samara.shared.model.peft import WEIGHTS_FILE, write_peft_adapter
 from samara.shared.sections import EMBEDDED_MODEL, ModelAndTask
 from samara.shared.tasks.catalog import load_task
 
+_OTHER = "name another folder"
 LeftOut = dict[str, list[float]]
 """Trained numbers that no file has a place for, by the name of their tensor."""
 
@@ -65,7 +66,7 @@ class TrainedModel:
                 files.append(WEIGHTS_FILE)
             return self._write_rest(base, folder, files, merged=False)
         except OSError as error:
-            raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+            raise SamaraError(f"{folder}: cannot be written: {error.strerror}; {_OTHER}") from error
 
     def write_merged(self, folder: Path) -> LeftOut:
         """Write a whole model, which `from_pretrained` loads, with the adapter in its weights.
@@ -89,7 +90,7 @@ class TrainedModel:
             export_model(base, folder)
             return self._write_rest(base, folder, [], merged=True)
         except OSError as error:
-            raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+            raise SamaraError(f"{folder}: cannot be written: {error.strerror}; {_OTHER}") from error
 
     def _check(self, base: BaseModel) -> None:
         if base.model_id != self.model_id:
@@ -143,7 +144,7 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
         sync_folder(folder.parent)
         return left_out
     except OSError as error:
-        raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise SamaraError(f"{folder}: cannot be written: {error.strerror}; {_OTHER}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

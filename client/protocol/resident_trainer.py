@@ -401,7 +401,11 @@ def _read_server_config(settings: bytes) -> RunConfig:
         raise CodeError(
             f"run config: this version of Samara does not know {named}; install that of the server"
         )
-    config = RunConfig.of(values, "run config")
+    try:
+        config = RunConfig.of(values, "run config")
+    except ConfigError as error:
+        later = "where the server is of a later version, install that"
+        raise ConfigError(f"{error}\n  {later}") from error
     published_blobs(config)
     return config
 

@@ -25,7 +25,8 @@ def address_of(socket: Path) -> str:
     path = str(socket.absolute())
     if len(path.encode()) > MAX_SOCKET_BYTES:
         raise TrainerError(
-            f"{path}: a socket's path may have {MAX_SOCKET_BYTES} bytes; use a shorter folder"
+            f"{path}: the path of a socket may have {MAX_SOCKET_BYTES} bytes, and this one has "
+            f"{len(path.encode())}; give a client a shorter --home"
         )
     return f"unix:{path}"
 

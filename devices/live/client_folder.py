@@ -18,6 +18,8 @@ TRAINER_LOCK = "trainer.lock"
 """Name of the lock file of the client's trainer."""
 MOVED_FILE = "moved.json"
 """Name of the file that a client leaves in its folder when it moves to another device."""
+JOINED_FILE = "joined.json"
+"""Name of the file that a client has when it has joined a run by an invitation."""
 MESSAGES_FILE = "up.log"
 """Name of the file with what the client's processes print while its dashboard is drawn."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -76,6 +78,12 @@ def check_was_started(folder: Path) -> None:
         DeviceError: if there is none of its settings.
     """
     if not (folder / SETTINGS_FILE).is_file():
+        if (folder / JOINED_FILE).is_file():
+            raise DeviceError(
+                f"{folder}: this client has joined a run and was never started; the command is the "
+                "last line of `samara client join`: `samara client up` with --model, --data and "
+                "--task"
+            )
         raise DeviceError(
             f"{folder}: no client was started here; check --name or --home, or run `samara client "
             "up` once"

@@ -19,6 +19,7 @@ from samara.client.protocol.scenario_folder import describe_scenarios
 from samara.client.protocol.session_store import decode_session
 from samara.client.protocol.work_costs import WorkCost, WorkCosts
 from samara.client.training.growing_data import DataFacts, GrowingData
+from samara.devices.live.kept_checks import describe_checks
 from samara.devices.live.pause_log import Pause, read_pauses
 from samara.devices.live.server_contact import describe_contact
 from samara.devices.live.settings import ClientSettings
@@ -26,6 +27,7 @@ from samara.shared.errors import CatchUpError, SamaraError, TrainerError
 from samara.shared.scalar_ratio import ScalarCount
 from samara.shared.tasks.catalog import load_task
 
+NOT_RUNNING = "not running"
 _PATIENCE_SECONDS = 2.0
 
 
@@ -63,6 +65,7 @@ class ClientStatus:
         trainer: state of its trainer, in words.
         wire: what brings the server's messages, and from where, in words.
         server: sentence on a server that is silent or has finished its run; otherwise empty.
+        checks: lines on the last preflight: how many checks passed, and each that did not.
         model_in_use: sentence on the model in use; empty if there is no personal one.
         runs: progress in its runs, the latest last.
         personal: rows of `describe_personalizations`.
@@ -81,6 +84,7 @@ class ClientStatus:
     trainer: str
     wire: str
     server: str
+    checks: tuple[str, ...]
     model_in_use: str
     runs: tuple[RunProgress, ...]
     personal: tuple[tuple[str, ...], ...]
@@ -125,6 +129,7 @@ class StatusReader:
             _describe_trainer(settings),
             _describe_wire(settings),
             describe_contact(folder),
+            tuple(describe_checks(folder)),
             describe_model_in_use(folder),
             self._read_runs(),
             tuple(describe_personalizations(folder)),
@@ -217,7 +222,7 @@ def _position_and_digest(session: Path) -> tuple[int, str] | None:
 
 def _describe_trainer(settings: ClientSettings) -> str:
     if not _is_listened_on(settings.socket):
-        return "not running"
+        return NOT_RUNNING
     try:
         with RemoteTrainer(str(settings.socket), _PATIENCE_SECONDS) as trainer:
             status = trainer.status()

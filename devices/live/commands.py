@@ -139,12 +139,13 @@ def join(
     """
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.join import join_run
+    from samara.devices.live.start_command import describe_start
     from samara.shared.invitation import InvitationCode
 
     folder = client_folder(name, home)
-    print("\n".join(join_run(address, InvitationCode.parse(code), folder)))
-    at = f" --home {folder}" if home else ""
-    print(f"next: samara client up --name {name}{at} --model MODEL --data DATA --task TASK")
+    joined = join_run(address, InvitationCode.parse(code), folder)
+    at = folder if home else None
+    print("\n".join([*joined.lines, *describe_start(name, at, joined.names)]))
 
 
 @app.command()

@@ -8,6 +8,8 @@ CLIENT/joined.json    addresses of the server and of that gateway; written last
 """
 
 import http.client
+import json
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +17,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.client.protocol.trainer_socket import address_of
 from samara.devices.live.certificate_errors import explain_certificate_error
-from samara.devices.live.client_folder import UP_LOCK, check_is_no_phones, check_not_moved
+from samara.devices.live.client_folder import (
+    JOINED_FILE,
+    SOCKET,
+    UP_LOCK,
+    check_is_no_phones,
+    check_not_moved,
+)
 from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from samara.devices.live.local_trainer import ANOTHER_SERVES
 from samara.devices.live.processes import exclusive_lock
@@ -41,7 +50,9 @@ AUTHORITY_FILE = "ca.pem"
 """Name of the file with the server's authority in the folder of a client that has joined."""
 GATEWAY_AUTHORITY_FILE = "gateway.pem"
 """Name of the file with the gateway's authority there."""
-JOINED_FILE = "joined.json"
+_NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+"""A name that a server may put into a command for the owner: no path from the root, no option."""
+_LONGEST_NAME = 128
 JoinedPlace = Literal["superlink", "gateway"]
 """The side that a client has joined: the server for a board, a gateway for a phone, or for both."""
 _SECONDS = 20.0
@@ -101,7 +112,20 @@ class JoinedServer(NamedTuple):
     gateway_authority: Path
 
 
-def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
+class Joined(NamedTuple):
+    """The result of joining a run.
+
+    Attributes:
+        lines: sentences about the client for its owner.
+        names: what the server calls the run's ``task`` and ``model``; a name is missing where it
+            does not say, or says something that is none.
+    """
+
+    lines: list[str]
+    names: Mapping[str, str]
+
+
+def join_run(address: str, code: InvitationCode, folder: Path) -> Joined:
     """Register this device's own key at a server, and keep what the invitation lets it trust.
 
     The same call goes on after an interruption at any point, with the same key.
@@ -112,13 +136,14 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
         folder: folder of the client; made if it is missing.
 
     Returns:
-        Sentences about the client for its owner.
+        What its owner is told.
 
     Raises:
         SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
             refuses.
     """
     parse_address(address, "the server's address")
+    address_of(folder / SOCKET)  # the key that is made here is for this folder
     check_is_no_phones(folder)
     with locked_folder(folder, UP_LOCK, ANOTHER_SERVES):
         check_not_moved(folder)
@@ -128,7 +153,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
             raise InvitationError(
                 "the invitation is a phone's; use `samara phone join`, as its line says"
             )
-        lines = register(address, code, welcome, folder)
+        joined = register(address, code, welcome, folder)
         write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
         places: dict[JoinedPlace, str] = {"superlink": address}
         if board := welcome.board:
@@ -136,7 +161,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> list[str]:
             write_durably(folder / GATEWAY_AUTHORITY_FILE, board.gateway_authority.encode())
             places["gateway"] = board.gateway
         JoinedFile(folder, "superlink").write(places)
-    return lines
+    return joined
 
 
 def read_joined_server(folder: Path) -> JoinedServer | None:
@@ -185,7 +210,7 @@ def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
     return Welcome.decode(body, code.trusted)
 
 
-def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path) -> list[str]:
+def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path) -> Joined:
     """Register the key in a client's folder, and keep the operator's scenario.
 
     Args:
@@ -195,7 +220,7 @@ def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path)
         folder: folder of the client, with its key.
 
     Returns:
-        Sentences about the client for its owner.
+        What its owner is told.
 
     Raises:
         SamaraError: if the scenario is not sound, the server is not verified, or it refuses.
@@ -203,18 +228,21 @@ def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path)
     """
     key = folder / OWN_KEY_FILE
     scenario = SignedScenario.decode(welcome.scenario.encode()) if welcome.scenario else None
-    _send_key(address, code, welcome.authority, key)
+    names = _send_key(address, code, welcome.authority, key)
     by_gateway = welcome.phone or welcome.board
     way = f", by {by_gateway.gateway}" if by_gateway else ""
     lines = [f"client {read_client_index(key)} of {address}{way}"]
     if scenario:
         ScenarioFolder(folder).add(scenario)
         lines += scenario.describe()
-    return lines
+    return Joined(lines, names)
 
 
-def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> None:
+def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> dict[str, str]:
     """Send the public key to the server that the authority of the invitation verifies.
+
+    Returns:
+        What the server calls the run's task and model.
 
     Raises:
         InvitationError: if the server is not verified, or refuses.
@@ -222,9 +250,25 @@ def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> 
     signing = SigningKey(key)
     signature = signing.sign(join_proof(code.secret))
     request = JoinRequest(code.secret, signing.public, signature)
-    status, _ = _request(address, invited_context(authority), "POST", JOIN_PATH, request.encode())
+    context = invited_context(authority)
+    status, answer = _request(address, context, "POST", JOIN_PATH, request.encode())
     if status != 200:
         raise InvitationError(_reason(status, key))
+    return _read_names(answer)
+
+
+def _read_names(answer: bytes) -> dict[str, str]:
+    """Return the names of task and model in a server's answer. Pure."""
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        return {}
+    names = {key: said.get(key) for key in ("task", "model")} if isinstance(said, dict) else {}
+    return {
+        key: name
+        for key, name in names.items()
+        if isinstance(name, str) and len(name) <= _LONGEST_NAME and _NAMES.fullmatch(name)
+    }
 
 
 def _request(

@@ -25,6 +25,7 @@ from samara.devices.live.admission_check import ask_admission
 from samara.devices.live.board_checks import check_board, name_missing_kernels
 from samara.devices.live.certificate_errors import explain_certificate_error
 from samara.devices.live.gateway_check import GATEWAY, check_gateways
+from samara.devices.live.kept_checks import keep_checks
 from samara.devices.live.memory_check import default_profile, expected_footprint, free_on
 from samara.devices.live.processes import status_of_rejection
 from samara.devices.live.server_contact import note_answer, note_silence
@@ -312,21 +313,25 @@ def main() -> None:
     """
     try:
         settings = ClientSettings.read(Path(sys.argv[1]))
-        failed = False
+        failed, checks = False, list[CheckResult]()
         for check in run_checks(settings):
             print(check, flush=True)
+            checks.append(check)
             if check.subject in (_SUPERLINK, GATEWAY) and check.outcome is Outcome.FAIL:
                 note_silence(settings.folder, settings.server, check.finding)
             elif check.subject in (_SUPERLINK, GATEWAY):
                 note_answer(settings.folder)
             failed = failed or check.outcome is Outcome.FAIL
         code = None if failed or settings.wire == "stream" else ask_admission(settings)
+        if code is not None:
+            checks.append(CheckResult(Outcome.WARN, "admission", describe_rejection(code)))
+        keep_checks(settings.folder, checks)
     except SamaraError as error:
         sys.exit(f"samara: {error}")
     if code in (RejectionCode.REVOKED, RejectionCode.FINISHED):
         sys.exit(status_of_rejection(code))
     if code is not None:
-        print(CheckResult(Outcome.WARN, "admission", describe_rejection(code)), flush=True)
+        print(checks[-1], flush=True)
     sys.exit(failed)
 
 

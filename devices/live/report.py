@@ -21,7 +21,7 @@ import psutil
 from samara.devices.jetson import telemetry
 from samara.devices.jetson.nvpmodel import read_power_mode
 from samara.devices.live.client_folder import MESSAGES_FILE
-from samara.devices.live.client_status import ClientStatus, StatusReader
+from samara.devices.live.client_status import NOT_RUNNING, ClientStatus, StatusReader
 from samara.devices.live.known_messages import hide_insertions
 from samara.devices.live.limits import DeviceLimits
 from samara.devices.live.settings import ClientSettings
@@ -119,7 +119,7 @@ def _describe_status(folder: Path) -> dict[str, Any]:
     except SamaraError as error:
         return {"problem": _hidden(str(error))}
     return {
-        "trainer": status.trainer if status.trainer == "not running" else "running",
+        "trainer": status.trainer if status.trainer == NOT_RUNNING else "running",
         "examples": _count_examples(status),
         "problem": _hidden(status.problem),
         "runs": [

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from samara.client.protocol.work_costs import WorkCost
 from samara.client.training.growing_data import DataFacts
-from samara.devices.live.client_status import ClientStatus, RunProgress
+from samara.devices.live.client_status import NOT_RUNNING, ClientStatus, RunProgress
 from samara.devices.live.pause_log import Pause
 from samara.shared.tasks.sources import SPLITS
 
@@ -26,9 +26,11 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
         messages: its latest messages, shown after the first line.
     """
     first = f"{status.name}: client {status.client}, {status.trainer}"
-    lines = [first, status.wire, status.server, status.model_in_use]
+    lines = [first, _describe_connection(status), *status.checks, status.model_in_use]
     parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
-    if status.runs:
+    if not status.runs:
+        parts += _texts(["no run yet: it begins when the server first asks this client"])
+    else:
         parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]
     if status.personal:
         parts += [_personal_table(status.personal)]
@@ -48,6 +50,13 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
     parts += _texts([limit, status.privacy, *status.scenarios])
     parts += _texts([SHARES_ENERGY if status.shares_energy else ""])
     return Group(*parts)
+
+
+def _describe_connection(status: ClientStatus) -> str:
+    """Return how the client is connected, and what is wrong with the connection."""
+    if status.server or status.trainer == NOT_RUNNING:
+        return ": ".join(filter(None, (status.wire, status.server)))
+    return f"{status.wire}, which answers"
 
 
 def _runs_table(runs: Iterable[RunProgress]) -> Table:

@@ -23,9 +23,13 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
     if key is None:
         raise SamaraError("--cert needs --key, the certificate's private key")
     tls = TlsFiles(certificate.resolve(), key.resolve(), (authority or certificate).resolve())
-    for file in (tls.certificate, tls.key, tls.authority):
+    given = {"--cert": tls.certificate, "--key": tls.key, "--ca": tls.authority}
+    for option, file in given.items():
         if not file.is_file():
-            raise SamaraError(f"{file}: no such file")
+            raise SamaraError(
+                f"{option} {file}: no such file; correct the path, or leave --cert, --key and --ca "
+                "out, and the run makes its own"
+            )
     if "127.0.0.1" not in certificate_names(tls.certificate):
         raise SamaraError(
             f"{certificate}: is not for 127.0.0.1, by which the server's own processes connect to "

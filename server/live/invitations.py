@@ -10,11 +10,13 @@ answer.
 
 import json
 import secrets
+import tomllib
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.live_config import SCENARIO_FILE
 from samara.shared.blob_store import blob_hash
 from samara.shared.errors import SamaraError
 from samara.shared.files import copy_durably, make_private_folder, write_durably
@@ -25,7 +27,9 @@ from samara.shared.invitation import (
     PhoneWelcome,
     Welcome,
 )
+from samara.shared.sections import EMBEDDED_MODEL
 from samara.shared.signed_scenario import read_scenario
+from samara.shared.tasks.sources import is_hub_name
 
 INVITATIONS_FOLDER = "invitations"
 PROGRAMS_FOLDER = "programs"
@@ -189,7 +193,7 @@ class Invitations:
 
     def __init__(self, run: Path) -> None:
         self._folder, self._keys = run / INVITATIONS_FOLDER, ClientKeys(run / KEYS_FOLDER)
-        self._programs = run / PROGRAMS_FOLDER
+        self._programs, self._scenario = run / PROGRAMS_FOLDER, run / SCENARIO_FILE
 
     def welcome(self, identifier: str) -> bytes:
         """Return what the device of an invitation is to trust, encoded.
@@ -252,6 +256,20 @@ class Invitations:
         except OSError as error:
             raise JoinError(503, "the key of %s cannot be written: %s", name, str(error)) from error
         return name
+
+    def names(self) -> dict[str, str]:
+        """Return what the run's ``task`` and ``model`` are called, for the command of a device.
+
+        Of paths on this machine a device learns the name of a task file alone.
+        """
+        try:
+            settings = tomllib.loads(self._scenario.read_text(encoding="utf-8"))
+            task, model = str(settings["task"]), str(settings["model"]["path"])
+        except (OSError, ValueError, LookupError, TypeError):  # only a help to the device's owner
+            return {}
+        is_local = not is_hub_name(model) or Path(model).exists()
+        named = {"task": Path(task).name}
+        return named if is_local and model != EMBEDDED_MODEL else named | {"model": model}
 
     def _find(self, identifier: str) -> _Invitation:
         invitation = _read(_file(self._folder, identifier))

@@ -93,7 +93,7 @@ class JoinFilter:
         except InvitationError as error:
             raise JoinError(400, "%s", str(error)) from error
         log.warning("%s has joined as %s by its invitation", host, name)
-        return json.dumps({"name": name}).encode()
+        return json.dumps({"name": name, **invitations.names()}).encode()
 
     def _all_invitations(self) -> Invitations:
         if self._invitations is None:

@@ -40,6 +40,18 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
     return config
 
 
+def describe_early_start(config: RunConfig) -> str:
+    """Return a warning if a run begins with fewer clients than a round needs; empty otherwise."""
+    cohort = config.cohort
+    if cohort.minimum <= cohort.available:
+        return ""
+    return (
+        f"the run begins with {cohort.available} clients (cohort.available), and a round changes "
+        f"nothing with fewer than {cohort.minimum} reports (cohort.minimum); set cohort.available "
+        f"to {cohort.minimum}"
+    )
+
+
 def write_scenario(run: Path, config: RunConfig) -> None:
     """Write the settings of a run to its folder, so that it is served there without another file.
 

@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.run_status import name_clients
 from samara.server.live.server_log import LOG_FILE
 from samara.server.store import METRICS_FILE
 from samara.shared.events import EventFollower
@@ -20,11 +22,11 @@ from samara.shared.result import RESULT_FILE
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
 _CLIENTS_SHOWN = 50
-_WARNING_STYLE = "yellow"
+WARNING_STYLE = "yellow"
 
 
 class RunDisplay:
-    """A context manager that shows the new events and log lines of a run.
+    """A context manager that shows the new events and log lines of a run, with clients' names.
 
     Args:
         run: folder of the run.
@@ -42,6 +44,7 @@ class RunDisplay:
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
         self._last_reports: dict[int, int] = {}  # round by client index
+        self._keys = ClientKeys(run / KEYS_FOLDER)
         self._live = Live(console=console, auto_refresh=False) if is_live else None
 
     def __enter__(self) -> Self:
@@ -64,7 +67,7 @@ class RunDisplay:
         if self._live:
             self._lines.append(Text(text, style))
         elif self._as_json:
-            level = "warning" if style == _WARNING_STYLE else "info"
+            level = "warning" if style == WARNING_STYLE else "info"
             self._print_json({"level": level, "message": text})
         else:
             self._console.print(Text(text, style), soft_wrap=True)
@@ -91,17 +94,18 @@ class RunDisplay:
             for client in event.get("clients", {}):
                 self._last_reports[int(client)] = event["round"]
             if self._as_json:
-                self._print_json({"level": "info", "message": _round_line(event)} | event)
+                self._print_json({"level": "info", "message": self._round_line(event)} | event)
             elif not self._live:
-                self.show(_round_line(event))
+                self.show(self._round_line(event))
         for line in self._log.read_new():
             if line.get("event") == "round":
                 continue
             if self._as_json:
                 self._print_json(line)
             else:
-                style = _WARNING_STYLE if line.get("level") in ("warning", "error") else ""
-                self.show(str(line.get("message", "")), style)
+                style = WARNING_STYLE if line.get("level") in ("warning", "error") else ""
+                names = {key.client: key.name for key in self._keys.read_all()}
+                self.show(name_clients(str(line.get("message", "")), names), style)
         if self._live:
             self._live.update(self._tables(), refresh=True)
 
@@ -135,23 +139,26 @@ class RunDisplay:
             )
         longest_ago = sorted(self._last_reports.items(), key=lambda report: report[1])
         shown = sorted(longest_ago[:_CLIENTS_SHOWN])
-        reports = "  ".join(f"{client}: {round_}" for client, round_ in shown)
+        reports = "  ".join(f"{self._name_of(client)}: {round_}" for client, round_ in shown)
         each = "each client" if len(shown) == len(longest_ago) else f"the {len(shown)} longest ago"
         clients = Text(f"last report of {each}, by round: {reports or 'none yet'}", "dim")
         return Group(rounds, clients, *self._lines)
 
+    def _name_of(self, client: int) -> str:
+        """Return the name of a client's key; without one its index."""
+        return self._keys.name_of(client) or str(client)
 
-def _round_line(event: dict[str, Any]) -> str:
-    """Return the event of a round as a line of text."""
-    loss = event.get("loss")
-    loss_text = f"loss {loss:.4f}, " if loss is not None else ""
-    reporting = sorted(event["clients"], key=int)
-    clients = ",".join(reporting[:_CLIENTS_SHOWN])
-    if len(reporting) > _CLIENTS_SHOWN:
-        clients += f" and {len(reporting) - _CLIENTS_SHOWN} more"
-    return (
-        f"round {event['round']}: {loss_text}{event['reports']} reports from "
-        f"{clients or 'no client'}, {len(event['refused'])} refused, "
-        f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down, "
-        f"digest {event['digest'][:16]}" + (f", {event['problem']}" if event["problem"] else "")
-    )
+    def _round_line(self, event: dict[str, Any]) -> str:
+        """Return the event of a round as a line of text."""
+        loss = event.get("loss")
+        loss_text = f"loss {loss:.4f}, " if loss is not None else ""
+        reporting = sorted(map(int, event["clients"]))
+        clients = ",".join(map(self._name_of, reporting[:_CLIENTS_SHOWN]))
+        if len(reporting) > _CLIENTS_SHOWN:
+            clients += f" and {len(reporting) - _CLIENTS_SHOWN} more"
+        return (
+            f"round {event['round']}: {loss_text}{event['reports']} reports from "
+            f"{clients or 'no client'}, {len(event['refused'])} refused, "
+            f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down, "
+            f"digest {event['digest'][:16]}" + (f", {event['problem']}" if event["problem"] else "")
+        )

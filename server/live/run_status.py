@@ -163,11 +163,16 @@ class Message:
 
     def with_names(self, names: Mapping[int, str]) -> "Message":
         """Return it with the names of clients in place of their indices."""
+        return replace(self, text=name_clients(self.text, names))
 
-        def name(found: re.Match[str]) -> str:
-            return f"client {names.get(int(found[1]), found[1])}"
 
-        return replace(self, text=_CLIENT.sub(name, self.text))
+def name_clients(text: str, names: Mapping[int, str]) -> str:
+    """Return a line with the names of clients in place of their indices. Pure."""
+
+    def name(found: re.Match[str]) -> str:
+        return f"client {names.get(int(found[1]), found[1])}"
+
+    return _CLIENT.sub(name, text)
 
 
 @dataclass

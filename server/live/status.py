@@ -50,7 +50,10 @@ class StatusReader:
         ledger = ledger_of(run)
         has_begun, keys = ledger.is_dir(), self._keys.read_all()
         if not (has_begun or keys or (run / LOG_FILE).exists()):
-            raise SamaraError(f"{run}: there is no run: no ledger, no server's log and no keys")
+            raise SamaraError(
+                f"{run}: there is no run: no ledger, no server's log and no keys; name the folder "
+                "that `samara server up --run` or `samara simulate --out` was given"
+            )
         if has_begun:
             self._read_last_record(ledger)
         for event in self._events.read_new():

@@ -21,7 +21,9 @@ def make_status_table(status: RunStatus) -> Table:
     if shares_cost:
         table.add_column("a round costs its device")
     for number, client in status.clients.items():
-        name = " ".join(word for word in (str(number), client.name, client.state) if word)
+        name = f"{client.name} ({number})" if client.name else str(number)
+        if client.state:
+            name += f" {client.state}"
         last = (
             f"{client.last_round}, {client.last_report_time[5:16].replace('T', ' ')}"
             if client.last_round

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,9 +158,14 @@ class SuperLinkProcess:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
+            is_of_others = isinstance(error, socket.gaierror) or error.errno == EADDRNOTAVAIL
+            remedy = (
+                "give an address of this machine as --host, or leave it out to listen on all"
+                if is_of_others
+                else "end the process that listens there, or give another --port or --host"
+            )
             raise SamaraError(
-                f"{self._host}:{self._port}: cannot be listened on: {error.strerror}; end the "
-                "process that listens there, or give another --port or --host"
+                f"{self._host}:{self._port}: cannot be listened on: {error.strerror}; {remedy}"
             ) from error
 
     def missing_process(self) -> str:

@@ -145,7 +145,7 @@ class Roster:
             timeout: most seconds to wait.
         """
         nodes = _connected_nodes(grid)
-        self._discard_old_entries(nodes)
+        self.forget_absent(nodes)
         for node, public_key in nodes.items():
             if error := self._key_refusal(public_key):
                 self._refuse(node, error)
@@ -211,7 +211,7 @@ class Roster:
         """Return why a client may no longer take part; empty if it may."""
         return str(self._key_refusal(entry.public_key) or "")
 
-    def _discard_old_entries(self, nodes: Mapping[int, bytes]) -> None:
+    def forget_absent(self, nodes: Mapping[int, bytes]) -> None:
         """Discard what belongs to nodes that are not connected, and refusals that are over.
 
         A client may come back as a refused node once its old node is gone, so that then no

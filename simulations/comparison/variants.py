@@ -54,8 +54,9 @@ class Run:
         }
         if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
-                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data, so "
-                "it cannot be checked that other runs used the same data; run it again"
+                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data, which "
+                "live clients keep to themselves, so it cannot be checked that other runs used the "
+                "same data; compare it alone, or simulate it again"
             )
         return fingerprints
 
@@ -237,7 +238,8 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     known = {key: None for run in runs for key in run.result.config if _makes_a_variant(key)}
     if drawn:
         known.pop(DATA_SEED, None)
-    _check_data(runs, drawn)
+    if len(runs) > 1:
+        _check_data(runs, drawn)
     groups: dict[str, list[Run]] = {}
     for run in runs:
         config = run.result.config

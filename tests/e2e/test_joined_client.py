@@ -1,6 +1,7 @@
 """A device joins a live server by the line of its invitation, and takes part with what it got."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,11 @@ def test_a_client_that_joined_by_one_line_takes_part(
         line = samara(folder, "server", *asked, "--scenario", str(signed)).splitlines()[0]
         home = ["--home", str(live.home("kitchen"))]
         words = shlex.split(line)[1:]
-        assert "signed by operator" in samara(folder, *words, *home)
-        live.start("kitchen", ["client", "up", "--name", "kitchen", *home, "--set", "threads=1"])
+        joined = samara(folder, *words, *home)
+        assert "signed by operator" in joined
+        program, *start = shlex.split(joined.splitlines()[-1])
+        assert program == "samara"
+        live.start("kitchen", [*start, "--set", "threads=1"])
         server = live.server
         assert server is not None
         live.wait(lambda: server.poll() is not None, "the end of the run")
@@ -53,3 +57,8 @@ def test_a_client_that_joined_by_one_line_takes_part(
         assert "has joined as kitchen" in Path(live.run / "log.jsonl").read_text()
         result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
         assert [event["reports"] for event in result["rounds"]] == [1]
+        assert list(result["names"].values()) == ["kitchen"]
+        assert "1 reports from kitchen," in live.said()
+        status = samara(folder, "client", "status", *home)
+        assert re.search(r"preflight of .* UTC: \d+ of \d+ checks passed", status)
+        assert samara(folder, "compare", str(live.run))

@@ -67,6 +67,40 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert not OUTSIDE.search(text), page
 
 
+WANTED = {
+    "compare methods on my CSV": "samara compare runs/",
+    "train three Jetsons": "devices/jetson/install.sh",
+    "join my phone": "samara server invite anna",
+    "use my model in Ollama": "ollama create",
+    "reproduce P-RGE's table": "python -m benchmarks.papers",
+}
+"""What people come for, and what stands on the page that tells how."""
+ROW = """[...document.querySelectorAll("td")].find((cell) => cell.textContent === WANT)
+  .parentElement.querySelectorAll("a")"""
+
+
+@pytest.mark.parametrize("want", WANTED)
+def test_what_people_come_for_is_two_clicks_from_the_start(
+    want: str, site: Path, tmp_path: Path
+) -> None:
+    row = ROW.replace("WANT", json.dumps(want))
+    with driven(chromium(), tmp_path) as tab:
+        tab.open((site / "index.html").as_uri())
+        tab.until("document.readyState === 'complete'")
+        count = tab.run(f"({row}).length")
+        found = []
+        for number in range(count):
+            tab.open((site / "index.html").as_uri())
+            tab.until("document.readyState === 'complete' && document.title.includes('Samara')")
+            tab.run(f"({row})[{number}].click()")
+            tab.until("!location.pathname.endsWith('index.html')")
+            tab.until("document.readyState === 'complete'")
+            target = "decodeURIComponent(location.hash.slice(1))"
+            assert tab.run(f"!location.hash || document.getElementById({target}) !== null")
+            found.append(str(tab.run("document.querySelector('article').textContent")))
+    assert any(WANTED[want] in text for text in found)
+
+
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
     with serve_folder(site) as found:

@@ -1,12 +1,14 @@
 """What commands say of folders that are files, full disks, open keys and taken ports."""
 
 import errno
+import re
 import socket
 from pathlib import Path
 
 import pytest
 import typer
 from federations import config_of
+from typer.testing import CliRunner
 
 from samara.command import app, run
 from samara.devices.live.preflight import Outcome, check_key
@@ -14,7 +16,8 @@ from samara.server.app import clients_to_await
 from samara.server.live.keys import ClientKeys
 from samara.server.live.superlink_process import SuperLinkProcess
 from samara.server.store import METRICS_FILE
-from samara.shared.errors import SamaraError
+from samara.shared.addresses import check_host
+from samara.shared.errors import ConfigError, SamaraError
 
 
 def said_by(
@@ -99,10 +102,31 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
     assert not (tmp_path / "flower" / "superlink.log").exists()
 
 
-def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    superlink = SuperLinkProcess(tmp_path / "flower", "192.0.2.1", 8000, None, 100)
-    with pytest.raises(SamaraError, match=r"192\.0\.2\.1:8000: cannot be listened on"):
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_another_machine_is_refused(host: str, tmp_path: Path) -> None:
+    superlink = SuperLinkProcess(tmp_path / "flower", host, 8000, None, 100)
+    message = rf"{re.escape(host)}:8000: cannot be listened on: .*an address of this machine"
+    with pytest.raises(SamaraError, match=message):
         superlink.start()
+
+
+@pytest.mark.parametrize(
+    "name", ["https://server.example", "server:8000", "my server", "", "-x", "münchen.example"]
+)
+def test_a_name_that_is_none_is_refused_before_a_certificate_is_made(
+    name: str, tmp_path: Path
+) -> None:
+    command = ["server", "up", "--run", str(tmp_path / "run"), f"--name={name}"]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, ConfigError)
+    assert "--name" in str(result.exception)
+    assert "e.g. server.example" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["server.example", "192.0.2.7", "2001:db8::7", "my_host", "a"])
+def test_host_names_and_addresses_are_names(name: str) -> None:
+    check_host(name, "--name")
 
 
 def test_a_run_that_goes_on_waits_for_no_revoked_client(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Hellos of a hostile client, which no run must begin with, end with, or be locked by."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,25 @@ class InterruptedGrid(InProcessGrid):
         if messages[0].metadata.group_id == "2":
             raise InterruptedError
         return super().push_messages(messages)
+
+
+class ReturningGrid(HostileGrid):
+    """A grid whose clients send hellos that are refused, leave, and come back with sound ones."""
+
+    has_answered = False
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = super().get_node_ids()
+        assert self._looks < 60, "the clients are not asked again"
+        if self.has_answered and self._changes:
+            self._changes = {}
+            return []
+        return nodes
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        for reply in super().pull_messages(message_ids):
+            self.has_answered = True
+            yield reply
 
 
 def config_of(out: Path, **changes: Any) -> RunConfig:
@@ -106,3 +125,11 @@ def test_the_size_of_a_layout_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("samara.server.transport.quorum.MOST_ELEMENTS", LAYOUT.size - 1)
     with pytest.raises(SamaraError, match=r"2000 trained numbers, over 1999"):
         serve(config, HostileGrid(config, {}))
+
+
+def test_clients_that_come_back_after_a_refusal_are_asked_again_at_once(tmp_path: Path) -> None:
+    """Also before the run has begun, while fewer are connected than it waits for."""
+    config = config_of(tmp_path / "run")
+    refused = dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"])
+    run = serve(config, ReturningGrid(config, refused), patient=True)
+    assert contributors(run) == [[0, 1, 2, 3]] * 2

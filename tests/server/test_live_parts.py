@@ -22,8 +22,9 @@ from rich.console import Console
 
 from samara.server.live.bundle import build_bundle
 from samara.server.live.certificates import check_certificates
-from samara.server.live.keys import ClientKeys
+from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.run_display import RunDisplay
+from samara.server.live.server_log import LOG_FILE
 from samara.server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from samara.server.rounds.planner import ClientHealth
 from samara.server.store import METRICS_FILE
@@ -210,7 +211,7 @@ def test_an_operators_certificate_needs_its_key_and_the_loopback_address(tmp_pat
     tls = make_certificates(tmp_path, [])
     with pytest.raises(SamaraError, match="--cert needs --key"):
         check_certificates(tls.certificate, None, None)
-    with pytest.raises(SamaraError, match="no such file"):
+    with pytest.raises(SamaraError, match=r"^--key .*none: no such file; .* leave --cert"):
         check_certificates(tls.certificate, tmp_path / "none", None)
     with pytest.raises(SamaraError, match=r"is not for 127\.0\.0\.1"):
         check_certificates(tls.authority, tls.key, None)
@@ -375,3 +376,29 @@ def test_the_display_sorts_clients_by_number(tmp_path: Path, is_terminal: bool) 
         display.refresh()
     expected = "2: 3  10: 3  100: 3" if is_terminal else "3 reports from 2,10,100,"
     assert expected in output.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_display_names_clients_as_they_were_invited(tmp_path: Path, is_terminal: bool) -> None:
+    output, keys = io.StringIO(), ClientKeys(tmp_path / KEYS_FOLDER)
+    keys.create("anna")
+    anna = keys.read_all()[0].client
+    with RunDisplay(tmp_path, Console(file=output, force_terminal=is_terminal)) as display:
+        event = {
+            "event": "round",
+            "round": 3,
+            "reports": 2,
+            "clients": {str(anna): {}, "2": {}},
+            "refused": {},
+            "bytes_up": 1,
+            "bytes_down": 1,
+            "digest": "ab" * 32,
+            "problem": "",
+        }
+        append_event(tmp_path / METRICS_FILE, event)
+        append_event(tmp_path / LOG_FILE, {"message": f"client {anna} is away"})
+        display.refresh()
+    shown = output.getvalue()
+    assert ("anna: 3" if is_terminal else "reports from 2,anna,") in shown
+    assert "client anna is away" in shown
+    assert str(anna) not in shown

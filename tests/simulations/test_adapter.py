@@ -14,7 +14,8 @@ from samara.client.training.model_runtime import load_run
 from samara.shared.errors import DataError, LedgerError, SamaraError
 from samara.shared.frames.instructions import Split
 from samara.shared.label_scores import cross_entropy
-from samara.simulations.adapter import FinishedRun, diff, export_ledger
+from samara.shared.result import RESULT_FILE
+from samara.simulations.adapter import FinishedRun, client_of, diff, export_ledger
 from samara.simulations.client_curves import write_curves
 from samara.simulations.quick_look import quick_look
 from samara.simulations.simulate import simulate
@@ -166,3 +167,18 @@ def test_every_client_has_its_curves(folder: Path) -> None:
 def test_an_unfinished_run_has_no_models(tmp_path: Path) -> None:
     with pytest.raises(SamaraError, match="has the run ended"):
         diff(tmp_path, 0, 1)
+
+
+def test_private_rounds_of_a_live_client_are_looked_for_on_its_device(
+    folder: Path, tmp_path: Path
+) -> None:
+    live = shutil.copytree(folder, tmp_path / "live")
+    result = json.loads((live / RESULT_FILE).read_text())
+    result["clients"] = {"77": result["clients"]["1"]}
+    result["names"] = {"77": "anna"}
+    (live / RESULT_FILE).write_text(json.dumps(result))
+    message = "the private rounds of anna are on its device alone: there, `samara client ask`"
+    with pytest.raises(LedgerError, match=message):
+        export_ledger(live, client_of(live, "anna"), tmp_path / "out")
+    with pytest.raises(LedgerError, match="client 1 does not exist: there are 1"):
+        export_ledger(live, 1, tmp_path / "out")

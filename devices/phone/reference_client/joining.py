@@ -81,7 +81,7 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
                 "the invitation is not a phone's; use `samara client join`, as its line says"
             )
         parse_address(phone.gateway, "the gateway's address")
-        lines = register(address, code, welcome, home)
+        lines = register(address, code, welcome, home).lines
         source = _Source(address, welcome.authority, code.identifier)
         _download(source, program, phone.program, MAX_PROGRAM_BYTES)
         _download(source, manifest_file(program), phone.manifest, MAX_MANIFEST_BYTES)

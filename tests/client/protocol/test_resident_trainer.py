@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -213,6 +214,7 @@ def test_unsound_settings_from_the_server_are_refused(
                 refusal = Refusal.decode(remote.answer(hello_task(json.dumps(sent).encode())).frame)
             assert (refusal.client, refusal.code) == (7, code)
             assert f"client 7 refuses: run config: {message}" in caplog.text
+            assert re.search("install that( of the server)?$", caplog.text, re.MULTILINE)
             caplog.clear()
         with RemoteTrainer(str(short / "t.sock")) as remote:
             refusal = Refusal.decode(remote.answer(hello_task(b"[")).frame)

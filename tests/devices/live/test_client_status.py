@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from samara.devices.live.client_folder import MESSAGES_FILE
 from samara.devices.live.client_status import ClientStatus, StatusReader
 from samara.devices.live.commands import app as client_app
 from samara.devices.live.dashboard import last_lines
+from samara.devices.live.kept_checks import CHECKS_FILE, keep_checks
 from samara.devices.live.pause_log import PauseLog
 from samara.devices.live.status_display import SHARES_ENERGY, render_status
 from samara.server.app import serve
+from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.result import read_result
 
 
@@ -49,6 +52,8 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
     reader = StatusReader(folder)
     before = reader.read()
     assert (before.trainer, before.runs, before.pauses) == ("not running", (), ())
+    assert "no run yet: it begins when the server first asks" in shown(before)
+    assert "answers" not in shown(before)
     assert before.examples is not None
     trainer, day = resident(settings, 7, folder), iter([100.0, 160.0, 300.0])
     joules = iter(range(10**9))
@@ -103,6 +108,28 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
     assert SHARES_ENERGY in shown(StatusReader(folder).read())
     audit = CliRunner().invoke(client_app, ["audit", "--home", str(folder)])
     assert SHARES_ENERGY in " ".join(audit.output.split())
+
+
+def test_the_status_says_what_the_preflight_said(
+    settings: Settings, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = short / "kitchen"
+    folder.mkdir(mode=0o700)
+    device_settings(settings, 7, folder).write()
+    assert StatusReader(folder).read().checks == ()
+    checks = [
+        CheckResult(Outcome.PASS, "disk", "room enough"),
+        CheckResult(Outcome.FAIL, "clock", "an hour behind", "set it"),
+    ]
+    keep_checks(folder, checks)
+    text = shown(StatusReader(folder).read())
+    assert re.search(r"preflight of 20.* UTC: 1 of 2 checks passed\n", text)
+    assert "fail  clock         an hour behind" in text
+    assert "→ set it" in text
+    assert "room enough" not in text
+    (folder / CHECKS_FILE).write_text("{}")
+    assert StatusReader(folder).read().checks == ()
+    assert "what the preflight said is left out" in caplog.text
 
 
 def test_a_pause_log_stays_short_and_readable(

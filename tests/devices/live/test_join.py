@@ -1,6 +1,8 @@
 """A device joins a run by one line over TLS; whoever has no valid code, or is between, does not."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,16 +19,23 @@ from invitations import access_to, authority_of, invite, names, new_run, post, r
 from typer.testing import CliRunner
 
 from samara.command import app as samara
-from samara.devices.live.client_folder import UP_LOCK
-from samara.devices.live.join import AUTHORITY_FILE, JOINED_FILE, join_run, read_joined_server
+from samara.devices.live.client_folder import JOINED_FILE, UP_LOCK
+from samara.devices.live.join import AUTHORITY_FILE, _read_names, join_run, read_joined_server
 from samara.devices.live.keys import OWN_KEY_FILE, read_client_index
 from samara.server.commands import app as server_commands
 from samara.server.live.invitations import INVITATIONS_FOLDER, Invitations, invite_client
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.live_config import SCENARIO_FILE
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.live.server_port import note_port
 from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from samara.shared.errors import DeviceError, InvitationError, SamaraError, ScenarioError
+from samara.shared.errors import (
+    DeviceError,
+    InvitationError,
+    SamaraError,
+    ScenarioError,
+    TrainerError,
+)
 from samara.shared.invitation import (
     MAX_WELCOME_BYTES,
     InvitationCode,
@@ -89,6 +98,71 @@ def test_a_device_joins_by_one_line_and_its_key_stays_there(
     assert not any(secret_line in file.read_text() for file in run.rglob("*") if file.is_file())
     assert home.stat().st_mode & 0o077 == 0
     assert (run / INVITATIONS_FOLDER).stat().st_mode & 0o077 == 0
+
+
+def served_as(run: Path, scenario: str) -> None:
+    (run / SCENARIO_FILE).write_text(scenario)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "what", "command"),
+    [
+        ("", "DATA: your examples", "--model MODEL --data DATA --task TASK"),
+        ('task = "messages"\n[model]\npath = "embedded"', "client ", ""),
+        (
+            'task = "sst2"\n[model]\npath = "owner/model"',
+            "DATA: your examples",
+            "--model owner/model --data DATA --task sst2",
+        ),
+        (
+            'task = "/home/op/films/task.toml"\n[model]\npath = "/home/op/model"',
+            "TASK: the operator's task file task.toml",
+            "--model MODEL --data DATA --task TASK",
+        ),
+    ],
+)
+def test_joining_ends_with_the_command_that_starts_the_client(
+    scenario: str, what: str, command: str, run: Path, address: str, tmp_path: Path
+) -> None:
+    """All that the server can know of it is filled in, and no path of the operator's is told."""
+    if scenario:
+        served_as(run, scenario)
+    home = tmp_path / "my device"
+    arguments = ["client", "join", address, str(invite(run)), "--name", "kitchen"]
+    joined = CliRunner().invoke(samara, [*arguments, "--home", str(home)])
+    *_, before, last = joined.output.splitlines()
+    assert what in before
+    assert last == f"samara client up --name kitchen --home '{home}' {command}".rstrip()
+    assert "/home/op" not in joined.output
+
+
+@pytest.mark.parametrize("name", ["-x", "a; rm b", "$(b)", "/etc/task", "a/b/c", "", "x" * 129, 7])
+def test_a_server_puts_nothing_but_names_into_the_command(name: Any) -> None:
+    assert _read_names(json.dumps({"task": name, "model": "owner/model"}).encode()) == {
+        "model": "owner/model"
+    }
+    assert _read_names(b"[]") == _read_names(b"\xff") == {}
+
+
+def test_a_client_that_joined_and_was_not_started_is_told_what_starts_it(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    join_run(address, invite(run), tmp_path / "home")
+    status = ["client", "status", "--home", str(tmp_path / "home")]
+    shown = CliRunner().invoke(samara, status)
+    assert re.search(
+        "has joined a run and was never started.*`samara client up`", str(shown.exception)
+    )
+
+
+def test_a_folder_too_long_for_a_socket_is_refused_before_a_key_is_made(
+    run: Path, address: str, tmp_path: Path
+) -> None:
+    home = tmp_path / ("long" * 30)
+    with pytest.raises(TrainerError, match=r"may have 107 bytes.*give a client a shorter --home"):
+        join_run(address, invite(run), home)
+    assert not home.exists()
+    assert names(run) == []
 
 
 def test_client_up_takes_server_key_and_authority_from_the_folder(tmp_path: Path) -> None:

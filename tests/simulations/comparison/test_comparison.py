@@ -210,6 +210,20 @@ def test_other_data_split_or_model_is_refused(
         compare(result_of(), other)
 
 
+def test_a_live_run_whose_clients_tell_nothing_of_their_data_is_compared_alone(
+    compare: Compare,
+) -> None:
+    live = result_of()
+    for own in live["clients"].values():
+        del own["fingerprints"]
+    live["names"] = {"3": "anna"}
+    comparison = compare(live)
+    assert comparison.answer()
+    assert comparison.client_name(3) == "anna"
+    with pytest.raises(SamaraError, match=r"keep to themselves, .* compare it alone"):
+        compare(live, result_of(seed=1))
+
+
 def test_the_same_run_twice_is_refused(compare: Compare) -> None:
     with pytest.raises(SamaraError, match=r"the same run as .*; name it once"):
         compare(result_of(), result_of())

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from samara.command import app as samara
 from samara.devices.live import join as board
+from samara.devices.live.client_folder import JOINED_FILE
 from samara.devices.live.gateway_stream import attach
-from samara.devices.live.join import JOINED_FILE
 from samara.devices.live.keys import OWN_KEY_FILE
 from samara.devices.phone import gateway_admission as gateway_module
 from samara.devices.phone.admitted_keys import AdmittedKeys
