@@ -15,7 +15,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,18 @@ from benchmarks.papers.table import PaperTable, Prediction, Row, read_table, tab
 from samara.client.tuning.methods import FIRST_ORDER
 from samara.client.tuning.run import read_result, tune
 from samara.client.tuning.settings import TuneSettings
-from samara.devices.hardware.estimate import estimate_step
+from samara.devices.hardware.estimate import StepEstimate, estimate_step
+from samara.devices.hardware.full_parameter_estimate import (
+    FullParameterEstimate,
+    FullParameterWorkload,
+    estimate_full_parameters,
+)
 from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.offload_estimate import (
+    FirstOrderEstimate,
+    FirstOrderWorkload,
+    estimate_first_order,
+)
 from samara.devices.hardware.profile import load_device
 from samara.devices.hardware.roofline import Workload
 from samara.shared.errors import ConfigError, ModelError, SamaraError, TaskError
@@ -110,16 +121,46 @@ def _measure_cell(
     found.setdefault(row.name, {}).setdefault(task, []).append(figures)
 
 
-def predicted(prediction: Prediction, table: PaperTable) -> list[float]:
-    """The prediction for every column, in the unit of its quantity."""
-    shape, device = model_shape(prediction.model), load_device(prediction.device)
-    values = []
-    for column in table.columns:
-        work = Workload(**prediction.work | {table.vary: column})
-        estimate = estimate_step(shape, device, work)
-        seconds, peak = estimate.time.total, estimate.memory.total
-        values.append(seconds if prediction.quantity == "seconds" else peak / 1e9)
-    return values
+def predicted(prediction: Prediction, table: PaperTable) -> list[tuple[float, bool]]:
+    """The prediction for every column, in the unit of its quantity, and whether the step fits."""
+    return [_predict(prediction, table.vary, column) for column in table.columns]
+
+
+def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[float, bool]:
+    # The papers go beyond the positions of the released models.
+    shape = model_shape(prediction.model.format(str(column).lower()))
+    shape, device = replace(shape, context=None), load_device(prediction.device)
+    work = prediction.work | ({} if vary == "model" else {vary: column})
+    estimate: StepEstimate | FullParameterEstimate | FirstOrderEstimate
+    if prediction.step == "adapters":
+        estimate = estimate_step(shape, device, Workload(**work))
+        seconds = estimate.time.total
+    elif prediction.step == "all-parameters":
+        estimate = estimate_full_parameters(shape, device, FullParameterWorkload(**work))
+        seconds = estimate.time.total
+    else:
+        estimate = estimate_first_order(shape, device, FirstOrderWorkload(**work))
+        seconds = estimate.seconds
+    tokens = estimate.work.batch * estimate.work.sequence
+    peak = estimate.memory.total / 2**20
+    values = {"seconds": seconds, "tokens/s": tokens / seconds, "MiB": peak, "GiB": peak / 2**10}
+    return values[prediction.quantity], estimate.fits
+
+
+def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
+    """Each prediction with its error; a star where the model was fitted to the cell."""
+    assert row.predict is not None
+    quantity = row.predict.quantity
+    for (value, fits), paper, column in zip(
+        predicted(row.predict, table), row.paper, table.columns, strict=True
+    ):
+        digits = 2 if quantity == "seconds" else 1 if quantity == "GiB" or value < 100 else 0
+        text = f"{value:,.{digits}f}"
+        if isinstance(paper, str):
+            yield text if fits else "does not fit"
+        else:
+            star = "*" if column in row.predict.fitted else ""
+            yield f"{text} ({value / paper - 1:+.0%}){star}"
 
 
 def shown(table: PaperTable, found: Found) -> Table:
@@ -136,8 +177,7 @@ def shown(table: PaperTable, found: Found) -> Table:
         if row.missing:
             view.add_row(f"  not run: {row.missing}", style="dim")
         elif row.predict is not None:
-            cells = (f"{value:.2f}" for value in predicted(row.predict, table))
-            view.add_row("  predicted", *cells, style="cyan")
+            view.add_row("  predicted", *_predicted_cells(row, table), style="cyan")
         elif row.name in found:
             own = [found[row.name].get(str(column), []) for column in table.columns]
             view.add_row("  here", *map(_mean_metric, own), style="bold")
@@ -164,6 +204,8 @@ def _mean_losses(cell: Sequence[Figures]) -> str:
 def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
     """Sentences that say what differs from the paper."""
     lines = [f"The paper has {table.model}."]
+    if any(row.predict and row.predict.fitted for row in table.rows):
+        lines.append("* a cell that the model of time and memory was fitted to")
     if arguments.model:
         lines.append(
             f"Here: {'/'.join(Path(arguments.model).parts[-2:])}, {arguments.steps:,} zeroth-order "

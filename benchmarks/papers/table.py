@@ -20,19 +20,25 @@ class _Part(BaseModel):
 
 
 class Prediction(_Part):
-    """A question to the time and memory model (`samara.devices.hardware.estimate`).
+    """A question to the time and memory model (`samara.devices.hardware`).
 
     Attributes:
-        quantity: seconds of a step, or GB at its peak.
-        model: name of a shape, or a model folder.
+        step: P-RGE on adapters, zeroth order on all parameters, or first order.
+        quantity: seconds of a step, its tokens per second, or its peak in MiB or GiB, which
+            nvidia-smi and the papers call MB and GB.
+        model: name of a shape, where ``{}`` is the column; or a model folder.
         device: name of a profile.
-        work: fields of `samara.devices.hardware.roofline.Workload`.
+        work: fields of the step's workload: `roofline.Workload`,
+            `full_parameter_estimate.FullParameterWorkload`, `offload_estimate.FirstOrderWorkload`.
+        fitted: columns whose number a constant of the model, or of the profile, was fitted to.
     """
 
-    quantity: Literal["seconds", "GB"] = "seconds"
+    step: Literal["adapters", "all-parameters", "first-order"] = "adapters"
+    quantity: Literal["seconds", "tokens/s", "MiB", "GiB"] = "seconds"
     model: str
     device: str
     work: dict[str, Any] = Field(default_factory=dict)
+    fitted: list[str | int] = Field(default_factory=list)
 
 
 class Row(_Part):
@@ -68,7 +74,8 @@ class PaperTable(_Part):
         model: what the paper trained or timed.
         differs: sentences that say what differs here, besides model, steps and data.
         columns: tasks of `samara tune`; or, with `vary`, values of a field of the predicted step.
-        vary: the field of the predicted step that columns are values of; empty for tasks.
+        vary: the field of the predicted step that columns are values of, or ``model``; empty for
+            tasks.
         benchmark: module, with its options, that measures the table's rows on a small model.
         rows: rows in the paper's order.
     """
