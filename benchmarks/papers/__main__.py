@@ -114,7 +114,7 @@ def check(table: PaperTable, arguments: argparse.Namespace) -> None:
 
 
 def departures(row: Row, task: str, arguments: argparse.Namespace) -> str:
-    """What a row does otherwise than the paper on a task, of what the paper says; or nothing."""
+    """Return what a row does otherwise than the paper on a task, of what the paper says."""
     _, hyperparameters = row.on(task)
     if hyperparameters is None:
         return ""

@@ -45,7 +45,7 @@ class Prediction(_Part):
 
 
 class Hyperparameters(_Part):
-    """What a paper trained rows with.
+    """The settings and the grid that a paper trained rows with.
 
     Attributes:
         source: paper and table.
@@ -78,7 +78,7 @@ class Hyperparameters(_Part):
 
 
 class OnTask(_Part):
-    """What a row has on one task and not on the others.
+    """The settings of a row on one task, where they are others.
 
     Attributes:
         settings: settings of `samara tune`, beside the row's.
