@@ -58,7 +58,7 @@ class Hyperparameters(_Part):
     source: str
     settings: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-    together: list[dict[str, Any]] = Field(default_factory=lambda: [{}])
+    together: list[dict[str, Any]] = Field(default_factory=lambda: [dict[str, Any]()])
     tasks: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
 
     def trials(self, task: str) -> list[dict[str, Any]]:
