@@ -12,8 +12,11 @@ from samara.devices.run_command import run
 from samara.shared.command_group import command_group
 
 if TYPE_CHECKING:
+    from samara.devices.estimate_settings import StepSettings
     from samara.devices.hardware.estimate import StepEstimate
+    from samara.devices.hardware.model_shape import ModelShape
     from samara.devices.hardware.offload_estimate import FirstOrderMethod
+    from samara.devices.hardware.profile import DeviceProfile, Stream
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, where no bytes are set."""
@@ -35,6 +38,7 @@ class Optimizer(StrEnum):
     """The way in which the model is trained."""
 
     PRGE = "prge"
+    MEZO = "mezo"
     FO_ADAM = "fo-adam"
     LORA = "lora"
     ZERO_OFFLOAD = "zero-offload"
@@ -51,7 +55,7 @@ def estimate(
         str, typer.Option(help="Profile: a name that --list shows, or a file; laptop.")
     ] = "laptop",
     model: Annotated[
-        str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
+        str, typer.Option(help="llama2-7b, opt-13b, …, or a config.json or its folder.")
     ] = "",
     data: Annotated[
         str, typer.Option(help="With SCENARIO: data whose examples and tokens are counted.")
@@ -60,7 +64,7 @@ def estimate(
         str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
     ] = "",
     optimizer: Annotated[
-        Optimizer, typer.Option(help="prge, or first order: all on the device, or offloaded.")
+        Optimizer, typer.Option(help="prge, mezo on all parameters, or first order.")
     ] = Optimizer.PRGE,
     quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
@@ -85,7 +89,7 @@ def estimate(
     from json import dumps
 
     from samara.devices.estimate_settings import StepSettings
-    from samara.devices.estimate_tables import print_first_order, print_step
+    from samara.devices.estimate_tables import print_step
     from samara.devices.hardware.estimate import estimate_readout, estimate_step
     from samara.devices.hardware.model_shape import model_shape
     from samara.devices.hardware.profile import load_device
@@ -104,40 +108,19 @@ def estimate(
         missing = f"{option}: give the SCENARIO" if target or data else "--model is missing"
         raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
     given = StepSettings.of(dict(map(parse_assignment, settings or [])), "device estimate")
-    if given.model.stream == "host":
-        raise ConfigError(
-            "model.stream=host: the processors of a profiled device share one memory, so it saves "
-            "nothing over off; choose off or disk"
-        )
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
+    if given.model.stream == "host" and profile.host is None:
+        raise ConfigError(
+            f"model.stream=host: the processors of {profile.name} share one memory, so it saves "
+            "nothing over off; choose off or disk"
+        )
     shape = model_shape(model)
+    if optimizer is Optimizer.MEZO:
+        _estimate_full_parameters(shape, profile, given, quantization, seq, batch, json)
+        return
     if optimizer is not Optimizer.PRGE:
-        from samara.devices.hardware.offload_estimate import (
-            FirstOrderWorkload,
-            estimate_first_order,
-        )
-
-        foreign = given.readout_labels or given.model.stream != "off"
-        if foreign or quantization.value not in ("fp16", "fp32"):
-            raise ConfigError(
-                f"--optimizer {optimizer.value}: trains the model's own weights in fp16 or fp32, "
-                "in memory; leave out readout-labels and model.stream, and choose --quantization "
-                "fp16 or fp32"
-            )
-        first_order = FirstOrderWorkload(
-            method=cast("FirstOrderMethod", optimizer.value),
-            sequence=seq,
-            batch=batch,
-            precision="fp16" if quantization is Quantization.FP16 else "fp32",
-            subspace=given.lsp.subspace_size,
-            nonzeros=given.lsp.nonzeros,
-            rank=given.adapter.rank,
-            layerwise=given.offload.schedule == "layer-wise",
-            checkpointing=given.offload.checkpointing == "on",
-        )
-        predicted = estimate_first_order(shape, profile, first_order)
-        typer.echo(dumps(predicted.as_json())) if json else print_first_order(predicted)
+        _estimate_first_order(shape, profile, given, optimizer, quantization, seq, batch, json)
         return
     work = Workload(
         sequence=seq,
@@ -149,7 +132,7 @@ def estimate(
         top=given.adapter.top,
         rank=given.adapter.rank,
         supervised=given.supervised,
-        stream="disk" if given.model.stream == "disk" else "off",
+        stream=_first_stream(given),
     )
 
     def predict(work: Workload) -> "StepEstimate":
@@ -159,12 +142,100 @@ def estimate(
         return estimate_step(shape, profile, work)
 
     result = predict(work)
-    if given.model.stream == "auto" and not result.fits:
-        result = predict(replace(work, stream="disk"))
-    if json:
-        typer.echo(dumps(result.as_json()))
-    else:
-        print_step(result)
+    for stream in _other_streams(given, profile):
+        if not result.fits:
+            result = predict(replace(work, stream=stream))
+    typer.echo(dumps(result.as_json())) if json else print_step(result)
+
+
+def _estimate_full_parameters(
+    shape: "ModelShape",
+    profile: "DeviceProfile",
+    given: "StepSettings",
+    quantization: Quantization,
+    sequence: int,
+    batch: int,
+    json: bool,
+) -> None:
+    """Print the estimate of a zeroth-order step on all parameters."""
+    from dataclasses import replace
+    from json import dumps
+
+    from samara.devices.estimate_tables import print_full_parameters
+    from samara.devices.hardware.full_parameter_estimate import (
+        FullParameterWorkload,
+        estimate_full_parameters,
+    )
+    from samara.shared.errors import ConfigError
+
+    if given.readout_labels or quantization.value not in ("fp16", "fp32"):
+        raise ConfigError(
+            "--optimizer mezo: trains the model's own weights in fp16 or fp32; leave out "
+            "readout-labels, and choose --quantization fp16 or fp32"
+        )
+    work = FullParameterWorkload(
+        sequence=sequence,
+        batch=batch,
+        queries=given.queries,
+        precision="fp16" if quantization is Quantization.FP16 else "fp32",
+        stream=_first_stream(given),
+        in_place=given.in_place,
+    )
+    result = estimate_full_parameters(shape, profile, work)
+    for stream in _other_streams(given, profile):
+        if not result.fits:
+            result = estimate_full_parameters(shape, profile, replace(work, stream=stream))
+    typer.echo(dumps(result.as_json())) if json else print_full_parameters(result)
+
+
+def _estimate_first_order(
+    shape: "ModelShape",
+    profile: "DeviceProfile",
+    given: "StepSettings",
+    optimizer: Optimizer,
+    quantization: Quantization,
+    sequence: int,
+    batch: int,
+    json: bool,
+) -> None:
+    """Print the estimate of a first-order step."""
+    from json import dumps
+
+    from samara.devices.estimate_tables import print_first_order
+    from samara.devices.hardware.offload_estimate import FirstOrderWorkload, estimate_first_order
+    from samara.shared.errors import ConfigError
+
+    foreign = given.readout_labels or given.model.stream != "off"
+    if foreign or quantization.value not in ("fp16", "fp32"):
+        raise ConfigError(
+            f"--optimizer {optimizer.value}: trains the model's own weights in fp16 or fp32, "
+            "in memory; leave out readout-labels and model.stream, and choose --quantization "
+            "fp16 or fp32"
+        )
+    first_order = FirstOrderWorkload(
+        method=cast("FirstOrderMethod", optimizer.value),
+        sequence=sequence,
+        batch=batch,
+        precision="fp16" if quantization is Quantization.FP16 else "fp32",
+        subspace=given.lsp.subspace_size,
+        nonzeros=given.lsp.nonzeros,
+        rank=given.adapter.rank,
+        layerwise=given.offload.schedule == "layer-wise",
+        checkpointing=given.offload.checkpointing == "on",
+    )
+    predicted = estimate_first_order(shape, profile, first_order)
+    typer.echo(dumps(predicted.as_json())) if json else print_first_order(predicted)
+
+
+def _first_stream(given: "StepSettings") -> "Stream":
+    """Return where the blocks are first taken to be: with `auto` on the device."""
+    return "off" if given.model.stream == "auto" else given.model.stream
+
+
+def _other_streams(given: "StepSettings", profile: "DeviceProfile") -> "list[Stream]":
+    """Return where `auto` stores blocks that do not fit the device, the fastest first."""
+    others: list[Stream] = ["host", "disk"] if given.model.stream == "auto" else []
+    return [stream for stream in others if profile.has_stream(stream)]
 
 
 def _show_profiles() -> None:

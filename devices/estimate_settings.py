@@ -41,7 +41,9 @@ class ModelOfStep(Section):
     """The storage of the model."""
 
     stream: Literal["off", "auto", "host", "disk"] = setting(
-        "off", "`disk` reads the blocks in every step, `auto` only if they do not fit"
+        "off",
+        "`host` and `disk` read the blocks in every step, from the memory beside an accelerator's "
+        "own or from disk; `auto` only if they do not fit",
     )
 
 
@@ -58,6 +60,9 @@ class StepSettings(Settings):
     supervised: int = setting(0, "supervised positions of an example; 0 is all", ge=0)
     readout_labels: int = setting(
         0, "labels of a readout on so many kept examples as `--batch` says; 0 is adapters", ge=0
+    )
+    in_place: bool = setting(
+        False, "of `--optimizer mezo`: the parameters are perturbed, and no copy in float32"
     )
     adapter: AdapterOfStep = setting(AdapterOfStep(), "Adapters")
     lsp: LspOfStep = setting(LspOfStep(), "LSP-Offload")

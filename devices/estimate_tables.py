@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from samara.devices.hardware.estimate import StepEstimate
+from samara.devices.hardware.full_parameter_estimate import FullParameterEstimate
 from samara.devices.hardware.offload_estimate import FirstOrderEstimate
 
 _STAGES = {
@@ -78,4 +79,33 @@ def print_first_order(result: FirstOrderEstimate) -> None:
         console.print(
             f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; "
             f"what would fit: {'; or '.join(result.remedies) or 'none of the methods'}"
+        )
+
+
+def print_full_parameters(result: FullParameterEstimate) -> None:
+    """Print the parts of a zeroth-order step on all parameters, and whether it fits."""
+    work = result.work
+    where = {"off": "in memory", "host": "streamed from the host", "disk": "streamed from disk"}
+    table = Table(title=f"A step of {result.model} {where[work.stream]} on {result.device}")
+    for column in ("part", "seconds", "part ", "MiB"):
+        table.add_column(column, justify="left" if column.startswith("part") else "right")
+    times = [(name, f"{value:.3f}") for name, value in asdict(result.time).items()]
+    sizes = [(name, f"{value / 2**20:,.0f}") for name, value in asdict(result.memory).items()]
+    for (time, seconds), (part, size) in zip_longest(times, sizes, fillvalue=("", "")):
+        table.add_row(time, seconds, part, size)
+    table.add_section()
+    peak = f"{result.memory.total / 2**20:,.0f}"
+    table.add_row("total", f"{result.time.total:.3f}", "peak", peak)
+    console = Console()
+    console.print(table)
+    console.print(f"{result.tokens_per_second:,.0f} tokens/s")
+    if result.stored_bytes:
+        console.print(f"streamed blocks take {result.stored_bytes / 2**20:,.0f} MiB")
+    if result.fits:
+        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are on the device")
+    else:
+        remedies = "; or ".join(result.remedies) or "none of this command's options"
+        console.print(
+            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; options that "
+            f"make it fit: {remedies}"
         )

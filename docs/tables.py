@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from methods_column import with_places
 from supported_features import find_supported
 
 from samara.client.tuning.settings import TuneSettings
@@ -35,6 +36,7 @@ from samara.shared.settings import Section, Setting, describe, fixed_in
 ROOT = Path(__file__).resolve().parents[1]
 
 DOCS = ROOT / "docs"
+METHODS = DOCS / "reference/methods.md"
 PAGE = ROOT / "devices/phone/web/src/term-settings.ts"
 LINK = re.compile(r"\]\(([\w/-]+\.md)")
 BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
@@ -241,6 +243,7 @@ def outdated() -> dict[Path, str]:
         )
         for page, text in pages.items()
     }
+    made[METHODS] = with_places(made[METHODS])
     project = ROOT / "pyproject.toml"
     pages[project] = project.read_text(encoding="utf-8")
     made[project] = with_config(pages[project])

@@ -63,6 +63,22 @@ class Confusion:
         values = [f1 for f1 in map(self.f1, range(len(self.counts))) if not math.isnan(f1)]
         return float(np.mean(values)) if values else math.nan
 
+    @property
+    def matthews(self) -> float:
+        """Matthews' correlation of labels and predictions, from −1 to 1; NaN without examples.
+
+        It is 0 where all labels or all predictions are one. For more than two labels it is R_K of
+        Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient"
+        (2004).
+        """
+        if not self.examples:
+            return math.nan
+        true, predicted = self.counts.sum(axis=1), self.counts.sum(axis=0)
+        square = self.examples**2
+        spread = (square - int(true @ true)) * (square - int(predicted @ predicted))
+        shared = int(self.counts.trace()) * self.examples - int(true @ predicted)
+        return shared / math.sqrt(spread) if spread else 0.0
+
     def f1(self, label: int) -> float:
         """Return a label's F1, 2·hits / (times true + times predicted); NaN if it is neither."""
         occurrences = int(self.counts[label].sum() + self.counts[:, label].sum())

@@ -15,7 +15,8 @@ from samara.client.offload.iteration_time import (
     layerwise_iteration,
     zero_offload_iteration,
 )
-from samara.devices.hardware.model_shape import BUILT_IN, Linear, ModelShape, llama_shape
+from samara.devices.hardware.built_in_shapes import BUILT_IN
+from samara.devices.hardware.model_shape import Linear, ModelShape, llama_shape
 from samara.devices.hardware.offload_estimate import (
     STATES,
     FirstOrderMethod,
@@ -57,7 +58,8 @@ def gpt2_shape(name: str, layers: int, hidden: int) -> ModelShape:
     )
     vocabulary, context = 50_257, 1_024
     other = (vocabulary + context) * hidden + layers * 13 * hidden + 2 * hidden
-    return ModelShape(name, (block,) * layers, hidden, hidden, vocabulary, other, context)
+    heads = hidden // 64
+    return ModelShape(name, (block,) * layers, hidden, heads, hidden, vocabulary, other, context)
 
 
 def roberta_base_shape() -> ModelShape:
@@ -66,7 +68,7 @@ def roberta_base_shape() -> ModelShape:
     wide = Linear(768, 3_072, adapted=False, positionwise=True)
     block = (*(hidden,) * 4, wide, Linear(3_072, 768, adapted=False, positionwise=True))
     other = (50_265 + 514 + 1) * 768 + 12 * (9 * 768 + 3_072 + 4 * 768) + 2 * 768
-    return ModelShape("roberta-base", (block,) * 12, 768, 768, 0, other, 512)
+    return ModelShape("roberta-base", (block,) * 12, 768, 12, 768, 0, other, 512)
 
 
 LLAMA_7B = llama_shape("llama-7b", BUILT_IN["llama2-7b"])

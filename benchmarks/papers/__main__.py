@@ -4,6 +4,10 @@
     python -m benchmarks.papers p-rge-3
     python -m benchmarks.papers zo2-4 --measure
 
+Small machines take few steps and no grid (`--scale`, the default). `--paper` trains with the
+paper's own settings at every point of its grid, and shows the one that is best on validation. What
+a row does otherwise than the paper is said below the table.
+
 Rows that train are runs of `samara tune`, one for every task that has data and every seed; a table
 that was interrupted shows what it has, and the same command goes on. Rows of equal settings, in one
 table or in several with the same `--out`, are one run. What cannot run here is predicted by the
@@ -15,7 +19,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +33,56 @@ from benchmarks.papers.table import PaperTable, Prediction, Row, read_table, tab
 from samara.client.tuning.methods import FIRST_ORDER
 from samara.client.tuning.run import read_result, tune
 from samara.client.tuning.settings import TuneSettings
-from samara.devices.hardware.estimate import estimate_step
+from samara.devices.hardware.estimate import StepEstimate, estimate_step
+from samara.devices.hardware.full_parameter_estimate import (
+    FullParameterEstimate,
+    FullParameterWorkload,
+    estimate_full_parameters,
+)
 from samara.devices.hardware.model_shape import model_shape
+from samara.devices.hardware.offload_estimate import (
+    FirstOrderEstimate,
+    FirstOrderWorkload,
+    estimate_first_order,
+)
 from samara.devices.hardware.profile import load_device
 from samara.devices.hardware.roofline import Workload
 from samara.shared.errors import ConfigError, ModelError, SamaraError, TaskError
 from samara.shared.files import write_durably
 from samara.shared.settings import parse_assignment
 
+_LONGEST_NAME = 100
 Figures = dict[str, float]
 """``metric`` on the test split; of what trains also the validation ``loss`` and that ``before``."""
 Found = dict[str, dict[str, list[Figures]]]
 """The figures of every seed, by row and task."""
 
 
-def settings_of(row: Row, task: str, seed: int, arguments: argparse.Namespace) -> TuneSettings:
-    """The settings of one run of a row."""
-    first_order = row.settings["optimizer"] in FIRST_ORDER
+def settings_of(
+    row: Row, task: str, seed: int, arguments: argparse.Namespace
+) -> list[TuneSettings]:
+    """The settings of the runs of a row: one, or with `--paper` one for each point of the grid."""
+    settings, hyperparameters = row.on(task)
+    if not (arguments.paper and hyperparameters):
+        return [_settings_of(row, settings, task, seed, arguments)]
+    return [
+        _settings_of(row, settings | trial, task, seed, arguments)
+        for trial in hyperparameters.trials(task)
+    ]
+
+
+def _settings_of(
+    row: Row, settings: dict[str, Any], task: str, seed: int, arguments: argparse.Namespace
+) -> TuneSettings:
+    first_order = settings["optimizer"] in FIRST_ORDER
     steps = arguments.first_order_steps if first_order else arguments.steps
-    own: dict[str, Any] = {"steps": steps, "validate-every": max(1, steps // 4), **row.settings}
+    own: dict[str, Any] = {"steps": steps, "validate-every": max(1, steps // 4), **settings}
     own |= dict(map(parse_assignment, arguments.set))
     given = _given_for(row, arguments.row)
     own |= given
-    name = ",".join(f"{key}={own[key]}" for key in sorted(row.settings | given))
+    name = ",".join(f"{key}={own[key]}" for key in sorted(settings | given))
+    if len(name) > _LONGEST_NAME:
+        name = sha256(name.encode()).hexdigest()[:16]
     folder = arguments.out / task / name / f"seed-{seed}"
     own |= {"model.path": arguments.model, "data.path": arguments.data[task], "task": task}
     return TuneSettings.of(own | {"seed": seed, "out": str(folder)}, row.name)
@@ -80,6 +113,24 @@ def check(table: PaperTable, arguments: argparse.Namespace) -> None:
             settings_of(row, task, arguments.seeds[0], arguments)
 
 
+def departures(row: Row, task: str, arguments: argparse.Namespace) -> str:
+    """Return what a row does otherwise than the paper on a task, of what the paper says."""
+    _, hyperparameters = row.on(task)
+    if hyperparameters is None:
+        return ""
+    runs = [run.complete(1).flat() for run in settings_of(row, task, 0, arguments)]
+    differing = []
+    for key, paper in hyperparameters.values(task).items():
+        here = list(dict.fromkeys(run[key] for run in runs))
+        if here != paper:
+            differing.append(f"{key} {_listed(here)} for {_listed(paper)}")
+    return "; ".join(differing)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return "/".join(f"{value:,}" if isinstance(value, int) else f"{value}" for value in values)
+
+
 def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
     """Train what can be trained, seed by seed, and return what there is when it ends."""
     found: Found = {}
@@ -99,10 +150,11 @@ def _measure_cell(
 ) -> None:
     console.print(f"{task}, seed {seed}: {row.name}", highlight=False)
     try:
-        result = read_result(tune(settings_of(row, task, seed, arguments)))
+        results = [read_result(tune(run)) for run in settings_of(row, task, seed, arguments)]
     except (ModelError, TaskError) as error:  # for example no in-context learning by an encoder
         console.print(f"  left out: {error}", markup=False)
         return
+    result = max(results, key=_on_validation)
     figures = {"metric": result["test"][result["metric"]]}
     if curve := result.get("curve"):
         figures |= {"before": curve[0]["loss"], "loss": curve[-1]["loss"]}
@@ -110,16 +162,51 @@ def _measure_cell(
     found.setdefault(row.name, {}).setdefault(task, []).append(figures)
 
 
-def predicted(prediction: Prediction, table: PaperTable) -> list[float]:
-    """The prediction for every column, in the unit of its quantity."""
-    shape, device = model_shape(prediction.model), load_device(prediction.device)
-    values = []
-    for column in table.columns:
-        work = Workload(**prediction.work | {table.vary: column})
-        estimate = estimate_step(shape, device, work)
-        seconds, peak = estimate.time.total, estimate.memory.total
-        values.append(seconds if prediction.quantity == "seconds" else peak / 1e9)
-    return values
+def _on_validation(result: dict[str, Any]) -> float:
+    """The metric by which a point of a grid is chosen."""
+    return float(result["validation"][result["metric"]]) if "validation" in result else 0.0
+
+
+def predicted(prediction: Prediction, table: PaperTable) -> list[tuple[float, bool]]:
+    """The prediction for every column, in the unit of its quantity, and whether the step fits."""
+    return [_predict(prediction, table.vary, column) for column in table.columns]
+
+
+def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[float, bool]:
+    # The papers go beyond the positions of the released models.
+    shape = model_shape(prediction.model.format(str(column).lower()))
+    shape, device = replace(shape, context=None), load_device(prediction.device)
+    work = prediction.work | ({} if vary == "model" else {vary: column})
+    estimate: StepEstimate | FullParameterEstimate | FirstOrderEstimate
+    if prediction.step == "adapters":
+        estimate = estimate_step(shape, device, Workload(**work))
+        seconds = estimate.time.total
+    elif prediction.step == "all-parameters":
+        estimate = estimate_full_parameters(shape, device, FullParameterWorkload(**work))
+        seconds = estimate.time.total
+    else:
+        estimate = estimate_first_order(shape, device, FirstOrderWorkload(**work))
+        seconds = estimate.seconds
+    tokens = estimate.work.batch * estimate.work.sequence
+    peak = estimate.memory.total / 2**20
+    values = {"seconds": seconds, "tokens/s": tokens / seconds, "MiB": peak, "GiB": peak / 2**10}
+    return values[prediction.quantity], estimate.fits
+
+
+def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
+    """Each prediction with its error; a star where the model was fitted to the cell."""
+    assert row.predict is not None
+    quantity = row.predict.quantity
+    for (value, fits), paper, column in zip(
+        predicted(row.predict, table), row.paper, table.columns, strict=True
+    ):
+        digits = 2 if quantity == "seconds" else 1 if quantity == "GiB" or value < 100 else 0
+        text = f"{value:,.{digits}f}"
+        if isinstance(paper, str):
+            yield text if fits else "does not fit"
+        else:
+            star = "*" if column in row.predict.fitted else ""
+            yield f"{text} ({value / paper - 1:+.0%}){star}"
 
 
 def shown(table: PaperTable, found: Found) -> Table:
@@ -136,8 +223,7 @@ def shown(table: PaperTable, found: Found) -> Table:
         if row.missing:
             view.add_row(f"  not run: {row.missing}", style="dim")
         elif row.predict is not None:
-            cells = (f"{value:.2f}" for value in predicted(row.predict, table))
-            view.add_row("  predicted", *cells, style="cyan")
+            view.add_row("  predicted", *_predicted_cells(row, table), style="cyan")
         elif row.name in found:
             own = [found[row.name].get(str(column), []) for column in table.columns]
             view.add_row("  here", *map(_mean_metric, own), style="bold")
@@ -164,15 +250,26 @@ def _mean_losses(cell: Sequence[Figures]) -> str:
 def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
     """Sentences that say what differs from the paper."""
     lines = [f"The paper has {table.model}."]
+    if any(row.predict and row.predict.fitted for row in table.rows):
+        lines.append("* a cell that the model of time and memory was fitted to")
     if arguments.model:
         lines.append(
-            f"Here: {'/'.join(Path(arguments.model).parts[-2:])}, {arguments.steps:,} zeroth-order "
-            f"and {arguments.first_order_steps:,} first-order steps, "
+            f"Here: {'/'.join(Path(arguments.model).parts[-2:])}, {_scale(arguments)}, "
             f"seeds {', '.join(map(str, arguments.seeds))}"
             + "".join(f", {assignment}" for assignment in (*arguments.set, *arguments.row))
-            + ". No grid was searched."
+            + ("." if arguments.paper else ". No grid was searched.")
         )
+    for row in table.rows:
+        for task in map(str, table.columns if row.settings else ()):
+            if task in arguments.data and (differing := departures(row, task, arguments)):
+                lines.append(f"{row.name}, {task}: {differing}")
     return lines + list(table.differs)
+
+
+def _scale(arguments: argparse.Namespace) -> str:
+    if arguments.paper:
+        return "the papers' steps and grids"
+    return f"{arguments.steps:,} zeroth-order and {arguments.first_order_steps:,} first-order steps"
 
 
 def main() -> None:
@@ -182,6 +279,9 @@ def main() -> None:
     parser.add_argument("--data", action="append", default=[], metavar="TASK=PATH")
     parser.add_argument("--out", type=Path, help="folder of all runs")
     parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0])
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--paper", action="store_true", help="the papers' own settings and grids")
+    sizes.add_argument("--scale", action="store_true", help="few steps, no grid (the default)")
     parser.add_argument("--steps", type=int, default=1000, help="of zeroth order")
     parser.add_argument("--first-order-steps", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

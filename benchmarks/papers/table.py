@@ -2,11 +2,14 @@
 
 A table is a TOML file beside this module. Its rows have the paper's numbers, a number for every
 column, and either settings of `samara tune`, or what the time and memory model is asked, or the
-reason why there is nothing to run.
+reason why there is nothing to run. Rows that train name what the paper trained them with, which is
+in ``hyperparameters.toml``.
 """
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,19 +23,70 @@ class _Part(BaseModel):
 
 
 class Prediction(_Part):
-    """A question to the time and memory model (`samara.devices.hardware.estimate`).
+    """A question to the time and memory model (`samara.devices.hardware`).
 
     Attributes:
-        quantity: seconds of a step, or GB at its peak.
-        model: name of a shape, or a model folder.
+        step: P-RGE on adapters, zeroth order on all parameters, or first order.
+        quantity: seconds of a step, its tokens per second, or its peak in MiB or GiB, which
+            nvidia-smi and the papers call MB and GB.
+        model: name of a shape, where ``{}`` is the column; or a model folder.
         device: name of a profile.
-        work: fields of `samara.devices.hardware.roofline.Workload`.
+        work: fields of the step's workload: `roofline.Workload`,
+            `full_parameter_estimate.FullParameterWorkload`, `offload_estimate.FirstOrderWorkload`.
+        fitted: columns whose number a constant of the model, or of the profile, was fitted to.
     """
 
-    quantity: Literal["seconds", "GB"] = "seconds"
+    step: Literal["adapters", "all-parameters", "first-order"] = "adapters"
+    quantity: Literal["seconds", "tokens/s", "MiB", "GiB"] = "seconds"
     model: str
     device: str
     work: dict[str, Any] = Field(default_factory=dict)
+    fitted: list[str | int] = Field(default_factory=list)
+
+
+class Hyperparameters(_Part):
+    """The settings and the grid that a paper trained rows with.
+
+    Attributes:
+        source: paper and table.
+        settings: settings of `samara tune`.
+        grid: values of settings that the paper searched, each with each.
+        together: settings of which the paper searched these combinations, each with the grid.
+        tasks: the grid of tasks for which it is another.
+    """
+
+    source: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    together: list[dict[str, Any]] = Field(default_factory=lambda: [dict[str, Any]()])
+    tasks: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
+
+    def trials(self, task: str) -> list[dict[str, Any]]:
+        """Return the settings of every point of the grid, those that were not searched included."""
+        grid = self.grid | self.tasks.get(task, {})
+        return [
+            {**self.settings, **some, **dict(zip(grid, point, strict=True))}
+            for some in self.together
+            for point in product(*grid.values())
+        ]
+
+    def values(self, task: str) -> dict[str, list[Any]]:
+        """Return the values of each setting that the paper had."""
+        trials = self.trials(task)
+        keys = {key: None for trial in trials for key in trial}
+        return {key: list(dict.fromkeys(trial[key] for trial in trials)) for key in keys}
+
+
+class OnTask(_Part):
+    """The settings of a row on one task, where they are others.
+
+    Attributes:
+        settings: settings of `samara tune`, beside the row's.
+        hyperparameters: as in `Row`.
+    """
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    hyperparameters: str
 
 
 class Row(_Part):
@@ -42,7 +96,8 @@ class Row(_Part):
         name: name of the row.
         paper: the paper's number for every column; null where it has none.
         settings: settings of `samara tune`; empty if the row is not trained here.
-        steps: which number of steps the row takes, that of zeroth or of first order.
+        hyperparameters: name of what the paper trained the row with; empty if it trains nothing.
+        tasks: what the row has otherwise on some tasks.
         predict: what is predicted.
         missing: why nothing is run or predicted.
     """
@@ -50,6 +105,8 @@ class Row(_Part):
     name: str
     paper: list[float | str]
     settings: dict[str, Any] = Field(default_factory=dict)
+    hyperparameters: str = ""
+    tasks: dict[str, OnTask] = Field(default_factory=dict)
     predict: Prediction | None = None
     missing: str = ""
 
@@ -58,6 +115,13 @@ class Row(_Part):
         if sum(map(bool, (self.settings, self.predict, self.missing))) != 1:
             raise ValueError(f"{self.name}: needs one of settings, predict and missing")
         return self
+
+    def on(self, task: str) -> tuple[dict[str, Any], Hyperparameters | None]:
+        """Return the row's own settings on a task, and what the paper trained it with there."""
+        own, name = self.settings, self.hyperparameters
+        if other := self.tasks.get(task):
+            own, name = own | other.settings, other.hyperparameters
+        return own, read_hyperparameters()[name] if name else None
 
 
 class PaperTable(_Part):
@@ -68,7 +132,8 @@ class PaperTable(_Part):
         model: what the paper trained or timed.
         differs: sentences that say what differs here, besides model, steps and data.
         columns: tasks of `samara tune`; or, with `vary`, values of a field of the predicted step.
-        vary: the field of the predicted step that columns are values of; empty for tasks.
+        vary: the field of the predicted step that columns are values of, or ``model``; empty for
+            tasks.
         benchmark: module, with its options, that measures the table's rows on a small model.
         rows: rows in the paper's order.
     """
@@ -93,7 +158,14 @@ class PaperTable(_Part):
 
 def table_names() -> list[str]:
     """Return the names of all tables."""
-    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+    return sorted(file.stem for file in FOLDER.glob("*-*.toml"))
+
+
+@cache
+def read_hyperparameters() -> dict[str, Hyperparameters]:
+    """Read what the papers trained with, by name."""
+    content = tomllib.loads((FOLDER / "hyperparameters.toml").read_text("utf-8"))
+    return {name: Hyperparameters.model_validate(each) for name, each in content.items()}
 
 
 def read_table(name: str) -> PaperTable:

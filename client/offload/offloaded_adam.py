@@ -23,14 +23,28 @@ from samara.client.offload.stored_tensors import stored_moments, stored_projecto
 
 
 class _ProjectorChecks:
-    """A schedule that checks the projectors of every layer instead of updating it."""
+    """A schedule that checks the projectors of every layer instead of updating it.
 
-    def __init__(self, subspace: SubspaceSettings) -> None:
-        self._subspace, self.results = subspace, list[ProjectorCheck]()
+    Args:
+        subspace: hyperparameters of the subspaces.
+        passes: number of backward passes, of whose gradients the sum is checked in the last one.
+    """
+
+    def __init__(self, subspace: SubspaceSettings, passes: int) -> None:
+        self._subspace, self._passes, self.results = subspace, passes, list[ProjectorCheck]()
+        self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
-        """Check the projectors of a layer."""
-        self.results.append(layer.check_projectors(gradient, self._subspace))
+        """Add a layer's gradient, and check its projectors if it is the last pass's."""
+        if layer.name in self._sums:
+            sum_before, seen = self._sums.pop(layer.name)
+            gradient, seen = sum_before.add_(gradient), seen + 1
+        else:
+            seen = 1
+        if seen < self._passes:
+            self._sums[layer.name] = gradient, seen
+        else:
+            self.results.append(layer.check_projectors(gradient, self._subspace))
 
     def finish(self) -> None:
         """Do nothing, since nothing is left to do."""
@@ -70,14 +84,17 @@ class OffloadedAdam:
         """
 
     @contextmanager
-    def checking(self) -> Iterator[list[ProjectorCheck]]:
-        """Check every layer's projectors in the backward pass inside the context.
+    def checking(self, passes: int = 1) -> Iterator[list[ProjectorCheck]]:
+        """Check every layer's projectors in the backward passes inside the context.
+
+        Args:
+            passes: number of backward passes; the sum of their gradients is checked.
 
         Yields:
             The results, in the order of the backward pass.
         """
         assert self._subspace is not None
-        self._hooks.schedule = checks = _ProjectorChecks(self._subspace)
+        self._hooks.schedule = checks = _ProjectorChecks(self._subspace, passes)
         yield checks.results
 
     def tensors(self) -> dict[str, Tensor]:

@@ -44,16 +44,17 @@ class ProjectorLog:
         return step % self._frequency == 0
 
     @contextmanager
-    def checking(self, step: int) -> Iterator[None]:
-        """Check all projectors in the backward pass inside the context, and log the result.
+    def checking(self, step: int, passes: int = 1) -> Iterator[None]:
+        """Check all projectors in the backward passes inside the context, and log the result.
 
         A check that a continued run repeats is logged once.
 
         Args:
             step: number of steps taken.
+            passes: number of backward passes.
         """
         begun, processor = time.monotonic(), time.process_time()
-        with self._optimizer.checking() as checks:
+        with self._optimizer.checking(passes) as checks:
             yield
         if step in self._logged or not checks:
             return

@@ -88,6 +88,14 @@ class LspSettings(Section):
     check_frequency: int = setting(
         1000, "steps between checks of the projectors", read_by=("lsp",), ge=1
     )
+    check_examples: int = setting(
+        0,
+        "examples whose gradient the projectors are checked on and learned from, |S|; 0 is one "
+        "forward pass of a batch's. More than one pass keeps the gradients of all layers",
+        read_by=("lsp",),
+        ge=0,
+        before=0,
+    )
     threshold: float = setting(
         0.3,
         "relative bias from which on a layer's projectors are learned anew",

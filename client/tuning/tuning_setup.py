@@ -171,15 +171,16 @@ class TuningSetup(ModelSetup):
         forward = make_forward_engine(self.base, adapter, self.scorer, streamed, self._trunk_cache)
         return forward, lambda score: score(no_adapters)
 
-    def batch(self, step: int, query: int = 0) -> NDArray[np.int64]:
+    def batch(self, step: int, query: int = 0, examples: int = 0) -> NDArray[np.int64]:
         """Return the indices of a step's examples, int64 [B], fewer if there are fewer.
 
         Args:
             step: index of the step, from 0.
             query: index of the direction, where every direction has a batch of its own.
+            examples: number of examples; 0 is B.
         """
         count = len(self.splits["train"].labels)
-        return batch_order(self.root, query, step, count)[: self.settings.batch]
+        return batch_order(self.root, query, step, count)[: examples or self.settings.batch]
 
     def rows(self, batch: NDArray[np.int64]) -> tuple[list[Prompt], NDArray[np.int64]]:
         """Return prompts and labels of some training examples, as steps score them.

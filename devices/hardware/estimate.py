@@ -18,7 +18,6 @@ from samara.devices.hardware.roofline import (
     readout_step_time,
     step_time,
 )
-from samara.shared.errors import ConfigError
 
 UNIT = 256
 """Examples computed together before a readout's steps, as in `samara.client.forward.readout`."""
@@ -85,11 +84,7 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
         ConfigError: if the sequence is longer than the model's context.
         ModelError: if the model has fewer blocks than `work.top`.
     """
-    if shape.context is not None and work.sequence > shape.context:
-        raise ConfigError(
-            f"{shape.name}: the model reads at most {shape.context} tokens; shorten --seq "
-            f"{work.sequence}"
-        )
+    shape.check_length(work.sequence)
     time, memory = step_time(shape, device, work), memory_footprint(shape, device, work)
     fits = memory.total <= device.usable_bytes
     return StepEstimate(
@@ -125,7 +120,7 @@ def estimate_readout(
     time = readout_step_time(shape, device, work, labels - 1, examples)
     memory = readout_footprint(shape, device, work, labels, examples)
     # A streamed model is read once for all examples of a unit.
-    units = -(-examples // UNIT) if work.stream == "disk" else 0
+    units = -(-examples // UNIT) if work.stream != "off" else 0
     in_memory = base_pass_time(shape, device, replace(work, stream="off"))
     first = in_memory * -(-examples // work.batch)
     if units:
@@ -162,7 +157,11 @@ def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> 
 
     smaller = [{"quantization": kind} for kind in _SMALLER[work.quantization]]
     batches = [{"batch": 2**power} for power in reversed(range(work.batch.bit_length()))]
-    streamed = [{"stream": "disk"}] if work.stream == "off" and device.storage else []
+    streamed = [
+        {"stream": stream}
+        for stream in ("host", "disk")
+        if work.stream == "off" and device.has_stream(stream)
+    ]
     alone = [{"grouping": "sequential"}, *batches, *smaller, *streamed]
     least = {"grouping": "sequential", "batch": 1}
     return fitting(alone) or fitting([least, *({**least, **change} for change in smaller)])

@@ -79,7 +79,7 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
     frozen = work.rank * sum(linear.inputs for linear in adapted)
     largest = max(linear.weights for block in shape.blocks for linear in block)
     held = shape.block_weights
-    if work.stream == "disk":
+    if work.stream != "off":
         widest = max(sum(linear.weights for linear in block) for block in shape.blocks)
         held = min(held, _BUFFERS * widest)
     alive = max(

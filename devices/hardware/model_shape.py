@@ -5,36 +5,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samara.shared.errors import ModelError
+from samara.devices.hardware.built_in_shapes import BUILT_IN
+from samara.shared.errors import ConfigError, ModelError
 from samara.shared.model.gguf_file import find_converted_folder
 from samara.shared.model.model_folder import check_config
 from samara.shared.sections import lowest_blocks
 
 if TYPE_CHECKING:
     from samara.shared.model.structure import Family
-
-BUILT_IN: dict[str, dict[str, int]] = {
-    "tinyllama-1.1b": {
-        "vocab_size": 32_000,
-        "hidden_size": 2_048,
-        "intermediate_size": 5_632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 2_048,
-    },
-    "llama2-7b": {
-        "vocab_size": 32_000,
-        "hidden_size": 4_096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 4_096,
-    },
-}
-"""Shapes by name, with keys of transformers' LlamaConfig. Zhang et al., "TinyLlama" (2024), table
-1; Touvron et al., "Llama 2" (2023), whose 7B model has the sizes of "LLaMA" (2023), table 2."""
 
 _INTO_ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "query", "key", "value", "q_lin", "k_lin", "v_lin"),
@@ -74,6 +52,7 @@ class ModelShape:
         name: name for messages.
         blocks: linear layers of each transformer block, lowest first.
         attention: query features of all heads of a block.
+        heads: number of attention heads of a block.
         hidden: features of the residual stream.
         vocabulary: number of tokens in the head; 0 without a head (sentence encoders).
         other_weights: parameters outside the blocks' linear layers; tied ones count once.
@@ -84,6 +63,7 @@ class ModelShape:
     name: str
     blocks: tuple[tuple[Linear, ...], ...]
     attention: int
+    heads: int
     hidden: int
     vocabulary: int
     other_weights: int
@@ -94,6 +74,14 @@ class ModelShape:
     def block_weights(self) -> int:
         """The number of entries of all matrices in the blocks."""
         return sum(linear.weights for block in self.blocks for linear in block)
+
+    def check_length(self, sequence: int) -> None:
+        """Raise a ConfigError if a sequence is longer than the model's context."""
+        if self.context is not None and sequence > self.context:
+            raise ConfigError(
+                f"{self.name}: the model reads at most {self.context} tokens; shorten --seq "
+                f"{sequence}"
+            )
 
     def at(self, depth: str) -> "ModelShape":
         """Return the shape of the blocks that are loaded at a depth; see `lowest_blocks`.
@@ -116,7 +104,7 @@ def model_shape(name_or_path: str) -> ModelShape:
             and value projections, or experts of which a token uses only some.
     """
     if name_or_path in BUILT_IN:
-        return llama_shape(name_or_path, BUILT_IN[name_or_path])
+        return built_in_shape(name_or_path)
     folder = _folder(name_or_path)
     from samara.shared.model.structure import detect_family
 
@@ -139,34 +127,76 @@ def _shape_of_folder(folder: Path, family: "Family", _content: bytes) -> ModelSh
     return shape_of_config(config, folder, family)
 
 
+def built_in_shape(name: str) -> ModelShape:
+    """Return the shape of a name in `BUILT_IN`, without loading a library."""
+    config = BUILT_IN[name]
+    return (opt_shape if "ffn_dim" in config else llama_shape)(name, config)
+
+
 def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
-    """Return the shape of a Llama with untied embeddings, without loading a library.
+    """Return the shape of a Llama, or of a Qwen3, which has norms of queries and keys besides.
 
     Args:
         name: name for messages.
-        config: configuration with the keys of `BUILT_IN`.
+        config: configuration with the keys of transformers' LlamaConfig.
     """
     hidden, wide = config["hidden_size"], config["intermediate_size"]
-    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    of_a_head = config.get("head_dim", hidden // heads)
+    queries, keys = heads * of_a_head, config["num_key_value_heads"] * of_a_head
     block = (
-        Linear(hidden, hidden, adapted=True, positionwise=False),
+        Linear(hidden, queries, adapted=True, positionwise=False),
         Linear(hidden, keys, adapted=False, positionwise=False),
         Linear(hidden, keys, adapted=True, positionwise=False),
-        Linear(hidden, hidden, adapted=False, positionwise=True),
+        Linear(queries, hidden, adapted=False, positionwise=True),
         Linear(hidden, wide, adapted=False, positionwise=True),
         Linear(hidden, wide, adapted=False, positionwise=True),
         Linear(wide, hidden, adapted=False, positionwise=True),
     )
     layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
-    norms = (2 * layers + 1) * hidden
+    embeddings = 1 if config.get("tie_word_embeddings") else 2
+    norms = (2 * layers + 1) * hidden + (2 * layers * of_a_head if "head_dim" in config else 0)
+    return ModelShape(
+        name=name,
+        blocks=(block,) * layers,
+        attention=queries,
+        heads=heads,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        other_weights=embeddings * vocabulary * hidden + norms,
+        context=config["max_position_embeddings"],
+    )
+
+
+def opt_shape(name: str, config: dict[str, int]) -> ModelShape:
+    """Return the shape of an OPT, whose embedding is its head and whose layers have biases.
+
+    Args:
+        name: name for messages.
+        config: configuration with the keys of transformers' OPTConfig.
+    """
+    hidden, wide = config["hidden_size"], config["ffn_dim"]
+    block = (
+        Linear(hidden, hidden, adapted=False, positionwise=False),
+        Linear(hidden, hidden, adapted=True, positionwise=False),
+        Linear(hidden, hidden, adapted=True, positionwise=False),
+        Linear(hidden, hidden, adapted=False, positionwise=True),
+        Linear(hidden, wide, adapted=False, positionwise=True),
+        Linear(wide, hidden, adapted=False, positionwise=True),
+    )
+    layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
+    context = config["max_position_embeddings"]
+    of_a_block = (4 * hidden + wide + hidden) + 4 * hidden  # biases, and two norms
+    positions = (context + 2) * hidden
     return ModelShape(
         name=name,
         blocks=(block,) * layers,
         attention=hidden,
+        heads=config["num_attention_heads"],
         hidden=hidden,
         vocabulary=vocabulary,
-        other_weights=2 * vocabulary * hidden + norms,
-        context=config["max_position_embeddings"],
+        other_weights=vocabulary * hidden + positions + layers * of_a_block + 2 * hidden,
+        context=context,
     )
 
 
@@ -205,6 +235,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
             "choose a dense model"
         )
     network = empty_network(config, family, torch.float32)
+    network.tie_weights()  # parameters that were made on the meta device are each their own
     base = BaseModel(folder, bytes(32), family, network, None)
     adapted = {id(layer) for layer in adapted_layers(base, AdapterSettings(layers="all")).values()}
     blocks = tuple(
@@ -221,6 +252,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
         name=folder.name,
         blocks=blocks,
         attention=text.num_attention_heads * head_features,
+        heads=text.num_attention_heads,
         hidden=text.hidden_size,
         vocabulary=0 if family == "encoder" else text.vocab_size,
         other_weights=sum(weight.numel() for weight in network.parameters()) - in_blocks,

@@ -16,7 +16,6 @@ from samara.client.offload.iteration_time import (
 from samara.devices.hardware.model_shape import Linear, ModelShape
 from samara.devices.hardware.profile import DeviceProfile
 from samara.devices.hardware.roofline import Workload, base_pass_time
-from samara.shared.errors import ConfigError
 
 FirstOrderMethod = Literal["fo-adam", "lora", "zero-offload", "lsp"]
 WIDTH = {"fp32": 4, "fp16": 2}
@@ -151,11 +150,7 @@ def estimate_first_order(
         ConfigError: if the sequence is longer than the model's context, or the method offloads and
             the device has no host beside it.
     """
-    if shape.context is not None and work.sequence > shape.context:
-        raise ConfigError(
-            f"{shape.name}: the model reads at most {shape.context} tokens; shorten --seq "
-            f"{work.sequence}"
-        )
+    shape.check_length(work.sequence)
     result = _estimate(shape, device, work)
     if result.fits:
         return result

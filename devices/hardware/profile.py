@@ -20,6 +20,8 @@ from samara.shared.files import write_durably
 from samara.shared.fleet_settings import Hours, check_hours
 from samara.shared.settings import Section, explain
 
+Stream = Literal["off", "host", "disk"]
+"""The place of blocks between their uses: on the device, in its host's memory, or on disk."""
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 
 
@@ -93,6 +95,9 @@ class Timing(ProfileSection):
 
     bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
     rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")
+    half_rate_share: float | None = Field(
+        None, gt=0, le=1, description="the same in fp16; left out if it is rate-share"
+    )
     full_rows: float = Field(
         ge=1, description="tokens in a pass below which a matrix product becomes no faster"
     )
@@ -110,6 +115,10 @@ class Timing(ProfileSection):
         ge=0,
         description="seconds to draw, perturb and update one adapted layer, once per query group",
     )
+
+    def share_of_rate(self, kind: Literal["fp32", "fp16"]) -> float:
+        """Return the share of the operations/s that is reached in a type."""
+        return self.half_rate_share if kind == "fp16" and self.half_rate_share else self.rate_share
 
 
 class Host(ProfileSection):
@@ -177,6 +186,12 @@ class DeviceProfile(SourcedProfile):
         """The bytes that the system leaves to one process, its runtime included."""
         return max(0, self.memory.bytes - self.memory.system_bytes)
 
+    def has_stream(self, stream: Stream) -> bool:
+        """Return whether the profile has the bandwidth of where blocks are streamed from."""
+        return {"off": True, "host": self.host is not None, "disk": self.storage is not None}[
+            stream
+        ]
+
     @property
     def read_bandwidth(self) -> float:
         """The bandwidth of reads from storage, bytes/s.
@@ -201,7 +216,7 @@ class DeviceProfile(SourcedProfile):
         if self.host is None:
             raise ConfigError(
                 f"{self.name}: the processors share one memory, so there is nothing to offload to; "
-                "choose a profile with a [host] section, or another --optimizer"
+                "choose a profile with a [host] section, another --optimizer, or model.stream=disk"
             )
         return self.host
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from samara.devices.hardware.model_shape import Linear, ModelShape
-from samara.devices.hardware.profile import DeviceProfile
+from samara.devices.hardware.profile import DeviceProfile, Stream
 from samara.shared.directions import Differences
 from samara.shared.errors import ConfigError, ModelError
 
@@ -58,7 +58,8 @@ class Workload:
         rank: rank of the adapters.
         supervised: positions of an example whose logits are needed; 0 means all positions.
         tiled: whether logits are computed a tile of positions at a time.
-        stream: storage of the blocks between their uses: ``off`` is memory, ``disk`` is disk.
+        stream: storage of the blocks between their uses: the device's memory (``off``), that of
+            its host, or disk.
     """
 
     sequence: int = 64
@@ -72,7 +73,7 @@ class Workload:
     rank: int = 16
     supervised: int = 0
     tiled: bool = True
-    stream: Literal["off", "disk"] = "off"
+    stream: Stream = "off"
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch", "queries", "rank"):
@@ -142,7 +143,7 @@ class StepTime:
         head: logits and losses at the supervised positions.
         launches: launching operations, and the host's work for each pass.
         adapters: drawing, perturbing and updating the adapters.
-        storage: waiting for blocks that are read from disk.
+        storage: waiting for blocks that are read from the host's memory or from disk.
     """
 
     weights: float = 0.0
@@ -198,7 +199,7 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
 
     Raises:
         ModelError: if the model has fewer blocks than `work.top`.
-        ConfigError: if blocks are streamed and the profile has no storage bandwidth.
+        ConfigError: if blocks are streamed from where the profile has no bandwidth.
     """
     first = work.first_adapted(shape)
     machine = _AchievedRates.of(device, work)
@@ -212,9 +213,8 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
             pass_time = machine.block(block, rows, work.sequence, read, adapted)
             pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
             step += pass_time * (passes * count)
-    if work.stream == "disk":
-        reading = shape.block_weights * stored_bytes(work.quantization) / device.read_bandwidth
-        step += StepTime(storage=max(0.0, reading - step.total))
+    if work.stream != "off":
+        step += StepTime(storage=max(0.0, _reading(shape, device, work) - step.total))
     for rows, passes in work.passes if shape.vocabulary else ():
         step += machine.head(shape, rows * work.positions(shape), work.tiled) * passes
     layers = sum(linear.adapted for block in shape.blocks[first:] for linear in block)
@@ -230,19 +230,24 @@ def base_pass_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> 
     Streamed blocks are read once.
 
     Raises:
-        ConfigError: if blocks are streamed and the profile has no storage bandwidth.
+        ConfigError: if blocks are streamed from where the profile has no bandwidth.
     """
     machine, time, last = _AchievedRates.of(device, work), StepTime(), len(shape.blocks) - 1
     for index, block in enumerate(shape.blocks):
         read = work.positions(shape) if index == last else work.sequence
         time += machine.block(block, work.batch, work.sequence, read, False)
         time += StepTime(attention=machine.attention(shape.attention, work.batch, work.sequence))
-    if work.stream == "disk":
-        reading = shape.block_weights * stored_bytes(work.quantization) / device.read_bandwidth
-        time += StepTime(storage=max(0.0, reading - time.total))
+    if work.stream != "off":
+        time += StepTime(storage=max(0.0, _reading(shape, device, work) - time.total))
     if shape.vocabulary:
         time += machine.head(shape, work.batch * work.positions(shape), work.tiled)
     return time + StepTime(launches=device.timing.pass_seconds)
+
+
+def _reading(shape: ModelShape, device: DeviceProfile, work: Workload) -> float:
+    """Return the seconds of reading all blocks from where they are stored."""
+    rate = device.offload_host.to_device if work.stream == "host" else device.read_bandwidth
+    return shape.block_weights * stored_bytes(work.quantization) / rate
 
 
 def readout_step_time(
@@ -288,7 +293,7 @@ class _AchievedRates(NamedTuple):
         operations = {"nf4": timing.nf4_operations, "int8": timing.int8_operations}
         return cls(
             bandwidth=device.memory.bandwidth * timing.bandwidth_share,
-            rate=getattr(device.compute, kind) * timing.rate_share,
+            rate=getattr(device.compute, kind) * timing.share_of_rate(kind),
             full_rows=timing.full_rows,
             activation_bandwidth=device.memory.bandwidth * timing.activation_share,
             on_chip=device.memory.on_chip_bytes,

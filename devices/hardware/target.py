@@ -67,6 +67,8 @@ def step_of(config: RunConfig, device: DeviceProfile, sequence: int = 0) -> Step
     shape = shape_of(config)
     work = replace(workload_of(config, shape), curvature=False)  # which few steps measure
     work = replace(work, sequence=sequence) if sequence else work
+    if config.model.stream == "host" and device.host is not None:
+        work = replace(work, stream="host")
     if config.adapter.inner_layers:
         return estimate_step(shape, device, work)
     return estimate_readout(shape, device, work, label_count(config.task), config.batch)

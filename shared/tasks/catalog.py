@@ -35,6 +35,15 @@ _KINDS: dict[str, type[Task]] = {
 }
 
 
+_REGRESSION = (
+    "asks for a number from 0 to 5, and is a regression; a task classifies, chooses or generates, "
+    "and its answers are not compared as numbers. Whole numbers can be the labels of a "
+    "classification in a task file of your own"
+)
+_NO_TASKS = {"stsb": _REGRESSION, "sts-b": _REGRESSION}
+"""Known data sets that no kind of task can carry, and why."""
+
+
 def _kind(content: Mapping[str, Any]) -> str:
     return str(content.get("kind", "classification"))
 
@@ -89,6 +98,8 @@ def load_task(name_or_path: str) -> Task:
     source = shipped.get(name_or_path, Path(name_or_path))
     try:
         if not source.is_file():
+            if reason := _NO_TASKS.get(name_or_path.lower()):
+                raise TaskError(f"{name_or_path}: {reason}")
             raise TaskError(
                 f"{name_or_path!r}: neither a shipped task nor a file; "
                 f"give one of {', '.join(sorted(shipped))} or the path of a TOML file"

@@ -46,7 +46,7 @@ class ClassificationTask(BaseTask):
     words: tuple[str, ...]
     labels: LabelValues
     kind: Literal["classification"] = "classification"
-    metric: Literal["accuracy", "macro-f1", "f1"] = "accuracy"
+    metric: Literal["accuracy", "macro-f1", "f1", "matthews"] = "accuracy"
     positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
@@ -104,7 +104,7 @@ class ClassificationTask(BaseTask):
         metric, labels = info.data.get("metric"), info.data.get("labels")
         if metric == "f1" and value is None:
             raise ValueError('is missing; say of which label value the metric "f1" is')
-        if metric in ("accuracy", "macro-f1") and value is not None:
+        if metric in ("accuracy", "macro-f1", "matthews") and value is not None:
             raise ValueError(f'is for the metric "f1", and the metric is {metric}; leave it out')
         if value is not None and labels is not None:
             values = [text for entry in labels for text in entry]

@@ -21,6 +21,8 @@ def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) ->
         return confusion.accuracy
     if task.metric == "macro-f1":
         return confusion.macro_f1
+    if task.metric == "matthews":
+        return confusion.matthews
     value = confusion.f1(task.label_index(task.positive))
     return 0.0 if math.isnan(value) else value
 

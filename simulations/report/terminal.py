@@ -34,7 +34,7 @@ from samara.simulations.report.writing import read_writing, writing_table
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
 _NAME_WIDTH = 12
-_OF_LABELS = ("accuracy", "macro-f1", "f1")
+_OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews")
 """The metrics of tasks whose answers are labels or candidates, which `adapter apply` shows."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
 _FigureRow = tuple[str, Callable[[ClientMetrics], float], str]

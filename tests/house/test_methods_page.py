@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+import methods_column
 import pytest
 from documented import Command, all_tests, command_lines, mistake, names_in, samara_words
 from helpers import ROOT
@@ -35,10 +36,11 @@ def commands_of(row: tuple[str, ...]) -> list[list[str]]:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}: {row[1]}")
 def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) -> None:
-    assert len(row) == 4
+    assert len(row) == 5
     tests = CODE.findall(row[3])
     if row[2].startswith(NOT_BUILT):
         assert tests == []
+        assert row[4] == ""
         return
     assert tests
     assert set(tests) <= all_tests()
@@ -49,7 +51,7 @@ def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) ->
         assert mistake(Command(PAGE.name, tuple(words), whole=False)) == ""
 
 
-def test_every_row_has_a_test_that_ci_runs() -> None:
+def test_no_test_of_a_row_is_one_that_ci_leaves_out() -> None:
     """Neither an exhaustive one, nor one that is skipped where there is no GPU."""
     left_out: set[str] = set()
     for file in (PAGE.parents[2] / "tests").rglob("test_*.py"):
@@ -59,8 +61,20 @@ def test_every_row_has_a_test_that_ci_runs() -> None:
         left_out |= set(NEEDS_A_GPU.findall(text))
     assert "test_cuda_streams_give_the_bits_of_a_resident_model" in left_out
     for row in rows():
-        tests = set(CODE.findall(row[3]))
-        assert not tests or tests - left_out, row
+        assert not set(CODE.findall(row[3])) & left_out, row
+
+
+def test_the_page_says_where_tests_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert methods_column.with_places(PAGE.read_text("utf-8")) == PAGE.read_text("utf-8")
+    said = {row[4] for row in rows()}
+    assert {"", "CPU", "stand-in", "CPU with bitsandbytes"} <= said
+    assert not any("GPU," in places for places in said)  # none has run on one
+    runs = tmp_path / "runs.toml"
+    runs.write_text("test_a_gpu_computes_with_streamed_blocks = 2026-12-31\n")
+    monkeypatch.setattr(methods_column, "RUNS", runs)
+    names = ["test_a_gpu_computes_with_streamed_blocks", "test_ablations_differ_in_time_only"]
+    assert methods_column.places(names) == "CPU; stand-in; GPU, 2026-12-31"
+    assert methods_column.places(["test_cuda_streams_give_the_bits_of_a_resident_model"]) == ""
 
 
 def test_commands_of_tune_are_accepted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,10 +180,11 @@ def test_metrics_as_objectives_are_minus_the_metric_of_what_scores_highest(
         (three_labels(), confusion.accuracy),
         (three_labels(metric="macro-f1"), confusion.macro_f1),
         (three_labels(metric="f1", positive=2), np.nan_to_num(confusion.f1(2))),
+        (three_labels(metric="matthews"), confusion.matthews),
     ]:
         perfect = label_metric(task, Confusion.from_predictions(labels, labels, 3))
         np.testing.assert_allclose(minus_label_metric(task)(scores, labels), [-value, -perfect])
-        assert 0 <= value <= perfect <= 1
+        assert (-1 if task.metric == "matthews" else 0) <= value <= perfect + 1e-12 <= 1 + 1e-12
 
 
 def test_f1_of_a_label_counts_its_own_hits_and_misses_only() -> None:
@@ -193,6 +194,25 @@ def test_f1_of_a_label_counts_its_own_hits_and_misses_only() -> None:
     assert label_metric(three_labels(metric="f1", positive=2), confusion) == 0
     nothing = Confusion(np.zeros((3, 3), np.int64))
     assert math.isnan(label_metric(three_labels(metric="f1", positive=2), nothing))
+
+
+def test_matthews_correlation_is_that_of_the_four_counts() -> None:
+    counts = np.array([[90, 10], [30, 70]])
+    by_hand = (90 * 70 - 10 * 30) / math.sqrt(100 * 100 * 120 * 80)
+    assert Confusion(counts).matthews == pytest.approx(by_hand)
+    assert Confusion(counts[:, ::-1]).matthews == pytest.approx(-by_hand)
+    assert Confusion(np.array([[0, 5], [0, 7]])).matthews == 0  # one label for all
+    assert math.isnan(Confusion(np.zeros((2, 2), np.int64)).matthews)
+
+
+@given(hnp.arrays(np.int64, (2, 20), elements=st.integers(0, 3)))
+def test_matthews_correlation_is_that_of_indicators(values: np.ndarray) -> None:
+    labels, predictions = values
+    true, predicted = (np.eye(4)[each] - np.eye(4)[each].mean(0) for each in (labels, predictions))
+    norms = math.sqrt((true**2).sum() * (predicted**2).sum())
+    expected = (true * predicted).sum() / norms if norms else 0.0
+    found = Confusion.from_predictions(labels, predictions, 4).matthews
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

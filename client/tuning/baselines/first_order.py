@@ -169,10 +169,7 @@ class FirstOrder:
         )
         if self._checks is not None and self._checks.is_due(self._steps):
             self._schedule.finish()
-            some = self._setup.batch(self._steps, _CHECK_ORDER)[: settings.micro_batch or None]
-            with self._checks.checking(self._steps):
-                self._backward(self._batch_loss(some, len(some)), "check")
-            self._accelerator.switch("forward", 0)
+            self._check_projectors(self._checks)
         batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
@@ -192,6 +189,20 @@ class FirstOrder:
         self._optimizer.finish_step(rate)
         self._steps += 1
         return total
+
+    def _check_projectors(self, checks: ProjectorLog) -> None:
+        """Check all projectors on the gradient of a sample that no step's batch depends on."""
+        settings = self._setup.settings
+        wanted, size = settings.lsp.check_examples, settings.micro_batch
+        sample = self._setup.batch(self._steps, _CHECK_ORDER, wanted)
+        if not wanted:
+            sample = sample[: size or None]
+        starts = range(0, len(sample), size or len(sample))
+        with checks.checking(self._steps, len(starts)):
+            for start in starts:
+                part = sample[start : start + starts.step]
+                self._backward(self._batch_loss(part, len(sample)), "check")
+                self._accelerator.switch("forward", 0)
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the model's current state on a split."""

@@ -18,9 +18,10 @@ from samara.client.forward import readout
 from samara.client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
 from samara.command import app
 from samara.devices.hardware import estimate
+from samara.devices.hardware.built_in_shapes import BUILT_IN
 from samara.devices.hardware.estimate import estimate_readout, estimate_step
 from samara.devices.hardware.memory_footprint import memory_footprint
-from samara.devices.hardware.model_shape import BUILT_IN, Linear, model_shape
+from samara.devices.hardware.model_shape import Linear, model_shape, shape_of_config
 from samara.devices.hardware.profile import load_device
 from samara.devices.hardware.roofline import (
     LOGIT_TILE_BYTES,
@@ -66,16 +67,42 @@ def test_what_the_client_has_too_is_the_same() -> None:
         ).perturbations_per_pass == perturbations_per_pass(grouping, 3)
 
 
-def test_a_built_in_shape_is_what_transformers_builds() -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("tinyllama-1.1b", "LlamaConfig"),
+        ("opt-1.3b", "OPTConfig"),
+        ("qwen3-1.7b", "Qwen3Config"),
+        ("qwen3-8b", "Qwen3Config"),
+    ],
+)
+def test_a_built_in_shape_is_what_transformers_builds(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import transformers
 
-    from samara.devices.hardware.model_shape import llama_shape, shape_of_config
+    sizes = dict(BUILT_IN[name], num_hidden_layers=2)
+    monkeypatch.setitem(BUILT_IN, name, sizes)
+    config = getattr(transformers, kind)(**sizes)
+    assert shape_of_config(config, Path(name), "causal") == model_shape(name)
 
-    sizes = dict(BUILT_IN["tinyllama-1.1b"], num_hidden_layers=2)
-    config = transformers.LlamaConfig(**sizes)
-    built = shape_of_config(config, Path("tiny"), "causal")
-    assert built == llama_shape("tiny", sizes)
-    assert TINY.block_weights + TINY.other_weights == pytest.approx(1.1e9, rel=1e-3)
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("tinyllama-1.1b", 1.1e9),
+        ("opt-1.3b", 1.316e9),
+        ("opt-13b", 12.85e9),
+        ("opt-175b", 174.6e9),
+        ("qwen3-1.7b", 1.72e9),
+        ("qwen3-32b", 32.8e9),
+    ],
+)
+def test_built_in_shapes_have_as_many_parameters_as_is_published(
+    name: str, parameters: float
+) -> None:
+    shape = model_shape(name)
+    assert shape.block_weights + shape.other_weights == pytest.approx(parameters, rel=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder", "gpt2"])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samara.devices.hardware.built_in_shapes import BUILT_IN
 from samara.devices.hardware.memory_footprint import memory_footprint
-from samara.devices.hardware.model_shape import BUILT_IN, model_shape
+from samara.devices.hardware.model_shape import model_shape
 from samara.devices.hardware.profile import DeviceProfile, shipped_devices
 from samara.devices.hardware.roofline import Grouping, Quantization, Workload, step_time
 from samara.shared.directions import Differences

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from helpers import ROOT
 
-from samara.shared.errors import DataError
+from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.demonstrations import demonstration
@@ -48,6 +48,8 @@ CASES = [
         "Sentence 1: One.\nSentence 2: Two.\n",
         "Yes",
     ),
+    Case("cola", {"sentence": "They left.", "label": 1}, "They left. This is ", "right"),
+    Case("cola", {"sentence": "Left they.", "label": 0}, "Left they. This is ", "wrong"),
     Case(
         "qqp",
         {"question1": "Why?", "question2": "How?", "label": 0},
@@ -294,3 +296,12 @@ def test_an_unknown_label_names_file_line_value_and_the_known_ones(tmp_path: Pat
         f"{file}:2: label 2 is unknown; task 'copa' knows 0, 1",
         f"{file}:3: 'question' is 'reason'; the task knows cause, effect",
     ]
+
+
+@pytest.mark.parametrize("name", ["stsb", "STS-B"])
+def test_a_regression_is_refused_by_name_and_reason(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=f"{name}: asks for a number from 0 to 5"):
+        load_task(name)
+    own = tmp_path / "stsb"
+    own.write_bytes((resources.files("samara.shared.tasks") / "prompts/cola.toml").read_bytes())
+    assert load_task(str(own)).name == "cola"  # a file is what it says

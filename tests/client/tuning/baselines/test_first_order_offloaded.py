@@ -14,7 +14,12 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, 
 from tuning import Settings, small, tuned, tuning_of
 
 from samara.client.offload.linear_layers import linear_weights
-from samara.client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, MODEL_FOLDER
+from samara.client.tuning.baselines.first_order import (
+    BEST_FILE,
+    CHECKPOINT_FILE,
+    MODEL_FOLDER,
+    FirstOrder,
+)
 from samara.client.tuning.projector_log import PROJECTORS_FILE
 from samara.client.tuning.run import RESULT_FILE, tune
 from samara.shared.errors import ModelError, TrainingError
@@ -93,6 +98,36 @@ def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
     assert [check["step"] for check in checks[0]] == [0, 2, 4]
     assert all(check["learned"] > 0 for check in checks[0])
     assert all(check["bias"] < check["bias_before"] for check in checks[0])
+
+
+@pytest.mark.parametrize("examples", [0, 8])
+def test_projectors_are_checked_on_so_many_examples(
+    examples: int, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In passes of a micro-batch, of whose gradients the sum is that of the whole sample."""
+    seen = list[int]()
+    sampled = FirstOrder._batch_loss
+
+    def batch_loss(self: FirstOrder, some: Any, whole: int) -> torch.Tensor:
+        seen.append(len(some))
+        return sampled(self, some, whole)
+
+    monkeypatch.setattr(FirstOrder, "_batch_loss", batch_loss)
+    changes = {"optimizer": "lsp", "steps": 1, "batch": 4, "lsp__check_examples": examples}
+    changes |= {"lsp__subspace_size": 8, "lsp__nonzeros": 2, "lsp__learning_steps": 5}
+    biases = []
+    for micro_batch, passes in ((0, [examples or 4]), (3, [3, 3, 2] if examples else [3])):
+        seen.clear()
+        out = tmp_path / str(micro_batch)
+        tune(tuning_of(settings, micro_batch=micro_batch, out=str(out), **changes))
+        assert seen[: len(passes)] == passes
+        assert sum(seen[len(passes) :]) == 4  # the step
+        (check,) = events(out)
+        biases.append((check["bias_before"], check["bias"]))
+    if examples:
+        assert biases[0] == pytest.approx(biases[1], rel=1e-3)
+    else:
+        assert biases[0] != pytest.approx(biases[1], rel=1e-3)  # other examples
 
 
 def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
