@@ -27,7 +27,7 @@ def smaller(scenario, simulate=samara.simulate, **named):
 samara.simulate = smaller
 """
 """A cell before a notebook's own, with which simulations take seconds."""
-SMALLER_FILE = "\nrounds = 2\nsteps = 1\nqueries = 2\nbatch = 4\nevaluate.limit = 4\nthreads = 1\n"
+SMALLER_FILE = "\nrounds = 2\nsteps = 1\nqueries = 2\nbatch = 4\n"
 """What a notebook's scenario file says instead of its rounds."""
 
 
