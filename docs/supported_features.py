@@ -12,19 +12,19 @@ from samara.shared.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, C
 @cache
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
-    return tuple(map(_combination, _supported()))
+    return tuple(map(combination_of, supported_indices()))
 
 
 def find_supported(values: Combination) -> Combination | None:
     """Return the first combination that exists and has these values; None if there is none."""
-    table = _supported()
+    table = supported_indices()
     one_each = {name: (value,) for name, value in values.items()}
     found = np.flatnonzero(_have(table, list(DIMENSIONS), one_each))
-    return _combination(table[found[0]]) if len(found) else None
+    return combination_of(table[found[0]]) if len(found) else None
 
 
 @cache
-def _supported() -> NDArray[np.int8]:
+def supported_indices() -> NDArray[np.int8]:
     """Return the combinations that exist: in each row the index of a value of every dimension."""
     known: list[str] = []
     table = np.zeros((1, 0), np.int8)
@@ -38,7 +38,8 @@ def _supported() -> NDArray[np.int8]:
     return table
 
 
-def _combination(indices: NDArray[np.int8]) -> Combination:
+def combination_of(indices: NDArray[np.int8]) -> Combination:
+    """Return the combination with these indices of the values of every dimension, int8 [n]."""
     named = zip(DIMENSIONS.items(), indices.tolist(), strict=True)
     return {name: values[index] for (name, values), index in named}
 

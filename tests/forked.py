@@ -28,6 +28,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -42,10 +43,13 @@ LIBRARIES = (
     *("transformers.integrations.sdpa_attention", "transformers.tokenization_utils_tokenizers"),
     *("flwr.app", "flwr.clientapp", "flwr.serverapp"),
     *("flwr.superlink.cli.flower_superlink", "flwr.supernode.cli.flower_supernode"),
+    *("flwr.superlink.main", "alembic.command", "alembic.autogenerate"),
     *("flwr.supernode.runtime.run_clientapp", "flwr.supercore.superexec.run_superexec"),
     *("numba", "safetensors.torch", "pydantic", "typer", "rich", "grpc", "httpx", "uvicorn"),
     *("cryptography.hazmat.primitives.asymmetric.ec", "psutil"),
     *("scipy.stats", "sklearn.linear_model", "pandas", "matplotlib.figure"),
+    *("peft", "bitsandbytes", "executorch.exir", "torch.onnx", "torch._inductor.compile_fx"),
+    *("executorch.backends.xnnpack.partition.xnnpack_partitioner", "ray"),
 )
 _PACKAGES = {"samara", "ipykernel_launcher"}
 _PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
@@ -85,6 +89,7 @@ class Request(NamedTuple):
     umask: int
 
 
+@cache
 def scripts() -> dict[str, str]:
     """Names of this environment's scripts that can be forked, with their modules and functions."""
     return {

@@ -99,11 +99,11 @@ class ReadoutForward:
 
     def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the features φ(h) of n prompts, float32 [n, features]."""
-        return self._gather(prompts)[:, self._labels :].cpu().numpy()
+        return self._gather(prompts)[:, self._labels :].cpu().numpy().copy()
 
     def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the scores of n prompts under the base model, float32 [n, labels]."""
-        return self._gather(prompts)[:, : self._labels].cpu().numpy()
+        return self._gather(prompts)[:, : self._labels].cpu().numpy().copy()
 
     def run_pass(self, prompts: Sequence[Prompt]) -> None:
         """Run the model once over prompts, to measure it; what it gives is discarded."""
@@ -221,6 +221,8 @@ class ReadoutForward:
 
     def _gather(self, prompts: Sequence[Prompt]) -> Tensor:
         """Return the scores of the base and the features, float32 [n, labels + features]."""
+        if (split := self._store.whole(prompts)) is not None:
+            return self._numbers_of(split)
         located = self._store.locate(prompts)
         if located is None:
             located = [self._store.split(prompts, lasting=False)], np.arange(len(prompts))

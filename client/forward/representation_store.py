@@ -55,6 +55,7 @@ class RepresentationStore:
     def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
         self.disk, self._limit, self._lock = disk, limit, threading.Lock()
         self._splits: dict[tuple[int, ...], SplitRows] = {}
+        self._by_sequence: dict[int, SplitRows] = {}
         self._index_of: dict[int, int] = {}
         self._next_index = 0
         self._kept: OrderedDict[int, SplitRows] = OrderedDict()
@@ -73,10 +74,17 @@ class RepresentationStore:
                 self._splits[ids] = SplitRows(tuple(prompts), self._next_index)
                 self._next_index += len(ids)
             split = self._splits[ids]
+            self._by_sequence[id(split.prompts)] = split
             for index, identity in enumerate(ids, split.first):
                 if lasting or identity not in self._index_of:
                     self._index_of[identity] = index
             return split
+
+    def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:
+        """Return the split whose examples are the very sequence of these, if there is one."""
+        with self._lock:
+            split = self._by_sequence.get(id(prompts))
+        return split if split is not None and split.prompts is prompts else None
 
     def locate(self, prompts: Sequence[Prompt]) -> tuple[list[SplitRows], NDArray[np.int64]] | None:
         """Return the splits that examples are taken from; None if an example has no split.
@@ -105,6 +113,7 @@ class RepresentationStore:
             kept = {tuple(map(id, prompts)) for prompts in splits}
             for ids in self._splits.keys() - kept:
                 dropped = self._splits.pop(ids)
+                del self._by_sequence[id(dropped.prompts)]
                 self._kept.pop(id(dropped), None)
                 for index, identity in enumerate(ids, dropped.first):
                     if self._index_of.get(identity) == index:
@@ -121,7 +130,10 @@ class RepresentationStore:
             numbers = split.numbers
             if numbers is None or split.division != division:
                 numbers = compute(split.prompts)
-            self._keep(split, numbers, division)
+                self._keep(split, numbers, division)
+        with self._lock:
+            if id(split) in self._kept:
+                self._kept.move_to_end(id(split))
         return numbers
 
     def _keep(self, split: SplitRows, numbers: Tensor, division: Division) -> None:

@@ -7,6 +7,7 @@ one client of a device.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -286,8 +287,8 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
 
     Args:
         task: task that the examples belong to.
-        settings: settings that name the data; generated messages are written at each call, by as
-            many writers as there are clients.
+        settings: settings that name the data; generated messages are written at the first call, by
+            as many writers as there are clients.
 
     Raises:
         DataError: if the data cannot be read, are missing, or lack the user that the task names.
@@ -295,7 +296,7 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
     """
     check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
-        return lambda client_count: embedded_examples(task, client_count, settings.seed)
+        return cache(lambda client_count: embedded_examples(task, client_count, settings.seed))
     if settings.watch:
         raise ConfigError(
             "data.watch: only a live client's data may grow; a simulation reads its data once, so "

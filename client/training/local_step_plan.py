@@ -101,10 +101,7 @@ class LocalStepPlan:
             ConfigError: if it names an estimator that this machine does not have.
         """
         instruction, step = self._instruction, len(self._estimates)
-        order = batch_order(instruction.root, self._client, step, len(self._labels))
-        if self._has_batches_of_one_label:
-            order = order[self._labels[order] == step % self._label_count]
-        batch = order[: instruction.batch] if len(order) else np.zeros(1, np.int64)
+        batch = self._next_batch()
         epsilon, curvature = instruction.epsilon, instruction.measures_curvature(step)
         seeds = self._seeds[step]
         if gradients == "differences":
@@ -112,6 +109,16 @@ class LocalStepPlan:
         if gradients == "exact":
             return exact_estimator(seeds, batch, epsilon, curvature)
         return _with_curvature(extension("estimator", gradients), seeds, batch, epsilon, curvature)
+
+    def _next_batch(self) -> NDArray[np.int64]:
+        """Return the examples of the next step; the first one if there are none of its label."""
+        instruction, step = self._instruction, len(self._estimates)
+        if self._has_whole_batches and len(self._labels):
+            return np.arange(len(self._labels))
+        order = batch_order(instruction.root, self._client, step, len(self._labels))
+        if self._has_batches_of_one_label:
+            order = order[self._labels[order] == step % self._label_count]
+        return order[: instruction.batch] if len(order) else np.zeros(1, np.int64)
 
     def finish_step(
         self, estimate: GradientEstimate

@@ -5,7 +5,9 @@ the forward passes are shared. So the reports of clients that step together are 
 that step alone, but for the rounding of larger matrix products (docs/measurements/fleets.md).
 """
 
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +31,10 @@ from samara.shared.replay import replay
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.objectives import PROFILED, SUMMED_CROSS_ENTROPY
 from samara.shared.tasks.rows import Example
+
+_one_at_a_time = threading.Lock()
+"""Held by the steps of a readout, which threads that take turns only make dearer: a step runs for
+microseconds between two uses of the interpreter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +142,9 @@ def take_local_steps_together(
     if interrupted:
         participants = [interrupted.resume(token, one.examples, one) for one in participants]
     part = _TrainedPart(state, mask)
-    for _ in range(participants[0].plan.steps_taken, instruction.steps):
-        _take_step(runtime, [one for one in participants if one.error is None], part)
+    with _one_at_a_time if runtime.has_readout_alone else nullcontext():
+        for _ in range(participants[0].plan.steps_taken, instruction.steps):
+            _take_step(runtime, [one for one in participants if one.error is None], part)
     return [one.error or one.plan.report(token) for one in participants]
 
 
@@ -239,17 +246,10 @@ def _losses_in_one_pass(
         seeds = np.concatenate([request.seeds for request in requests])
         z = runtime.backend.directions(seeds, layout.size, layout.distribution)
         z = part.project(z).reshape(len(participants), len(first.seeds), layout.size)
-    prompts = [
-        prompt
-        for one, request in zip(participants, requests, strict=True)
-        for prompt in _batch_prompts(one, request)
-    ]
-    labels = np.stack(
-        [
-            one.examples.labels[request.batch]
-            for one, request in zip(participants, requests, strict=True)
-        ]
-    )
+    pairs = list(zip(participants, requests, strict=True))
+    batches = [_batch_prompts(one, request) for one, request in pairs]
+    prompts = batches[0] if len(batches) == 1 else [prompt for batch in batches for prompt in batch]
+    labels = np.stack([one.examples.labels[request.batch] for one, request in pairs])
     schedule = runtime.schedule_for(len(first.batch))
     if first.exact and z is not None:
         losses, gradients = runtime.forward.loss_gradients(
@@ -298,7 +298,9 @@ def _losses_of_answers(
     return losses.astype(np.float64)
 
 
-def _batch_prompts(participant: _Participant, request: LossRequest) -> list[Prompt]:
-    """Return the prompts of a request's batch."""
-    prompts = participant.examples.prompts
-    return [prompts[row] for row in request.batch.tolist()]
+def _batch_prompts(participant: _Participant, request: LossRequest) -> Sequence[Prompt]:
+    """Return the prompts of a request's batch; if it is all in their order, they themselves."""
+    prompts, rows = participant.examples.prompts, request.batch
+    if np.array_equal(rows, np.arange(len(prompts))):
+        return prompts
+    return [prompts[row] for row in rows.tolist()]

@@ -14,7 +14,7 @@ SECONDS = 600
 """Longest time of a cell; without other work on the machine the longest takes half a minute."""
 SMALL = {
     **{"rounds": 2, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 1},
-    **{"evaluate.limit": 4, "threads": 1},
+    **{"evaluate.limit": 4, "data.clients": 3, "threads": 1},
 }
 SMALLER = f"""
 import samara
@@ -27,6 +27,8 @@ def smaller(scenario, simulate=samara.simulate, **named):
 samara.simulate = smaller
 """
 """A cell before a notebook's own, with which simulations take seconds."""
+SMALLER_FILE = "\nrounds = 2\nsteps = 1\nqueries = 2\nbatch = 4\n"
+"""What a notebook's scenario file says instead of its rounds."""
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
@@ -48,7 +50,7 @@ def test_a_notebook_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     notebook = nbformat.read(file, as_version=4)
     for cell in notebook.cells:  # of live clients
-        cell.source = cell.source.replace("\nrounds = 3\n", "\nrounds = 2\nsteps = 1\nbatch = 4\n")
+        cell.source = cell.source.replace("\nrounds = 3\n", SMALLER_FILE)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SMALLER))
     resources = {"metadata": {"path": str(tmp_path)}}
     try:

@@ -12,7 +12,7 @@ import pytest
 from bases import basis_for
 from federations import Settings, config_of
 from starts import start_for
-from supported_features import supported_combinations
+from supported_features import combination_of, supported_indices
 
 from samara.shared.features import DIMENSIONS, Combination
 from samara.shared.result import RunResult
@@ -22,19 +22,19 @@ from samara.simulations.simulate import simulate
 @cache
 def covering() -> tuple[Combination, ...]:
     """Few combinations of this process that have all the pairs that any of them has."""
-    possible = [c for c in supported_combinations() if c["clients"] in ("simulated", "emulated")]
-    possible = [c for c in possible if c["engine"] != "flower"]
-    numbers = {(name, v): i for name, values in DIMENSIONS.items() for i, v in enumerate(values)}
-    table = np.array([[numbers[item] for item in one.items()] for one in possible])
+    table, names = supported_indices().astype(np.int64), list(DIMENSIONS)
+    clients = [DIMENSIONS["clients"].index(value) for value in ("simulated", "emulated")]
+    by_flower = table[:, names.index("engine")] == DIMENSIONS["engine"].index("flower")
+    table = table[np.isin(table[:, names.index("clients")], clients) & ~by_flower]
     dimensions = list(combinations(range(table.shape[1]), 2))
-    most = len(numbers)
+    most = max(map(len, DIMENSIONS.values()))
     codes = {(a, b): table[:, a] * most + table[:, b] for a, b in dimensions}
     missing = {(*place, code) for place in dimensions for code in np.unique(codes[place]).tolist()}
-    new_pairs = np.full(len(possible), len(dimensions))
+    new_pairs = np.full(len(table), len(dimensions))
     chosen = list[Combination]()
     while missing:
         best = int(np.argmax(new_pairs))
-        chosen.append(possible[best])
+        chosen.append(combination_of(table[best]))
         for place in dimensions:
             pair = (*place, int(codes[place][best]))
             if pair in missing:

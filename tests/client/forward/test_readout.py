@@ -106,6 +106,21 @@ def test_scores_are_those_of_each_perturbation_by_itself(
         np.testing.assert_allclose(scores[index], expected, rtol=0, atol=2e-5)
 
 
+def test_all_examples_of_a_split_have_the_rows_of_each_of_them(readout: Settings) -> None:
+    run = loaded(readout)
+    prompts = run.data.share_of(0, 3).tokenized(Split.TRAIN).prompts
+    run.runtime.prepare(prompts)
+    forward = run.runtime.forward
+    assert isinstance(forward, ReadoutForward)
+    whole, features = forward.base_scores(prompts), forward.features(prompts)
+    np.testing.assert_array_equal(whole[::-1], forward.base_scores(prompts[::-1]))
+    np.testing.assert_array_equal(features[::-1], forward.features(prompts[::-1]))
+    kept = whole.copy()
+    whole += 1.0  # what was given belongs to whoever asked
+    np.testing.assert_array_equal(forward.base_scores(prompts), kept)
+    assert run.runtime.passes == len(prompts)
+
+
 def test_more_than_two_labels(settings: Settings, tmp_path: Path) -> None:
     words = ["good", "bad", "fine", "cold", "warm", "rude"]
     rows = [{"text": f"the film was {words[i % 6]}", "label": i % 6} for i in range(60)]

@@ -42,3 +42,15 @@ def test_the_reported_loss_is_that_of_the_start(batch: int, reported: float) -> 
     for loss in (0.7, 0.5, 0.3):
         plan.finish_step(GradientEstimate(np.ones(instruction.queries, np.float32), loss))
     assert plan.report(bytes(8)).mean_loss == pytest.approx(reported)
+
+
+@pytest.mark.parametrize(("batch", "is_drawn"), [(5, False), (100, False), (4, True)])
+def test_a_batch_of_all_examples_has_them_in_their_order(batch: int, is_drawn: bool) -> None:
+    instruction = instruction_with(steps=8, batch=batch)
+    plan = LocalStepPlan(instruction, 0, np.array([0, 1, 0, 1, 1]), label_count=2)
+    batches = []
+    for _ in range(instruction.steps):
+        batches.append(next(plan.next_estimator()).batch.tolist())
+        plan.finish_step(GradientEstimate(np.ones(instruction.queries, np.float32), 0.5))
+    assert all(len(set(rows)) == min(batch, 5) for rows in batches)
+    assert any(rows != sorted(rows) for rows in batches) == is_drawn

@@ -89,7 +89,7 @@ def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
 
 
 @pytest.mark.parametrize("kind", ["words", "choice"])
-@pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:1"])
+@pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:2"])
 def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
     made: Callable[..., RunConfig], tmp_path: Path, kind: str, layers: str
 ) -> None:
