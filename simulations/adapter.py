@@ -202,19 +202,21 @@ def client_of(run: Path, name: str) -> int:
 
 
 def export(
-    run: Path, client: int | None, out: Path, merged: bool = False
+    run: Path, client: int | None, out: Path, merged: bool = False, gguf: Path | None = None
 ) -> dict[str, list[float]]:
     """Write the global model of a run, or a client's personal one.
 
-    Adapters inside the model become a PEFT LoRA adapter, or are merged into a whole model; a
-    readout becomes a file of its own. A model that is read after its lowest blocks ends there.
+    Adapters inside the model become a LoRA adapter for PEFT or llama.cpp, or are merged into a
+    whole model; a readout becomes a file of its own. A model that is read after its lowest blocks
+    ends there.
 
     Args:
         run: folder of a finished run.
         client: the client whose private rounds are added; None for the global model.
-        out: folder that the adapter, or a whole model, is written to; that of a model must be
-            empty or missing.
+        out: folder that the adapter, or a whole model, is written to; it must be empty or missing,
+            unless the adapter is for PEFT.
         merged: whether a whole model is written.
+        gguf: GGUF file of the base model: the adapter is written for llama.cpp.
 
     Returns:
         Names of the tensors that no file has a form for and that are left out.
@@ -223,6 +225,8 @@ def export(
         SamaraError: if the run, the client's ledger or the base model cannot be used.
     """
     trained = FinishedRun.at(run).trained_model(client)
+    if gguf is not None:
+        return write_new_folder(out, lambda folder: trained.write_gguf(folder, gguf))
     return write_new_folder(out, trained.write_merged) if merged else trained.write_peft(out)
 
 

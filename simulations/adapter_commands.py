@@ -39,6 +39,10 @@ def export(
             "rounds alone as a small ledger file."
         ),
     ] = Form.PEFT,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(help="GGUF file of the base model: write a LoRA for llama.cpp and Ollama."),
+    ] = None,
 ) -> None:
     """Export a model of a run: an adapter for PEFT, a whole model, or a client's private rounds.
 
@@ -53,13 +57,15 @@ def export(
     from samara.simulations.tuned_export import export_tuned
 
     console = Console()
+    if gguf is not None and form is not Form.PEFT:
+        raise ConfigError("--gguf and --form: give one of them")
     if is_tuning_folder(run):
         if client is not None or form is Form.LEDGER:
             raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
         if form is Form.MERGED:
             raise ConfigError(f"{run}: a run of samara tune has one form: leave --form out")
-        _print_left_out(export_tuned(run, out), console)
-        console.print(f"The model is in {out}", markup=False, soft_wrap=True)
+        _print_left_out(export_tuned(run, out, gguf), console)
+        _print_place("model", out, gguf, console)
         return
     if form is Form.LEDGER:
         if client is None:
@@ -69,14 +75,20 @@ def export(
         return
     own = None if client is None else client_of(run, client)
     is_merged = form is Form.MERGED
-    _print_left_out(write(run, own, out, is_merged), console)
-    what = "model" if is_merged else "adapter"
-    console.print(f"The {what} is in {out}", markup=False, soft_wrap=True)
+    _print_left_out(write(run, own, out, is_merged, gguf), console)
+    _print_place("model" if is_merged else "adapter", out, gguf, console)
+
+
+def _print_place(what: str, out: Path, gguf: Path | None, console: "Console") -> None:
+    from samara.shared.model.gguf_adapter import gguf_use
+
+    how = "" if gguf is None else f": {gguf_use(gguf, out)}"
+    console.print(f"The {what} is in {out}{how}", markup=False, soft_wrap=True)
 
 
 def _print_left_out(left_out: Mapping[str, Sequence[float]], console: "Console") -> None:
     for name, numbers in left_out.items():
-        console.print(f"Left out, PEFT has no place for it: {name} {numbers}", markup=False)
+        console.print(f"Left out, there is no place for it: {name} {numbers}", markup=False)
 
 
 @app.command()

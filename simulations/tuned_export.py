@@ -14,7 +14,7 @@ from samara.client.personal.model_folder import (
     write_new_folder,
 )
 from samara.client.spaces.head import HeadSpace
-from samara.client.spaces.low_rank import LoRASpace
+from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
 from samara.client.spaces.peft_adapter import PeftSpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import FlatSpace
@@ -27,7 +27,7 @@ from samara.shared.files import make_folder, write_durably
 from samara.shared.model.peft import WEIGHTS_FILE, write_peft_prefix
 
 
-def export_tuned(folder: Path, out: Path) -> LeftOut:
+def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
     """Write the best state of a finished run of `samara tune` to a new folder.
 
     Low-rank adapters and a prefix become adapters for PEFT, a readout a file of its own, and a
@@ -37,6 +37,7 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
     Args:
         folder: folder of the run.
         out: folder to be written; it must be empty or missing.
+        gguf: GGUF file of the base model: a low-rank adapter is written for llama.cpp.
 
     Returns:
         Names of the tensors that no file has a form for and that are left out.
@@ -49,6 +50,11 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
     def write(unfinished: Path) -> LeftOut:
         setup = run.load()
         space = run.restore(setup)
+        if gguf is not None and not isinstance(space, LoRASpace | LoRAFASpace):
+            raise ModelError(
+                f"{folder}: llama.cpp loads low-rank adapters alone (--space lora or lora-fa); "
+                "leave --gguf out"
+            )
         if isinstance(space, HeadSpace):
             space.replace_head()
         if isinstance(space, HeadSpace) or not isinstance(space, FlatSpace):
@@ -85,7 +91,7 @@ def export_tuned(folder: Path, out: Path) -> LeftOut:
             trained_a, theta = _split_a(space, theta)
         model_id = setup.base.model_id
         model = TrainedModel(run.settings, layout, model_id, theta, run.about, trained_a)
-        return model.write_peft(unfinished)
+        return model.write_peft(unfinished) if gguf is None else model.write_gguf(unfinished, gguf)
 
     return write_new_folder(out, write)
 

@@ -1,7 +1,7 @@
 """A trained model as a folder that other software loads: an adapter for PEFT, or a whole model."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from samara.client.tuning.model_export import export_model
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.files import make_folder, sync_folder, write_durably
 from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.model.gguf_adapter import write_gguf_adapter
 from samara.shared.model.loading import BaseModel, load_base_model, load_structure
 from samara.shared.model.merge import merge_adapter
 from samara.shared.model.peft import WEIGHTS_FILE, write_peft_adapter
@@ -68,6 +69,31 @@ class TrainedModel:
         except OSError as error:
             raise SamaraError(f"{folder}: cannot be written: {error.strerror}; {_OTHER}") from error
 
+    def write_gguf(self, folder: Path, model_file: Path) -> LeftOut:
+        """Write a LoRA adapter for llama.cpp, and a Modelfile for Ollama.
+
+        Args:
+            folder: folder for the files; it is created if it is missing.
+            model_file: GGUF file of the base model, in any quantization.
+
+        Raises:
+            SamaraError: if there is a readout, which llama.cpp does not compute, the base model or
+                the file is another one or cannot be used, or the folder cannot be written.
+        """
+        if self.layout.group(READOUT_GROUP) or not self.layout.group(ADAPTER_GROUP):
+            raise ModelError(
+                "llama.cpp does not compute a readout: use the model with samara adapter apply or "
+                "samara client serve, or train with adapter.layers = top:1"
+            )
+        model = self.config.model
+        base = load_base_model(model.path, model.family)
+        self._check(base)
+        try:
+            write_gguf_adapter(base, model_file, self.layout, self.numbers, folder, self.trained_a)
+        except OSError as error:
+            raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+        return self._left_out({ADAPTER_GROUP})
+
     def write_merged(self, folder: Path) -> LeftOut:
         """Write a whole model, which `from_pretrained` loads, with the adapter in its weights.
 
@@ -110,17 +136,21 @@ class TrainedModel:
             write_readout(self.config, layout, self.numbers, folder)
             files.append(READOUT_FILE)
             groups |= {READOUT_GROUP, LABEL_BIAS_GROUP}
-        left_out = {
-            tensor.name: self.numbers[layout.tensor_slice(tensor.name)[0]].tolist()
-            for tensor in layout.tensors
-            if tensor.group not in groups
-        }
+        left_out = self._left_out(groups)
         name, task = name_of_base(self.config, base), load_task(self.config.task)
         dtype = self.config.model.dtype
         card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out
+
+    def _left_out(self, groups: Collection[str]) -> LeftOut:
+        """Return the numbers of the tensors that are in none of these groups."""
+        return {
+            tensor.name: self.numbers[self.layout.tensor_slice(tensor.name)[0]].tolist()
+            for tensor in self.layout.tensors
+            if tensor.group not in groups
+        }
 
 
 def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:

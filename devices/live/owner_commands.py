@@ -2,6 +2,7 @@
 
 import shlex
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,10 @@ def export(
     form: Annotated[
         Form, typer.Option(help="peft: an adapter. merged: a whole model for from_pretrained.")
     ] = Form.PEFT,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(help="GGUF file of the base model: write a LoRA for llama.cpp and Ollama."),
+    ] = None,
 ) -> None:
     """Write this client's personal model for other software, also while the client runs.
 
@@ -41,18 +46,25 @@ def export(
     from samara.client.protocol.client_model import read_model_in_use
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.settings import ClientSettings
+    from samara.shared.errors import ConfigError
+    from samara.shared.model.gguf_adapter import gguf_use
 
     folder = client_folder(name, home)
+    if gguf is not None and form is not Form.PEFT:
+        raise ConfigError("--gguf and --form: give one of them")
     settings = ClientSettings.read(folder)
     model = read_model_in_use(folder, settings.config, settings.client_index, run)
     trained = model.trained
     write = trained.write_merged if form is Form.MERGED else trained.write_peft
+    if gguf is not None:
+        write = partial(trained.write_gguf, model_file=gguf)
     left_out = write_new_folder(out.expanduser().absolute(), write)
     console = Console()
     console.print(model.about, markup=False, highlight=False, soft_wrap=True)
     for tensor, numbers in left_out.items():
-        console.print(f"In the model card alone: {tensor} {numbers}", markup=False)
-    console.print(f"It is in {out}; README.md says how to load it", markup=False, soft_wrap=True)
+        console.print(f"There is no place for: {tensor} {numbers}", markup=False)
+    how = "README.md says how to load it" if gguf is None else gguf_use(gguf, out)
+    console.print(f"It is in {out}; {how}", markup=False, soft_wrap=True)
 
 
 def move(

@@ -91,16 +91,27 @@ def _convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _announce(file: Path) -> None:
-    """Log the size of a model in float32 and the time that it takes, before it is converted."""
+def read_gguf(file: Path) -> Any:
+    """Open a GGUF file; returns a `gguf.GGUFReader`.
+
+    Raises:
+        ModelError: if it is damaged or no GGUF file, or the package gguf is missing.
+    """
     try:
         from gguf import GGUFReader
 
-        weights = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+        return GGUFReader(file)
     except ImportError as error:
         raise ModelError(_MISSING.format(file=file, error=error)) from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
     except Exception as error:  # of many types
         raise ModelError(f"{file}: is damaged; download it again ({error})") from error
+
+
+def _announce(file: Path) -> None:
+    """Log the size of a model in float32 and the time that it takes, before it is converted."""
+    weights = sum(int(tensor.n_elements) for tensor in read_gguf(file).tensors)
     log.warning(
         "%s: %d MB of GGUF become %d MB of float32 in %s, once; about %d s",
         file,

@@ -1,0 +1,147 @@
+"""Export of a low-rank adapter as a GGUF file, which llama.cpp and Ollama put on a GGUF model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.shared.errors import ModelError
+from samara.shared.layout import ADAPTER_GROUP, Layout
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.gguf_file import read_gguf
+from samara.shared.model.layer_selection import features
+from samara.shared.model.loading import BaseModel
+
+GGUF_ADAPTER_FILE, MODELFILE = "adapter.gguf", "Modelfile"
+_LEAST_COSINE = 0.9
+"""Least cosine of a weight and its quantized form; two bits a weight give about 0.95."""
+
+_Weight = NDArray[np.float32]
+
+
+def write_gguf_adapter(
+    base: BaseModel,
+    model_file: Path,
+    layout: Layout,
+    numbers: NDArray[np.float32],
+    folder: Path,
+    trained_a: Sequence[NDArray[np.float32]] | None = None,
+) -> None:
+    """Write an adapter as ``adapter.gguf``, and a ``Modelfile`` for Ollama.
+
+    llama.cpp keeps the rows of some weights in an order of its own, such as those of q and k for
+    rotary positions. The order is found by comparing each adapted weight with that of the file.
+
+    Args:
+        base: base model with its weights, not quantized.
+        model_file: GGUF file of the base model, in any quantization.
+        layout: layout of the adapter, with no tensors outside the model but a label bias.
+        numbers: trained numbers, float32 [d].
+        folder: folder for the files; it is created if it is missing.
+        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
+
+    Raises:
+        ModelError: if the layout or the file belongs to another model, the package gguf is missing,
+            or it does not know the model's layers.
+        OSError: if the folder cannot be written.
+    """
+    reader = read_gguf(model_file)
+    import gguf
+
+    architecture = str(reader.get_field(gguf.Keys.General.ARCHITECTURE).contents())
+    names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
+    modules = dict(base.body.named_modules())
+    if missing := [name for name in names if name not in modules]:
+        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
+    places = _places(base, model_file, architecture, names)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    sizes = [features(modules[name])[0] for name in names]
+    matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(folder / GGUF_ADAPTER_FILE, architecture)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, layout.alpha)
+    for name, a in zip(names, matrices, strict=True):
+        order = _row_order(base, modules[name], tensors.get(places[name]))
+        if order is None:
+            raise ModelError(
+                f"{model_file}: its {places[name]} is not {name} of {base.folder}; give the GGUF "
+                "file of the run's base model"
+            )
+        elements, rows = layout.tensor_slice(name)
+        b = numbers[elements].reshape(rows, layout.rank)
+        writer.add_tensor(f"{places[name]}.lora_a", np.ascontiguousarray(a))
+        writer.add_tensor(f"{places[name]}.lora_b", np.ascontiguousarray(b[order]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    modelfile = f"FROM {model_file.resolve()}\nADAPTER ./{GGUF_ADAPTER_FILE}\n"
+    (folder / MODELFILE).write_text(modelfile)
+
+
+def gguf_use(model_file: Path, folder: Path) -> str:
+    """Return the two commands that use an exported adapter."""
+    return (
+        f"llama-cli -m {model_file} --lora {folder / GGUF_ADAPTER_FILE}, or "
+        f"ollama create NAME -f {folder / MODELFILE}"
+    )
+
+
+def _places(
+    base: BaseModel, model_file: Path, architecture: str, names: Sequence[str]
+) -> Mapping[str, str]:
+    """Return the name in a GGUF file of the weight of each layer."""
+    import gguf
+
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    if architecture not in known:
+        raise ModelError(
+            f"{model_file}: the package gguf does not know the architecture {architecture!r}; "
+            "install a newer one"
+        )
+    table = gguf.get_tensor_name_map(known[architecture], len(base.blocks))
+    body = next(name for name, module in base.network.named_modules() if module is base.body)
+    found = {name: table.get_name(f"{body}.{name}" if body else name) for name in names}
+    if unknown := [name for name, place in found.items() if place is None]:
+        raise ModelError(
+            f"{model_file}: a GGUF file of {architecture} has no place for {unknown[0]}; adapt "
+            "other layers (adapter.projections), or export the merged model"
+        )
+    return {name: f"{place}.weight" for name, place in found.items()}
+
+
+def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] | None:
+    """Return the rows of a module in the order of a GGUF tensor; None if it is another weight."""
+    from gguf.quants import dequantize
+
+    if tensor is None:
+        return None
+    weight: _Weight = module.weight.detach().float().numpy()
+    ours = weight.T if type(module).__name__ == "Conv1D" else weight
+    theirs: _Weight = dequantize(tensor.data, tensor.tensor_type)
+    if theirs.shape != ours.shape:
+        return None
+    for order in _row_orders(base, len(ours)):
+        if _cosine(ours[order], theirs) >= _LEAST_COSINE:
+            return order
+    return None
+
+
+def _row_orders(base: BaseModel, rows: int) -> list[NDArray[np.int64]]:
+    """Return the orders of llama.cpp: unchanged, and with the halves of each head interleaved."""
+    config = base.network.config.get_text_config()
+    heads: int = getattr(config, "num_attention_heads", None) or 1
+    size: int = getattr(config, "head_dim", None) or base.hidden_size // heads
+    orders = [np.arange(rows)]
+    if size % 2 == 0 and rows % size == 0:
+        orders.append(orders[0].reshape(-1, 2, size // 2).swapaxes(1, 2).reshape(-1))
+    return orders
+
+
+def _cosine(one: _Weight, other: _Weight) -> float:
+    norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return float(np.vdot(one, other)) / norms if norms else 0.0

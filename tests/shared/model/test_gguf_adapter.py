@@ -1,0 +1,134 @@
+"""An adapter in a GGUF file changes llama.cpp's model as it changes ours, or is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tiny_gguf import gguf, write_model
+
+from samara.client.personal.model_folder import TrainedModel
+from samara.shared.config import RunConfig
+from samara.shared.errors import ModelError
+from samara.shared.layout import Layout
+from samara.shared.model.gguf_adapter import GGUF_ADAPTER_FILE, MODELFILE, write_gguf_adapter
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.merge import merge_adapter
+from samara.shared.sections import AdapterSettings
+
+IDS = torch.tensor([[2, 7, 8, 9, 3]])
+ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+@pytest.fixture
+def file(tmp_path: Path, empty_cache: None) -> Path:
+    write_model(tmp_path / "model.gguf")
+    return tmp_path / "model.gguf"
+
+
+def trained(base: BaseModel, projections: str = ALL) -> tuple[Layout, NDArray[np.float32]]:
+    """Return the layout of an adapter in all layers, and random numbers for it."""
+    settings = AdapterSettings(layers="all", projections=projections, rank=3, alpha=5.0)
+    layout = inject(base, settings, 2).layout
+    return layout, np.random.default_rng(1).normal(0, 0.5, layout.size).astype(np.float32)
+
+
+def logits(base: BaseModel) -> torch.Tensor:
+    with torch.inference_mode():
+        result: torch.Tensor = base.network(input_ids=IDS).logits
+    return result
+
+
+def merged_by_the_files(model: Path, adapter: Path, out: Path) -> None:
+    """Write a GGUF file of a model with an adapter's products added to its own tensors."""
+    read = gguf.GGUFReader(adapter)
+    parts = {tensor.name: np.array(tensor.data) for tensor in read.tensors}
+    alpha = read.get_field("adapter.lora.alpha").contents()
+    base = gguf.GGUFReader(model)
+    writer = gguf.GGUFWriter(out, base.get_field("general.architecture").contents())
+    for field in base.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+    for tensor in base.tensors:
+        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if f"{tensor.name}.lora_a" in parts:
+            a, b = (parts.pop(f"{tensor.name}.lora_{part}") for part in "ab")
+            weight = weight + alpha / len(a) * (b @ a)
+        writer.add_tensor(tensor.name, weight.astype(np.float32))
+    assert not parts
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_an_adapter_on_the_files_own_tensors_gives_the_same_logits(
+    file: Path, tmp_path: Path
+) -> None:
+    base = load_base_model(str(file))
+    layout, numbers = trained(base)
+    base = load_base_model(str(file))
+    plain = logits(base)
+    write_gguf_adapter(base, file, layout, numbers, tmp_path / "out")
+    merge_adapter(base, layout, numbers)
+    merged = tmp_path / "merged.gguf"
+    merged_by_the_files(file, tmp_path / "out" / GGUF_ADAPTER_FILE, merged)
+    theirs = logits(load_base_model(str(merged)))
+    assert torch.allclose(theirs, logits(base), atol=1e-4)
+    assert not torch.allclose(theirs, plain, atol=0.1)
+
+
+def test_an_adapter_says_which_model_it_is_for(file: Path, tmp_path: Path) -> None:
+    base = load_base_model(str(file))
+    layout, numbers = trained(base)
+    write_gguf_adapter(load_base_model(str(file)), file, layout, numbers, tmp_path / "out")
+    fields = gguf.GGUFReader(tmp_path / "out" / GGUF_ADAPTER_FILE).fields
+    kept = {name: field.contents() for name, field in fields.items()}
+    assert kept["general.type"] == "adapter"
+    assert kept["adapter.type"] == "lora"
+    assert kept["general.architecture"] == "llama"
+    assert kept["adapter.lora.alpha"] == 5.0
+    lines = (tmp_path / "out" / MODELFILE).read_text().splitlines()
+    assert lines == [f"FROM {file.resolve()}", f"ADAPTER ./{GGUF_ADAPTER_FILE}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("other weights", "is not layers.0.self_attn.q_proj"),
+        ("damaged", "is damaged; download it again"),
+        ("missing", "No such file"),
+        ("architecture", "does not know the architecture"),
+    ],
+)
+def test_another_file_is_refused(file: Path, tmp_path: Path, change: str, message: str) -> None:
+    base = load_base_model(str(file))
+    layout, numbers = trained(base)
+    base = load_base_model(str(file))
+    other = tmp_path / "other.gguf"
+    if change == "other weights":
+        write_model(other, seed=1)
+    elif change == "architecture":
+        other.write_bytes(file.read_bytes().replace(b"llama", b"lxama"))
+    elif change == "damaged":
+        other.write_bytes(b"GGUF" + file.read_bytes()[4:40])
+    with pytest.raises(ModelError, match=message):
+        write_gguf_adapter(base, other, layout, numbers, tmp_path / "out")
+
+
+@pytest.mark.parametrize("layers", ["readout", "readout,top:1"])
+def test_a_readout_is_refused(file: Path, tmp_path: Path, layers: str) -> None:
+    settings: dict[str, Any] = {"model.path": str(file), "task": "sst2", "adapter.layers": layers}
+    config = RunConfig.of(settings, "test")
+    base = load_base_model(str(file))
+    layout = inject(base, config.adapter, 2).layout
+    model = TrainedModel(config, layout, base.model_id, np.zeros(layout.size, np.float32), "A.")
+    with pytest.raises(ModelError, match=r"llama\.cpp does not compute a readout"):
+        model.write_gguf(tmp_path / "out", file)
+    assert not (tmp_path / "out").exists()
