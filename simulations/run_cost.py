@@ -28,8 +28,8 @@ FEATURE = 1e-9
 """Gathering a feature of an example."""
 NUMBER = 1e-8
 """Drawing and replaying a number of a direction."""
-FIT = 2e-7
-"""A feature of an example in the fit of a private part."""
+FIT = 0.1
+"""The fit of a private part, of some tens of examples and some hundred features."""
 REPORT = 0.7
 """Tables and curves after the last round."""
 
@@ -148,7 +148,6 @@ def run_cost(size: RunSize, row: RowCost) -> RunCost:
     )
     kept = _kept_row_cost(size) + row.step + row.again
     first = _evaluation_cost(size, kept, 1, min(1, size.tests))
-    fits = size.fits * FIT * size.training / size.clients * (size.features + 10)
     return RunCost(
         loading=LOADING
         + MODEL_NUMBER * size.model_numbers
@@ -161,7 +160,7 @@ def run_cost(size: RunSize, row: RowCost) -> RunCost:
         evaluations=_evaluation_cost(size, kept, size.validations, size.tests) - first,
         rounds=size.reports * (MESSAGE + step),
         personal=size.private_rounds * (MESSAGE + step)
-        + fits
+        + size.fits * FIT
         + compared * kept
         + 2 * size.clients * MESSAGE * any(size.personal_columns),
         report=REPORT,

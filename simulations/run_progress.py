@@ -19,18 +19,19 @@ class RunProgress:
         cost: expected cost of the run.
 
     Attributes:
+        cost: expected cost of the run.
         total: expected seconds of the whole run.
         done: expected seconds of what has been done.
     """
 
     def __init__(self, size: RunSize, cost: RunCost) -> None:
-        self._size, self._cost = size, cost
+        self._size, self.cost = size, cost
         self.total, self.done = cost.total, cost.loading
         self._answered: Counter[tuple[str, int]] = Counter()
 
     def answer(self, message_type: str, client: int) -> float:
         """Count an answered message; returns the seconds done."""
-        cost = self._cost
+        cost = self.cost
         if message_type == PERSONAL:
             self.done = max(self.done, self.total - cost.report - cost.personal)
         before = self._answered[message_type, client]
@@ -40,14 +41,14 @@ class RunProgress:
 
     def end_round(self, number: int, rounds: int) -> float:
         """Note that a round has ended, also one before a run was continued; returns the seconds."""
-        cost = self._cost
+        cost = self.cost
         reached = cost.loading + (cost.rounds + cost.evaluations) * min(1.0, number / rounds)
         self.done = max(self.done, reached)
         return self.done
 
     def _share(self, message_type: str, before: int) -> float:
         """Return the seconds of a client's message, after some of its type."""
-        size, cost = self._size, self._cost
+        size, cost = self._size, self.cost
         if message_type == "train":
             first = cost.training_pass / size.clients if not before else 0.0
             return first + cost.rounds / max(1, size.reports)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from data_rows import TASK, messages, rows_of
+from data_rows import TASK, messages
 
 from samara.client.training.client_data import example_reader
 from samara.shared.data_settings import DataSettings
