@@ -94,8 +94,14 @@ def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost
     """
     typical = sorted(_typical(shares), key=_tokens)
     run, middle = runtime.make_pass(), [typical[len(typical) // 2]]
-    run(middle, 0)  # which also allocates
-    one = _seconds_of(lambda: runtime.make_pass()(middle, 0))
+    one = _seconds_of(lambda: run(middle, 0))  # which also allocates
+    if one < _TIMED_SECONDS:
+        one = _seconds_of(lambda: runtime.make_pass()(middle, 0))
+    if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
+        again = 0.0
+        if not runtime.has_readout_alone:
+            again = one * runtime.adapted_block_count / len(runtime.base.blocks)
+        return RowCost(one - again, 0.0, again)
     count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
     chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
     alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]

@@ -1,18 +1,25 @@
 """What a run will cost, and how its progress goes by it."""
 
+import io
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from federations import config_of
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from samara.client.training.model_runtime import load_run
+from samara.shared.frames.instructions import Split
 from samara.simulations.notebook_progress import NotebookProgress
-from samara.simulations.progress import logged
+from samara.simulations.progress import logged, watched
 from samara.simulations.run_cost import RowCost, RunCost, RunSize, run_cost
 from samara.simulations.run_progress import PERSONAL, PLAN, RunProgress
+from samara.simulations.run_size import measured_row
 
 SIZE = RunSize(
     clients=4,
@@ -116,6 +123,47 @@ def test_who_does_not_watch_finds_the_time_left_in_the_log(
     assert shares == sorted(set(shares))
     assert shares[-1] == int(10 * (1 - cost.report / cost.total)) * 10
     assert not logging.getLogger("samara.simulation").handlers
+
+
+def test_the_bar_of_a_python_program_goes_by_the_plan_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed, asked = io.StringIO(), []
+
+    class Terminal(Console):
+        def __init__(self, stderr: bool = False) -> None:
+            asked.append(stderr)
+            super().__init__(file=printed, force_terminal=True, width=100)
+
+    monkeypatch.setattr("samara.simulations.progress.Console", Terminal)
+    cost = run_cost(SIZE, READOUT)
+    with watched(config_of({"data.clients": 4}), brief=True) as on_message:
+        event = {"event": PLAN, "progress": RunProgress(SIZE, cost)}
+        logging.getLogger("samara.simulation").info("planned", extra={"event": event})
+        for kind, client in messages(SIZE):
+            on_message(kind, client)
+    assert asked == [True]
+    assert "personal models: 4 of 4 clients" in printed.getvalue()
+    *_, last = re.findall(r"(\d+)%", printed.getvalue())
+    assert int(last) == round(100 * (1 - cost.report / cost.total))
+    assert "planned" not in printed.getvalue()
+
+
+@pytest.mark.parametrize("layers", ["readout", "top:1"])
+def test_rows_are_timed_and_nothing_is_kept_of_them(layers: str) -> None:
+    config = config_of({"data.clients": 2, "adapter.layers": layers, "threads": 1})
+    found = []
+    for times in (True, False):
+        run = load_run(config)
+        shares = [run.data.share_of(client, 2) for client in range(2)]
+        if times:
+            row = measured_row(run.runtime, shares)
+            assert row.once > 0
+            assert (row.again > 0) == (layers == "top:1")
+            assert run.runtime.passes == 0
+        prompts = shares[0].tokenized(Split.TEST).prompts
+        found.append(run.runtime.base_scores(prompts))
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
