@@ -160,7 +160,8 @@ class _Passed:
         """Return the seconds that have passed after the event of a log line, if it says so."""
         with self._lock:
             if event.get("event") == PLAN:
-                self._progress = progress = event["progress"]
+                progress: RunProgress = event["progress"]
+                self._progress = progress
                 self.total = progress.total
                 return progress.done
             if event.get("event") == "round" and self._progress is not None:
@@ -170,7 +171,8 @@ class _Passed:
     def answer(self, message_type: str, client: int) -> float | None:
         """Return the seconds that have passed after a message; None before the plan."""
         with self._lock:
-            return self._progress and self._progress.answer(message_type, client)
+            known = self._progress
+            return None if known is None else known.answer(message_type, client)
 
 
 @contextmanager
