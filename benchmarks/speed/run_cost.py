@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def measure(config: RunConfig) -> dict[str, tuple[float, float]]:
     from samara.simulations.run_progress import PLAN
     from samara.simulations.simulate import simulate
 
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     plans: list[Any] = []
     last = 0.0
 

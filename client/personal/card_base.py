@@ -15,7 +15,7 @@ _HUB_FOLDER = "models--"
 
 @dataclass(frozen=True)
 class CardBase:
-    """What a model card says of the base model.
+    """The statements of a model card on the base model.
 
     Attributes:
         place: what `from_pretrained` loads on the machine that exported: hub id or folder.
