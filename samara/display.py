@@ -15,7 +15,7 @@ def is_shown(progress: bool | None) -> bool:
     Args:
         progress: what the program asked for; None if it did not.
     """
-    console = Console()
+    console = Console(stderr=True)
     return (console.is_terminal or console.is_jupyter) if progress is None else progress
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -19,7 +18,7 @@ from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.measure import named_figures
 from samara.simulations.comparison.seeds import SeedInterval, describe_seeds, seed_intervals
 from samara.simulations.experiments import run_all, run_federation, with_seeds
-from samara.simulations.progress import watched
+from samara.simulations.progress import logged, watched
 
 if TYPE_CHECKING:
     import pandas
@@ -276,7 +275,8 @@ def simulate(
             by dotted keys. An empty mapping is eight clients with generated messages.
         seeds: seeds of several runs, which become `Runs`. Each draws its own split of the data,
             unless the scenario or the settings have a `data.seed`; those of a finished run do.
-        progress: show the progress; by default on a terminal and in a notebook.
+        progress: show a bar with the time left, on standard error; by default on a terminal and
+            in a notebook. Elsewhere the logger ``samara.simulation`` has it, at level INFO.
         settings: settings that replace those of the scenario: ``learning_rate=0.1``,
             ``data={"clients": 4}``, ``**{"data.clients": 4}``, ``out="runs/first"``.
 
@@ -292,12 +292,8 @@ def simulate(
 
 def _simulate(config: RunConfig, progress: bool | None) -> Path:
     hide_widget_warning()
-    watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
+    watching = watched(config, brief=True) if is_shown(progress) else logged(config)
     return run_federation(config, watching)
-
-
-def _unseen(message_type: str, partition: int) -> None:
-    """Do nothing with a message of a run that nobody watches."""
 
 
 def _compared(runs: Sequence[Run | Runs | Folder]) -> Comparison:

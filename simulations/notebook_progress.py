@@ -61,4 +61,7 @@ class NotebookProgress:
     def _content(self) -> dict[str, str]:
         share = f"{min(1.0, self._done / self._total):.0%}, " if self._total else ""
         elapsed = time.monotonic() - self._begun
-        return {"text/plain": f"{self._text} ({share}{elapsed:.0f} s)"}
+        left = ""
+        if 0 < self._done < self._total:
+            left = f", about {elapsed * (self._total / self._done - 1):.0f} s left"
+        return {"text/plain": f"{self._text} ({share}{elapsed:.0f} s{left})"}

@@ -1,20 +1,14 @@
 """The plan of a simulation: its data, clients and evaluations, and the time they may take."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
-from samara.devices.hardware.model_shape import model_shape
-from samara.devices.hardware.roofline import Workload, base_pass_time
 from samara.devices.live.memory_check import default_profile, expected_footprint
 from samara.shared.choices import automatic_values, describe_choices
 from samara.shared.config import RunConfig
@@ -22,24 +16,27 @@ from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import SamaraError
 from samara.shared.frames.instructions import Split
 from samara.shared.model.depth import count_blocks
-from samara.shared.model.layer_selection import chosen_blocks
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
 from samara.shared.tasks.text_split import SharedTexts
 from samara.simulations.report.fleet import span_of
+from samara.simulations.run_cost import RunCost, RunSize, run_cost
+from samara.simulations.run_progress import PLAN, RunProgress
+from samara.simulations.run_size import measured_row, run_size
 
 log = logging.getLogger("samara.simulation")
-
-_TYPICAL = 64
-"""The number of training examples whose length is typical for all."""
 
 
 def log_plan(
     config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
 ) -> None:
-    """Log what `describe_plan` says."""
-    for line in describe_plan(config, runtime, shares, folder):
+    """Log what `describe_plan` says, and the progress that the run's estimate leads to."""
+    size, cost = measured_cost(config, runtime, shares)
+    *lines, last = _lines(config, runtime, shares, folder, size, cost)
+    for line in lines:
         log.info("%s", line)
+    event = {"event": PLAN, "progress": RunProgress(size, cost)}
+    log.info("%s", last, extra={"event": event})
 
 
 def describe_plan(
@@ -53,6 +50,32 @@ def describe_plan(
         shares: data of the clients.
         folder: folder of the run.
     """
+    size, cost = measured_cost(config, runtime, shares)
+    return _lines(config, runtime, shares, folder, size, cost)
+
+
+def measured_cost(
+    config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]
+) -> tuple[RunSize, RunCost]:
+    """Return the counts of a run that has not begun, and what it costs on this machine.
+
+    Args:
+        config: settings of the run.
+        runtime: loaded model; some rows run through it to be timed.
+        shares: data of the clients.
+    """
+    size = run_size(config, runtime, shares)
+    return size, run_cost(size, measured_row(runtime, shares))
+
+
+def _lines(
+    config: RunConfig,
+    runtime: ModelRuntime,
+    shares: Sequence[ClientData],
+    folder: Path,
+    size: RunSize,
+    cost: RunCost,
+) -> list[str]:
     counts = {split: _count(shares, split) for split in Split}
     generated = config.data.path == EMBEDDED_DATA
     users = len({example.user for share in shares for example in share.examples} - {""})
@@ -75,10 +98,11 @@ def describe_plan(
         lines.append(f"note: {shared}")
     if chosen := automatic_values(config.flat()):
         lines.append(describe_choices(chosen, config.flat()))
+    lines.append(_describe_cost(size, cost))
     try:
-        lines.append(_estimate(config, runtime, shares, counts))
+        lines.append(_memory(config, runtime))
     except SamaraError as error:
-        lines.append(f"no estimate of time and memory: {error}")
+        lines.append(f"no estimate of memory: {error}")
     return [*lines, f"results: {folder.absolute()}"]
 
 
@@ -156,66 +180,28 @@ def _evaluations(config: RunConfig) -> str:
     return text + ("; then every client's personal model" if config.makes_personal_models else "")
 
 
-def evaluated_rows(config: RunConfig, validation: int, test: int) -> tuple[int, int]:
-    """Return how many rows are evaluated before round 1, and in the whole run.
-
-    Args:
-        config: settings of the run.
-        validation, test: number of examples of all clients.
-    """
-    test *= config.evaluate.test
-    whole = validations(config) * validation + 2 * test
-    if config.makes_personal_models:
-        for split, count in ((Split.VALIDATION, validation), (Split.TEST, test)):
-            whole += len(config.terms.requested_columns(split, personal=True)) * count
-    return validation + test, whole
-
-
-def trained_rows(config: RunConfig) -> int:
-    """Return how many rows all clients' steps score, at most, with adapters inside the model."""
-    cohort = math.ceil(config.cohort.fraction * config.data.clients)
-    rounds = config.federated_rounds * cohort + config.private_rounds * config.data.clients
-    points = config.queries + 1 if config.differences == "forward" else 2 * config.queries
-    return rounds * config.steps * config.batch * (2 if config.gradients == "exact" else points)
+def _describe_cost(size: RunSize, cost: RunCost) -> str:
+    """Return a line about the time of a run, by a row that was timed on this machine."""
+    before = size.validation + size.test
+    parts = {
+        "loading": cost.loading,
+        "a pass of every example": cost.passes,
+        "rounds": cost.rounds,
+        "evaluations": cost.first_evaluations + cost.evaluations,
+        "personal models": cost.personal,
+        "report": cost.report,
+    }
+    known = ", ".join(f"{span_of(part)} {name}" for name, part in parts.items() if part >= 0.05)
+    return (
+        f"estimate: about {span_of(cost.total)} of processor time on this machine ({known}); "
+        f"{span_of(cost.before_round_1)} of it before round 1 for {before:,} rows "
+        "(evaluate.limit takes fewer)"
+    )
 
 
-def _estimate(
-    config: RunConfig,
-    runtime: ModelRuntime,
-    shares: Sequence[ClientData],
-    counts: dict[Split, int],
-) -> str:
-    """Return a line with the time of the model's passes and the memory, by a shipped profile."""
+def _memory(config: RunConfig, runtime: ModelRuntime) -> str:
     local = config.model.model_copy(update={"path": str(runtime.base.folder)})
     config = config.model_copy(update={"model": local})
     profile = default_profile(local.torch_device)
-    shape = model_shape(local.path).at(config.adapter.depth)
-    first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
-    if runtime.base.depth:
-        first = [prompt.only(0) for prompt in first]
-    typical = first[:_TYPICAL]
-    tokens = [sum(map(len, prompt.sequences)) for prompt in typical]
-    sequence = min(max(1, round(np.mean(tokens))), shape.context or local.max_length)
-    supervised = [sum(map(len, prompt.supervised)) for prompt in typical]
-    work = Workload(
-        sequence=sequence,
-        supervised=min(round(np.mean(supervised)), sequence),
-        batch=EVALUATION_MICRO_BATCH,
-        quantization="fp32" if local.dtype == "float32" else "fp16",
-    )
-    a_row = base_pass_time(shape, profile, work).total / work.batch
-    before, evaluated = evaluated_rows(config, counts[Split.VALIDATION], counts[Split.TEST])
-    if runtime.has_readout_alone:
-        whole = before + counts[Split.TRAIN]  # representations are kept
-    else:
-        blocks = len(shape.blocks)
-        lowest = min(chosen_blocks(config.adapter.inner_layers, blocks), default=0)
-        # What lies below the lowest adapter is computed once for all directions of a step.
-        whole = evaluated + trained_rows(config) * (blocks - lowest) // blocks
     memory = expected_footprint(config, profile).total / 2**20
-    return (
-        f"estimate for a machine like the profile {profile.name}: {span_of(before * a_row)} before "
-        f"round 1 for {before:,} rows (evaluate.limit takes fewer), about "
-        f"{span_of(whole * a_row)} of passes through the model in all, {memory:,.0f} MiB; "
-        "loading, the steps of a readout and the report come on top"
-    )
+    return f"memory: about {memory:,.0f} MiB on a machine like the profile {profile.name}"

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from samara.client.personal.card_base import CardBase
 from samara.client.personal.model_card import CARD_FILE, model_card
 from samara.client.personal.model_folder import (
     LeftOut,
@@ -109,9 +110,8 @@ def _split_a(
 
 
 def _write_card(run: FinishedTuning, setup: ModelSetup, folder: Path, files: list[str]) -> None:
-    settings, base = run.settings, setup.base
-    name, dtype = name_of_base(settings, base), settings.model.dtype
-    about, task, scores = run.about, setup.task, settings.classifier
-    card = model_card(about, name, base.family, task, dtype, not files, files, {}, scores)
+    base = CardBase.of(run.settings.model, setup.base)
+    scores = run.settings.classifier
+    card = model_card(run.about, base, setup.task, not files, files, {}, scores)
     make_folder(folder)
     write_durably(folder / CARD_FILE, card.encode())

@@ -3,18 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from samara.client.personal.card_base import CardBase
+from samara.client.personal.card_code import PEFT, READOUT, applying_code, loading_code
 from samara.client.tuning.methods import ClassifierName
 from samara.shared.model.scorers import COSINE_TEMPERATURE
 from samara.shared.model.structure import Family
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 CARD_FILE = "README.md"
-_PEFT_FILE = "adapter_model.safetensors"
-_CLASSES = {
-    "causal": "AutoModelForCausalLM",
-    "masked": "AutoModelForMaskedLM",
-    "encoder": "AutoModel",
-}
 _SCORES = {
     "causal": "the log-likelihood of the label word after everything before it",
     "masked": "the log-likelihood of the label word at the mask that takes its place",
@@ -25,10 +21,8 @@ _SCORES = {
 
 def model_card(
     about: str,
-    base: str,
-    family: Family,
+    base: CardBase,
     task: Task,
-    dtype: str,
     merged: bool,
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
@@ -38,36 +32,42 @@ def model_card(
 
     Args:
         about: sentences that say which model it is.
-        base: name or folder of the base model.
-        family: family of the base model.
+        base: the base model.
         task: task that the model was adapted to.
-        dtype: compute type that the model was trained with; a checkpoint may be in another one.
         merged: whether the folder holds a whole model, and not an adapter beside its base.
         files: names of the files with trained numbers.
         left_out: numbers that no file has a place for, by name.
         classifier: what gives the scores of a classification.
     """
-    is_peft = not merged and _PEFT_FILE in files
+    is_peft, family = not merged and PEFT in files, base.family
     header = [
         "---",
-        f"base_model: {json.dumps(base)}",
+        *([f"base_model: {json.dumps(base.hub_id)}"] if base.hub_id else []),
         f"library_name: {'peft' if is_peft else 'transformers'}",
         f"tags: [{'lora, ' if is_peft else ''}samara]",
         "---",
     ]
+    if classifier == "label-words":
+        code = applying_code(base, task, merged, files, left_out)
+    else:
+        code = loading_code(base, merged, files)
     blocks = [
         "\n".join(header),
         f"# {task.name}",
-        about,
+        f"{about} {base.describe()}",
         "## Task",
         *_describe_task(task, family, classifier),
         "## Use",
-        f"```python\n{_loading_code(base, family, dtype, merged, files)}\n```",
+        "Run in this folder:",
+        f"```python\n{code}\n```",
     ]
-    if "readout.safetensors" in files:
+    if READOUT in files:
+        is_all = base.blocks and family != "encoder"
+        what = "gives the scores of" if is_all else "is added to these scores:"
         blocks.append(
-            "`readout.safetensors` is added to these scores: `weight @ h + bias`, where `h` is "
+            f"`{READOUT}` {what} `weight @ h + bias`, where `h` is "
             + _describe_representation(family)
+            + (f", after block {base.blocks}" if base.blocks else "")
             + "."
         )
     for name, numbers in left_out.items():
@@ -107,20 +107,3 @@ def _describe_representation(family: Family, of_text: bool = False) -> str:
         token = {"causal": "last", "masked": "first"}[family]
         return f"the last hidden state at the {token} token of the text"
     return "the last hidden state at the position that predicts the label word"
-
-
-def _loading_code(base: str, family: Family, dtype: str, merged: bool, files: Sequence[str]) -> str:
-    loader = _CLASSES[family]
-    lines = [f"from transformers import AutoTokenizer, {loader}", ""]
-    if merged:
-        lines.append('folder = "."  # this folder')
-    else:
-        lines.append(f"folder = {json.dumps(base)}")
-    lines += [
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f'model = {loader}.from_pretrained(folder, dtype="{dtype}")',
-    ]
-    if not merged and _PEFT_FILE in files:
-        lines.insert(0, "from peft import PeftModel")
-        lines.append('model = PeftModel.from_pretrained(model, ".")  # this folder')
-    return "\n".join(lines)

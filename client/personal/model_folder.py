@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.personal.card_base import CardBase
 from samara.client.personal.model_card import CARD_FILE, model_card
 from samara.client.personal.readout_file import READOUT_FILE, write_readout
 from samara.client.tuning.model_export import export_model
@@ -137,9 +138,8 @@ class TrainedModel:
             files.append(READOUT_FILE)
             groups |= {READOUT_GROUP, LABEL_BIAS_GROUP}
         left_out = self._left_out(groups)
-        name, task = name_of_base(self.config, base), load_task(self.config.task)
-        dtype = self.config.model.dtype
-        card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
+        task, described = load_task(self.config.task), CardBase.of(self.config.model, base)
+        card = model_card(self.about, described, task, merged, files, left_out)
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out

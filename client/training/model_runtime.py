@@ -5,7 +5,7 @@ use the forward engine, the replay backend and the schedule.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,8 @@ from samara.client.forward.representation_store import (
     make_representation_store,
 )
 from samara.client.forward.setup import EVALUATION_MICRO_BATCH, make_forward, make_scorer
-from samara.client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from samara.client.forward.streamed import make_forward_engine
+from samara.client.forward.trunk_cache import MemoryCache, TrunkCache, make_trunk_cache
 from samara.client.forward.turns import forward_pass
 from samara.client.streaming.loading import LoadedModel, load_model
 from samara.client.training.client_data import (
@@ -42,6 +43,7 @@ from samara.client.training.execution import (
     read_or_decide_execution,
 )
 from samara.shared.config import NO_STREAMED_GRADIENTS, RunConfig
+from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
 from samara.shared.features import check_features, kind_of
 from samara.shared.machine import cores
@@ -111,6 +113,7 @@ class ModelRuntime:
             self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
         adapter = inject(base, settings, self.scorer.labels)
+        self._adapter = adapter
         self.layout, self.first_block = adapter.layout, adapter.first_block
         self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
@@ -159,6 +162,29 @@ class ModelRuntime:
     def passes(self) -> int:
         """The number of rows, examples times perturbations, that went through the model so far."""
         return self.forward.passes
+
+    def make_pass(self) -> Callable[[Sequence[Prompt], int], None]:
+        """Return a function that runs the model over prompts, to measure it.
+
+        It takes prompts, and the directions under whose two perturbations adapters inside the model
+        run; with 0 these run as they begin, and a readout alone has none. Its passes do not count
+        in `passes`, and only the function itself keeps anything of them.
+        """
+        if isinstance(forward := self.forward, ReadoutForward):
+            return lambda prompts, queries: forward.run_pass(prompts)
+        is_streamed, cache = self._stream is not None, MemoryCache(self.config.trunk_cache)
+        base, scorer = self.scorer.base, self.scorer
+        engine = make_forward_engine(base, self._adapter, scorer, is_streamed, cache)
+        layout, center = self.layout, torch.zeros(self.layout.element_count)
+
+        def run(prompts: Sequence[Prompt], queries: int) -> None:
+            seeds = np.arange(queries, dtype=np.uint64)
+            z = directions(seeds, layout.size, layout.distribution)
+            moved = self.weight_map.directions(z) if queries else None
+            placed = center.to(self.torch_device)
+            engine.scores(Perturbations(layout, placed, moved, self.config.epsilon), prompts)
+
+        return run
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """Have a readout's examples computed by the division of this whole split.

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,13 +102,15 @@ class EventLog:
 
     Args:
         store: the run's folder, whose earlier events are read.
+        rounds: rounds of the run; later ones of its ledger finish the model, and train nothing.
 
     Attributes:
         last: last event that this process has written; empty before the first.
     """
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, rounds: float = math.inf) -> None:
         self.last: dict[str, Any] = {}
+        self._rounds = rounds
         self._ledger, self._file = store.ledger, store.folder / METRICS_FILE
         self._next = store.folder / NEXT_EVENT_FILE
         self._started = time.monotonic()
@@ -190,7 +193,7 @@ class EventLog:
         event["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         write_event(self._file, event)
         self.last = event
-        log.info(describe_event(event), extra={"event": event})
+        log.info(describe_event(event, self._rounds), extra={"event": event})
 
 
 def write_event(file: Path, event: dict[str, Any]) -> None:
@@ -203,12 +206,18 @@ def write_event(file: Path, event: dict[str, Any]) -> None:
         append_in_parts(file, event)
 
 
-def describe_event(event: Mapping[str, Any]) -> str:
-    """Return an event as one line of text."""
+def describe_event(event: Mapping[str, Any], rounds: float = math.inf) -> str:
+    """Return an event as one line of text.
+
+    Args:
+        event: the event.
+        rounds: rounds of the run, after which the ledger's go on where the model is finished.
+    """
+    when = f"round {event['round']}" if event["round"] <= rounds else "after the last round"
     if event["event"] == "round":
         loss = "" if event["loss"] is None else f"loss {event['loss']:.4f}, "
         return (
-            f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
+            f"{when}: {loss}learning rate {event['learning_rate']:.3g}, "
             f"{event['reports']} reports, "
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
             + (f", {event['problem']}" if event["problem"] else _describe_else(event))
@@ -217,7 +226,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         f"{name} {column['mean_client_accuracy']:.2%}" for name, column in event["columns"].items()
     )
     return (
-        f"round {event['round']}: {event['split']} accuracy, mean of the clients: {figures}, "
+        f"{when}: {event['split']} accuracy, mean of the clients: {figures}, "
         f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
     )
 

@@ -75,7 +75,7 @@ class ScalarStrategy(Strategy):
         self._cohorts, self._meters = cohorts, meters
         self._health = ClientHealth(config.cohort.patience)
         self._late_reports = LateReportFilter(config.cohort.late_rounds)
-        self.event_log = EventLog(store)
+        self.event_log = EventLog(store, config.federated_rounds)
         self._planner = RoundPlanner(config, store, roster, self._health, cohorts)
         self._validator = ReplyValidator(config, roster, self._late_reports, self.event_log)
         answers = RoundAnswers

@@ -26,6 +26,9 @@ from samara.shared.model.tokenizer import load_tokenizer
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
+_IDS: dict[int, int] = {}
+"""One object of every token id; the tokens of a data set would be millions of equal ones."""
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -98,7 +101,8 @@ class BaseModel:
         Raises:
             ModelError: if the text has a token that the model has no embedding of.
         """
-        ids = tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+        found = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids = tuple(_IDS.setdefault(token, token) for token in found)
         if ids and max(ids) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise ModelError(

@@ -324,6 +324,11 @@ class _ExampleReader:
             text.encode()
         except UnicodeEncodeError:
             self.mistakes.append(f"{name!r} holds half of a UTF-16 surrogate pair")
+        if "\0" in text:
+            self.mistakes.append(
+                f"{name!r} holds a NUL, the character of code 0, at letter {text.index(chr(0)) + 1}"
+                "; delete it, or take the data from their source again"
+            )
         return text
 
 

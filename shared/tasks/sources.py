@@ -98,6 +98,12 @@ def _find_folders(path: Path, growing: bool) -> DataFiles:
     splits = {split: (path / split,) for split in SPLITS if (path / split).is_dir()}
     if "train" in splits and any(entry.is_dir() for entry in (path / "train").iterdir()):
         return DataFiles("labels", splits)
+    if folders and not growing and not any(any(folder.iterdir()) for folder in folders):
+        names = ", ".join(folder.name for folder in folders)
+        raise DataError(
+            f"{path}: all its folders are empty ({names}); put a person's rows, or a label's "
+            "texts, into each"
+        )
     if growing or folders:
         return DataFiles("labels", {"train": (path,)})
     raise DataError(
@@ -112,10 +118,16 @@ def _files_of_people(folders: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
     Their files are those of splits if all are named so; otherwise all are training files.
 
     Raises:
-        DataError: if one has a validation or test file, and no training file.
+        DataError: if one has a validation or test file, and no training file, or is empty beside
+            others that have files.
     """
     named = [folder for folder in folders if not folder.name.startswith(".")]
     found = [_row_files(folder) for folder in named]
+    if any(found) and (empty := [folder for folder in named if not any(folder.iterdir())]):
+        raise DataError(
+            f"{empty[0]}: is empty, and the folders beside it hold a person's rows each; add the "
+            "person's rows, or remove the folder"
+        )
     if not {stem for files in found for stem in files} <= set(SPLITS):
         return {"train": tuple(file for files in found for file in files.values())}
     for folder, files in zip(named, found, strict=True):

@@ -338,3 +338,14 @@ def test_a_configuration_without_a_limit_of_positions(folder: Path) -> None:
     base = load_base_model(str(folder))
     base.network.config.max_position_embeddings = -1
     assert base.context > 10**9
+
+
+def test_tokens_of_a_data_set_are_one_object_each() -> None:
+    """Equal numbers would take several times the memory of the texts."""
+    base = load_base_model("embedded")
+    vocabulary = base.tokenizer.get_vocab()
+    rare = max(vocabulary, key=vocabulary.__getitem__)
+    assert vocabulary[rare] > 256  # smaller ones are one object in Python itself
+    one, other = base.token_ids(rare), base.token_ids(rare)
+    assert vocabulary[rare] in one
+    assert all(first is second for first, second in zip(one, other, strict=True))

@@ -178,6 +178,10 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
     [
         (b'{"text": "caf\xe9", "label": 0}', "is not UTF-8"),
         (b'{"text": "\\ud800", "label": 0}', "'text' holds half of a UTF-16 surrogate pair"),
+        (
+            b'{"text": "ab\\u0000", "label": 0}',
+            "'text' holds a NUL, the character of code 0, at let",
+        ),
         (b'{"text": null, "label": 0}', "'text' is null, not text or a number"),
         (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
         (b'{"text": "a", "label": 0, "user": {}}', "'user' is an object, not text or a number"),
@@ -226,6 +230,11 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
         (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
         (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
+        (
+            b"text,label\na,0\nb\0,1\n",
+            3,
+            "'text' holds a NUL, the character of code 0, at letter 2",
+        ),
         (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
         (
             b"text,label\na,0\ncaf\xe9,0\nb,0\n\xe9,0\n\xe8,1\n",

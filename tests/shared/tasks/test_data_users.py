@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from data_rows import TASK, messages
 
 from samara.client.training.client_data import example_reader
 from samara.shared.data_settings import DataSettings
@@ -77,3 +78,19 @@ def test_a_named_user_that_no_row_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no row has 'author', which task 'sst2' names as user"):
         example_reader(task_with("author"), settings)
     assert len(example_reader(task_with("user"), settings)(1)) == 9
+
+
+def test_an_empty_folder_beside_those_of_people_is_named(tmp_path: Path) -> None:
+    for person in ("ann", "bob", "cleo"):
+        (tmp_path / person).mkdir()
+    assert messages(str(tmp_path)) == [
+        f"{tmp_path}: all its folders are empty (ann, bob, cleo); put a person's rows, or a "
+        "label's texts, into each"
+    ]
+    write_jsonl(tmp_path / "ann" / "rows.jsonl", rows_of(4))
+    write_jsonl(tmp_path / "cleo" / "rows.jsonl", rows_of(4))
+    [said] = messages(str(tmp_path))
+    assert said.startswith(f"{tmp_path / 'bob'}: is empty, and the folders beside it hold a person")
+    (tmp_path / "bob").rmdir()
+    (tmp_path / ".git").mkdir()
+    assert {e.user for e in load_examples(str(tmp_path), TASK, 0)} == {"ann", "cleo"}

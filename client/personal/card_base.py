@@ -1,0 +1,100 @@
+"""The base model of an exported model, as other software finds it."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.model_folder import weight_files
+from samara.shared.model.sentence_pooling import SentencePooling
+from samara.shared.model.structure import Family
+from samara.shared.sections import EMBEDDED_MODEL, ModelSettings
+
+_HUB_FOLDER = "models--"
+
+
+@dataclass(frozen=True)
+class CardBase:
+    """The statements of a model card on the base model.
+
+    Attributes:
+        place: what `from_pretrained` loads on the machine that exported: hub id or folder.
+        hub_id: name on the Hugging Face hub; empty if it is not known.
+        weights: SHA-256 of each file of weights by its name, in hex.
+        family: family of the model.
+        dtype: compute type that it was trained with.
+        blocks: number of lowest blocks that are read; 0 for all.
+        max_length: most tokens of a text with its question.
+        pooling: modules of a sentence encoder behind its network.
+        is_embedded: whether it is the small model that comes with Samara.
+    """
+
+    place: str
+    hub_id: str
+    weights: dict[str, str]
+    family: Family
+    dtype: str = "float32"
+    blocks: int = 0
+    max_length: int = 128
+    pooling: SentencePooling | None = None
+    is_embedded: bool = False
+
+    @classmethod
+    def of(cls, model: ModelSettings, base: BaseModel) -> "CardBase":
+        """Return what a card says of a loaded base model.
+
+        Args:
+            model: settings of the model.
+            base: the model; its structure is enough.
+        """
+        is_embedded = model.path == EMBEDDED_MODEL
+        hub_id = "" if is_embedded else hub_id_of(model.path, base.folder)
+        return cls(
+            place=hub_id or str(base.folder),
+            hub_id=hub_id,
+            weights={file.name: _hash_of(file) for file in weight_files(base.folder)},
+            family=base.family,
+            dtype=model.dtype,
+            blocks=base.depth,
+            max_length=min(model.max_length, base.context),
+            pooling=base.pooling if base.family == "encoder" else None,
+            is_embedded=is_embedded,
+        )
+
+    def describe(self) -> str:
+        """Return sentences that say which model it is, and how to get it."""
+        if self.hub_id:
+            return f"The base model is `{self.hub_id}` on the Hugging Face hub."
+        files = "; ".join(f"`{name}` `{own}`" for name, own in self.weights.items())
+        if self.is_embedded:
+            how = (
+                "It comes with Samara (`pip install samara-fl`) as `samara/shared/model/embedded`."
+            )
+        else:
+            how = (
+                f"On the machine that wrote this card it lies in `{self.place}`. Elsewhere take a "
+                "copy of that folder, or a download whose weights have the same hash; the Hugging "
+                "Face hub shows it on a file's page."
+            )
+        return f"The base model is known by the SHA-256 of its weights: {files}. {how}"
+
+
+def hub_id_of(path: str, folder: Path) -> str:
+    """Return the name of a model on the Hugging Face hub; empty if it is not known.
+
+    ``_name_or_path`` in a configuration does not say it: it names the model that training began
+    with.
+
+    Args:
+        path: ``model.path`` of the settings.
+        folder: folder that it leads to.
+    """
+    for part in folder.parts:
+        if part.startswith(_HUB_FOLDER):
+            return part.removeprefix(_HUB_FOLDER).replace("--", "/")
+    return "" if Path(path).expanduser().exists() else path
+
+
+def _hash_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,143 @@
+"""The counts that the time of a run follows from, and the time of a row in its model."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.model.scorers import Prompt
+from samara.shared.run_terms import fits_private_part
+from samara.simulations.run_cost import RowCost, RunSize
+
+_MOST_TIMED, _TOGETHER = 32, 8
+_TIMED_SECONDS = 0.7
+_MOST_QUERIES = 16
+_TYPICAL = 256
+
+
+def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]) -> RunSize:
+    """Return the counts of a run that has not begun.
+
+    Args:
+        config: settings of the run.
+        runtime: loaded model.
+        shares: data of the clients.
+    """
+    terms, clients = config.terms, len(shares)
+    training, validation, test = (
+        sum(len(share.in_split(split)) for share in shares) for split in Split
+    )
+    test *= config.evaluate.test
+    rounds = terms.rounds_of_federation
+    reports = (rounds + bool(terms.intercept_round)) * math.ceil(config.cohort.fraction * clients)
+    validations, tests = (
+        sum(terms.is_evaluated(number, split) for number in range(rounds + 1))
+        for split in (Split.VALIDATION, Split.TEST)
+    )
+    fits = 0
+    if fits_private_part(config.method):
+        # an intercept for each report, and a private part wherever its model is evaluated
+        asked = terms.requested_columns(Split.VALIDATION, personal=False)
+        fits = clients * (1 + validations * (len(asked) > 1))
+    personal = config.makes_personal_models
+    columns = [
+        len(terms.requested_columns(split, personal=True)) * personal
+        for split in (Split.VALIDATION, Split.TEST)
+    ]
+    is_kept, size = runtime.has_readout_alone, runtime.layout.size
+    return RunSize(
+        clients=clients,
+        reports=reports,
+        # finetune takes them from zero, too
+        private_rounds=terms.private_rounds * clients * (1 + (config.method == "finetune")),
+        fits=fits,
+        steps=config.steps,
+        perturbations=_perturbations(config, size),
+        directions=config.queries,
+        batch=min(config.batch, training / clients),
+        labels=max(1, runtime.label_count),
+        features=runtime.base.features if is_kept else 0,
+        numbers=size,
+        examples=sum(len(share.examples) for share in shares),
+        tokens=_mean_tokens(_typical(shares)),
+        training=training,
+        validation=validation,
+        test=test,
+        validations=validations,
+        tests=tests,
+        personal_columns=(columns[0], columns[1]),
+        model_numbers=sum(weight.numel() for weight in runtime.base.network.parameters()),
+    )
+
+
+def _perturbations(config: RunConfig, size: int) -> int:
+    """Return how many perturbed models a step scores its examples with."""
+    if config.gradients == "exact":
+        return 3
+    if config.differences == "components":
+        return 2 * min(config.queries, size)
+    return config.queries + 1 if config.differences == "forward" else 2 * config.queries
+
+
+def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost:
+    """Return what a row costs in the model, by a short measurement.
+
+    Some examples of typical lengths run as in a step; nothing of these passes is kept.
+
+    Args:
+        runtime: loaded model.
+        shares: data of the clients.
+    """
+    typical = sorted(_typical(shares), key=_tokens)
+    run, middle = runtime.make_pass(), [typical[len(typical) // 2]]
+    one = _seconds_of(lambda: run(middle, 0))  # which also allocates
+    if one < _TIMED_SECONDS:
+        one = _seconds_of(lambda: runtime.make_pass()(middle, 0))
+    if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
+        again = 0.0
+        if not runtime.has_readout_alone:
+            again = one * runtime.adapted_block_count / len(runtime.base.blocks)
+        return RowCost(one - again, 0.0, again)
+    count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
+    chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
+    alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
+    scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
+
+    def seconds(queries: int) -> float:
+        """Return the seconds of a row, the less of two measurements."""
+        passes = [partial(run, prompts, queries) for prompts in alike]
+        return scale * sum(min(_seconds_of(each) for _ in range(2)) for each in passes)
+
+    if runtime.has_readout_alone:
+        return RowCost(seconds(0))
+    unkept = [[partial(runtime.make_pass(), each, 0) for _ in range(2)] for each in alike]
+    whole = scale * sum(min(map(_seconds_of, passes)) for passes in unkept)
+    for prompts in alike:
+        run(prompts, 0)
+    plain, queries = seconds(0), min(runtime.config.queries, _MOST_QUERIES)
+    again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
+    return RowCost(max(0.0, whole - plain), max(0.0, plain - again), again)
+
+
+def _seconds_of(work: Callable[[], None]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def _typical(shares: Sequence[ClientData]) -> list[Prompt]:
+    """Return some training examples of all clients, as the model reads them."""
+    prompts = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts]
+    return prompts[:: max(1, len(prompts) // _TYPICAL)]
+
+
+def _tokens(prompt: Prompt) -> int:
+    return sum(map(len, prompt.sequences))
+
+
+def _mean_tokens(prompts: Sequence[Prompt]) -> float:
+    return sum(map(_tokens, prompts)) / len(prompts)
