@@ -37,7 +37,8 @@ TEMPORARIES = 3
 SCORE_COPIES = 2.5
 """Attention scores of a block that are in memory at the peak of the published programs; fitted."""
 LOGIT_BYTES: dict[Precision, float] = {"fp32": 26.0, "fp16": 20.0}
-"""Bytes of a logit at the peak of the published programs, with the loss's intermediates; fitted."""
+"""Bytes of a logit at the peak of the published programs, with the loss's intermediates; fitted,
+and in FP16 set by hand."""
 HIDDEN_COPIES = 8
 """Hidden states in memory beside the attention scores of the published programs; fitted."""
 _CHUNK_BYTES = 2**24 * (2 + 4 + 4)
