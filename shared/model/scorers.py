@@ -7,7 +7,8 @@ A scorer runs no blocks: a forward engine passes it the body's output.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,6 +68,7 @@ class Scorer(ABC):
     """
 
     labels: int
+    _by_rows = False
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
         self.base, self._name, self._task = base, task.name, task.digest
@@ -95,6 +97,15 @@ class Scorer(ABC):
             float32 [P, n, width]. Rows with fewer scores than others are padded with −∞, which is
             never chosen and adds nothing to a softmax.
         """
+
+    @contextmanager
+    def likelihoods(self) -> Iterator[None]:
+        """Have `scores` compute log-likelihoods also where they are only to be compared."""
+        by_rows, self._by_rows = self._by_rows, False
+        try:
+            yield
+        finally:
+            self._by_rows = by_rows
 
     def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the scores as log-likelihoods also where `scores` are only to be compared."""
