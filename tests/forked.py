@@ -17,6 +17,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import re
 import runpy
@@ -392,6 +393,7 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
     wait_for_no_disk()
     gc.collect()

@@ -138,7 +138,7 @@ def eager(runtime: ModelRuntime, data: LabelledPrompts) -> Engine:
         z = runtime.backend.directions(request.seeds, layout.size, layout.distribution)
         perturbations = Perturbations.from_arrays(layout, to_float32(state), z, request.epsilon)
         prompts = [data.prompts[row] for row in request.batch]
-        scores = runtime.forward.scores(perturbations, prompts, Schedule("both"))
+        scores = runtime.forward.scores(perturbations, prompts, Schedule("both"), whole=True)
         return cross_entropy(scores, data.labels[request.batch]), state
 
     return run

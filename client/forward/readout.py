@@ -115,6 +115,7 @@ class ReadoutForward:
         perturbations: PerturbedAdapters,
         prompts: Sequence[Prompt],
         schedule: Schedule = SINGLE_PASS,
+        whole: bool = False,
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation.
 
@@ -124,6 +125,7 @@ class ReadoutForward:
             perturbations: P perturbations of each of C clients.
             prompts: C · n prompts, client by client.
             schedule: not read; there are no forward passes to divide.
+            whole: not read; what is kept of the base model are log-likelihoods.
 
         Returns:
             float32 [P, C·n, labels].
@@ -136,8 +138,8 @@ class ReadoutForward:
             self._score(perturbations, numbers[:, start : start + rows])
             for start in range(0, shape[1], rows)
         ]
-        whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
-        return whole.reshape(count, len(prompts), self._labels).cpu().numpy()
+        joined = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return joined.reshape(count, len(prompts), self._labels).cpu().numpy()
 
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]

@@ -32,12 +32,14 @@ class PassBatch:
         perturbations: perturbations of the pass.
         prompt_indices: indices of the pass's prompts among all of them.
         prompts: prompts of the pass.
+        whole: whether scores are log-likelihoods also where steps only compare them.
     """
 
     perturbation_indices: NDArray[np.int64]
     perturbations: PerturbedAdapters
     prompt_indices: Sequence[int]
     prompts: Sequence[Prompt]
+    whole: bool
 
 
 class ResidentForward:
@@ -71,6 +73,7 @@ class ResidentForward:
         perturbations: PerturbedAdapters,
         prompts: Sequence[Prompt],
         schedule: Schedule = SINGLE_PASS,
+        whole: bool = False,
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation.
 
@@ -79,6 +82,7 @@ class ResidentForward:
             prompts: C · n prompts, client by client.
             schedule: division into passes. Examples of similar length share a pass, so that there
                 is little padding.
+            whole: whether scores are log-likelihoods also where steps only compare them.
 
         Returns:
             float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
@@ -97,7 +101,7 @@ class ResidentForward:
         # the longest first, so that the memory of its pass is enough for all that follow
         micro_batches = reversed(list(_micro_batches(prompts, clients, schedule.micro_batch)))
         batches = [
-            PassBatch(indices, group, chosen, [prompts[index] for index in chosen])
+            PassBatch(indices, group, chosen, [prompts[index] for index in chosen], whole)
             for chosen in micro_batches
             for indices, group in split_by_grouping(perturbations, schedule.grouping)
         ]
@@ -313,7 +317,7 @@ class ResidentForward:
         for batch in batches:
             with forward_pass():
                 with torch.inference_mode():
-                    scores = self.score_pass(batch.perturbations, batch.prompts)
+                    scores = self.score_pass(batch.perturbations, batch.prompts, whole=batch.whole)
                 result = scores.float().cpu().numpy()
             yield result
 

@@ -209,6 +209,7 @@ class StreamedForward(ResidentForward):
         perturbations: PerturbedAdapters,
         prompts: Sequence[Prompt],
         schedule: Schedule = SINGLE_PASS,
+        whole: bool = False,
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation; see `ResidentForward`.
 
@@ -216,7 +217,7 @@ class StreamedForward(ResidentForward):
         """
         if self._parameters is not None:
             schedule = replace(schedule, grouping="sequential")
-        return super().scores(perturbations, prompts, schedule)
+        return super().scores(perturbations, prompts, schedule, whole)
 
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
@@ -280,7 +281,7 @@ class StreamedForward(ResidentForward):
             supervised if all(supervised) else None,
             pack=self._may_pack(batch.perturbations),
         )
-        return self._score_hidden(hidden, batch.perturbations, batch.prompts)
+        return self._score_hidden(hidden, batch.perturbations, batch.prompts, batch.whole)
 
     def _fill_cache(self, batches: Sequence[PassBatch]) -> None:
         """Compute the trunk's output of every sequence that the cache lacks, stage by stage."""

@@ -354,8 +354,7 @@ class ModelRuntime:
         size = EVALUATION_MICRO_BATCH
         if self.config.memory_budget:
             size = evaluation_batch_size(self.schedule, self.config, size)
-        with self.scorer.likelihoods():
-            scores = self.forward.scores(center, prompts, Schedule("both", size))
+        scores = self.forward.scores(center, prompts, Schedule("both", size), whole=True)
         return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:

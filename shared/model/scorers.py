@@ -7,8 +7,7 @@ A scorer runs no blocks: a forward engine passes it the body's output.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,15 +96,6 @@ class Scorer(ABC):
             float32 [P, n, width]. Rows with fewer scores than others are padded with −∞, which is
             never chosen and adds nothing to a softmax.
         """
-
-    @contextmanager
-    def likelihoods(self) -> Iterator[None]:
-        """Have `scores` compute log-likelihoods also where they are only to be compared."""
-        by_rows, self._by_rows = self._by_rows, False
-        try:
-            yield
-        finally:
-            self._by_rows = by_rows
 
     def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the scores as log-likelihoods also where `scores` are only to be compared."""

@@ -54,6 +54,7 @@ RUN = (
     "docs/guides/streaming.md",
     "docs/guides/fleet.md",
     "docs/concepts/basis.md",
+    "docs/concepts/profiled-loss.md",
 )
 """Pages whose commands are run in their order, in one folder each."""
 ELSEWHERE = {
@@ -74,6 +75,9 @@ ELSEWHERE = {
     ("server", "status", "--rounds", "runs/field"): "what a live run leaves: test_live_server.py",
     ("server", "check", "--replay", "runs/field"): "what a live run leaves: test_live_server.py",
     ("compare", "runs/field"): "what a live run leaves",
+    ("adapter", "export", "runs/first", "--client", "anna", "--out", "my-lora"): (
+        "a GGUF file of the reader's own: tests/simulations/test_tuned_export_gguf.py"
+    ),
 }
 """Beginnings of commands that are not run here, and why."""
 PAGES_ELSEWHERE = {

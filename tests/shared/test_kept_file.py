@@ -35,11 +35,13 @@ from samara.client.protocol.work_costs import WorkCost, WorkCosts
 from samara.client.training.execution import Execution, _ExecutionFile
 from samara.devices.live.introduced_clients import _IntroducedFile
 from samara.devices.live.join import JoinedFile
+from samara.devices.live.kept_checks import ChecksFile, KeptChecks
 from samara.devices.live.known_messages import HIDDEN, hide_insertions
 from samara.devices.live.pause_log import PauseLog
 from samara.devices.live.server_contact import _ContactFile
 from samara.devices.phone.reference_client.run_settings import _SettingsFile
 from samara.server.rounds.cohort_sampling import _CohortSecretFile
+from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import EvaluateInstruction, Split
 from samara.shared.kept_file import KeptFile, KeptLog
@@ -124,6 +126,14 @@ KINDS = [
         lambda folder: _ExecutionFile(folder, bytes(8)),
         Execution(Schedule("inner", 4), 2),
         b'{\n  "grouping": "inner",\n  "micro_batch": 4,\n  "threads": 2\n}\n',
+    ),
+    kind(
+        ChecksFile,
+        KeptChecks(1.5, (CheckResult(Outcome.WARN, "disk", "é", "more"),)),
+        lines(
+            r'{"time": 1.5, "checks": [{"outcome": "warn", "subject": "disk", "finding": "\u00e9", '
+            r'"remedy": "more"}]}'
+        ),
     ),
     kind(
         _ContactFile,

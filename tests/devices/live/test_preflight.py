@@ -280,7 +280,7 @@ def test_a_disk_that_is_slower_than_its_profile_says(
     streamed = model.model_copy(update={"stream": "disk"})
     found = check_storage(streamed, board)
     assert found is not None
-    assert re.search(r"\d MB/s of .*safetensors; the profile .* has \d+ MB/s", found.finding)
+    assert re.search(r"\d MB/s of .*safetensors; the profile .* has [\d,]+ MB/s", found.finding)
     monkeypatch.setattr(preflight, "measure_disk_rate", lambda file, pieces: rate)
     found = check_storage(streamed, board)
     assert found is not None
