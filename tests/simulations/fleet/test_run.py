@@ -120,8 +120,9 @@ def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None
     assert RunResult.read(folder).final_round == 5
 
 
+@pytest.mark.parametrize("objective", ["cross-entropy", "profiled-cross-entropy"])
 def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
-    fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objective: str, fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same frames, so one client at a time gives the very ledger of the in-process engine."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
@@ -130,6 +131,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
         "fleet.devices": [{"device": "laptop", "share": 1}],
         "cohort.late-rounds": 0,
         "cohort.oversample": 1.0,
+        "objective": objective,
     }
     devices = simulate(config_of(calm))
     alone = simulate(config_of(calm, fleet__devices="", out=str(tmp_path / "alone")))
