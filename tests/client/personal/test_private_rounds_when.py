@@ -208,11 +208,11 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     assert runtime.execution  # decided before passes are counted
     plain, steps = runtime.forward.scores, [0]
 
-    def interrupt(*arguments: Any) -> Any:
+    def interrupt(*arguments: Any, **named: Any) -> Any:
         steps[0] += 1
         if steps[0] == 1 + 2 + 2:  # in the second of the two steps of the second round
             raise KeyboardInterrupt
-        return plain(*arguments)
+        return plain(*arguments, **named)
 
     monkeypatch.setattr(runtime.forward, "scores", interrupt)
     with pytest.raises(KeyboardInterrupt):
