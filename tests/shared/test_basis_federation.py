@@ -66,7 +66,8 @@ def test_perturbed_passes_are_those_of_the_lifted_adapter(informed: Settings) ->
         layout, torch.from_numpy(centers), runtime.weight_map.directions(z), epsilon
     )
     prompts = [prompts_of(run, client, 2) for client in range(2)]
-    scores = runtime.forward.scores(together, [p for own in prompts for p in own], Schedule("both"))
+    both = [prompt for own in prompts for prompt in own]
+    scores = runtime.forward.scores(together, both, Schedule("both"), whole=True)
     for client, state in enumerate(states):
         for index, (sign, query) in enumerate((s, q) for s in (1, -1) for q in range(3)):
             step = np.rint(z[client, query] * epsilon * 2.0**40).astype(np.int64)
