@@ -253,7 +253,8 @@ def test_a_model_without_its_tokenizer_is_named(
 def test_version_short_help_and_completion(run: Run) -> None:
     assert run("--version")[1].startswith("samara-fl ")
     assert "--show-completion" in run("-h")[1]
-    assert "Example: samara" in run("simulate", "-h")[1]
+    status, printed, errors = run("simulate", "-h")
+    assert "Example: samara" in printed, (status, errors)
 
 
 def test_a_run_is_named_as_an_argument_or_as_an_option(run: Run, settings: dict[str, Any]) -> None:
