@@ -18,11 +18,11 @@ TOKEN = 4e-6
 """Tokenizing a token."""
 MESSAGE = 4e-3
 """A message to a client with its answer, and the server's part of it."""
-STEP = 1.4e-3
+STEP = 6e-4
 """A local step, whatever its size."""
-SCORE = 2e-8
+SCORE = 1e-8
 """A score of a readout under a perturbation, with its part of the loss."""
-PRODUCT = 4e-11
+PRODUCT = 2e-11
 """A product of a feature and a number of a readout under a perturbation."""
 FEATURE = 1e-9
 """Gathering a feature of an example."""
