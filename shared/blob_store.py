@@ -5,7 +5,6 @@ but its hash, so that bytes from a network never choose a path. A blob is verifi
 used. What arrives in parts is kept in a file beside it, so that a restart continues there.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from samara.shared.errors import BlobError
-from samara.shared.files import UNFINISHED, cache_folder, make_folder, sync_folder
+from samara.shared.files import UNFINISHED, cache_folder, file_hash, make_folder, sync_folder
 
 HASH_BYTES = 32
 MAX_BLOB_BYTES = 256 * 2**20
@@ -33,8 +32,7 @@ def blob_hash(path: Path) -> bytes:
         BlobError: if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        return file_hash(path)
     except OSError as error:
         raise BlobError(f"{path}: cannot be read: {error.strerror}") from error
 

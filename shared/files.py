@@ -1,8 +1,9 @@
-"""Files: how they are written so that a crash leaves them whole, and headers of those in use.
+"""Files: hashes, writes that a crash leaves whole, and headers of files in use.
 
 A file that must survive a crash is written under another name, fsynced and renamed.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,16 @@ from samara.shared.errors import LedgerError, SamaraError
 UNFINISHED = ".new"
 """The suffix of files that are being written, or whose writing a crash interrupted."""
 _MAX_HEADER_BYTES = 2**16
+
+
+def file_hash(path: Path) -> bytes:
+    """Return the SHA-256 of a file, 32 bytes.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def write_durably(path: Path, *parts: bytes | memoryview) -> None:

@@ -100,7 +100,7 @@ class RunCost(NamedTuple):
 
     Attributes:
         loading: libraries, model and data.
-        validation_pass, test_pass, training_pass: what of the model runs once for every example.
+        validation_pass, test_pass, training_pass: the model's part that runs once for an example.
         first_evaluations: evaluations before round 1, besides.
         evaluations: later ones of the global model.
         rounds: rounds of the federation, besides.

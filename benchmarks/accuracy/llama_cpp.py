@@ -13,7 +13,7 @@ too, so that the change by the adapter is compared.
 import argparse
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,8 +40,16 @@ SCRIPT = Path(__file__).with_suffix(".mjs")
 LogProbabilities = NDArray[np.float64]
 
 
-def write_float32(model: Path, out: Path) -> None:
-    """Write a GGUF file with the weights of another one, dequantized."""
+def write_float32(
+    model: Path, out: Path, added: Mapping[str, NDArray[np.float32]] | None = None
+) -> None:
+    """Write a GGUF file with the weights of another one, dequantized.
+
+    Args:
+        model: GGUF file that is read.
+        out: GGUF file that is written.
+        added: addends of some weights, by their names.
+    """
     import gguf
 
     reader = read_gguf(model)
@@ -53,7 +61,10 @@ def write_float32(model: Path, out: Path) -> None:
         element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), kind, sub_type=element)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if added and tensor.name in added:
+            weight = weight + added[tensor.name]
+        writer.add_tensor(tensor.name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -97,7 +97,7 @@ class Row(_Part):
         paper: the paper's number for every column; null where it has none.
         settings: settings of `samara tune`; empty if the row is not trained here.
         hyperparameters: name of what the paper trained the row with; empty if it trains nothing.
-        tasks: what the row has otherwise on some tasks.
+        tasks: other settings of the row on some tasks.
         predict: what is predicted.
         missing: why nothing is run or predicted.
     """

@@ -1,9 +1,9 @@
 """The base model of an exported model, as other software finds it."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from samara.shared.files import file_hash
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.model_folder import weight_files
 from samara.shared.model.sentence_pooling import SentencePooling
@@ -18,9 +18,9 @@ class CardBase:
     """The statements of a model card on the base model.
 
     Attributes:
-        place: what `from_pretrained` loads on the machine that exported: hub id or folder.
+        place: hub id, or folder on the machine that exported, for `from_pretrained`.
         hub_id: name on the Hugging Face hub; empty if it is not known.
-        weights: SHA-256 of each file of weights by its name, in hex.
+        weights: SHA-256 of each file of weights by its name, in hex; empty with a `hub_id`.
         family: family of the model.
         dtype: compute type that it was trained with.
         blocks: number of lowest blocks that are read; 0 for all.
@@ -41,7 +41,7 @@ class CardBase:
 
     @classmethod
     def of(cls, model: ModelSettings, base: BaseModel) -> "CardBase":
-        """Return what a card says of a loaded base model.
+        """Return the statements on a loaded base model.
 
         Args:
             model: settings of the model.
@@ -49,10 +49,11 @@ class CardBase:
         """
         is_embedded = model.path == EMBEDDED_MODEL
         hub_id = "" if is_embedded else hub_id_of(model.path, base.folder)
+        files = () if hub_id else weight_files(base.folder)
         return cls(
             place=hub_id or str(base.folder),
             hub_id=hub_id,
-            weights={file.name: _hash_of(file) for file in weight_files(base.folder)},
+            weights={file.name: file_hash(file).hex() for file in files},
             family=base.family,
             dtype=model.dtype,
             blocks=base.depth,
@@ -93,8 +94,3 @@ def hub_id_of(path: str, folder: Path) -> str:
         if part.startswith(_HUB_FOLDER):
             return part.removeprefix(_HUB_FOLDER).replace("--", "/")
     return "" if Path(path).expanduser().exists() else path
-
-
-def _hash_of(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

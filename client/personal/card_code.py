@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from samara.client.personal.card_base import CardBase
+from samara.client.personal.readout_file import READOUT_FILE
+from samara.shared.model.peft import WEIGHTS_FILE
 from samara.shared.model.scorers import COSINE_TEMPERATURE
 from samara.shared.model.structure import Family
 from samara.shared.tasks.kinds import ClassificationTask, Task
 from samara.shared.tasks.templates import field_names, parse_template
 
-READOUT, PEFT = "readout.safetensors", "adapter_model.safetensors"
 _CLASSES: dict[Family, str] = {
     "causal": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
@@ -29,7 +30,7 @@ def loading_code(base: CardBase, merged: bool, files: Sequence[str]) -> str:
         files: names of the files with trained numbers.
     """
     loader = _CLASSES[base.family]
-    has_peft = not merged and PEFT in files
+    has_peft = not merged and WEIGHTS_FILE in files
     is_cut = not merged and base.blocks > 0
     names = sorted(["AutoTokenizer", loader, *(["AutoConfig"] if is_cut else [])])
     lines = ["from peft import PeftModel"] * has_peft
@@ -80,12 +81,12 @@ def applying_code(
         return loading
     if base.pooling is not None and not base.pooling.is_plain:
         return loading
-    has_readout = READOUT in files
+    has_readout = READOUT_FILE in files
     head = ["import torch"] + ["from safetensors.torch import load_file"] * has_readout
     lines = [*head, loading, "model.eval()", *_row_lines(task), *_shortening_lines()]
     lines += _scoring_lines(base, task, merged, files)
     if has_readout:
-        lines.append('readout = load_file("readout.safetensors")')
+        lines.append(f'readout = load_file("{READOUT_FILE}")')
         added = 'readout["weight"] @ h + readout["bias"]'
         is_all = base.blocks and base.family != "encoder"
         lines.append(f"scores = {added}" if is_all else f"scores = scores + {added}")
@@ -143,7 +144,7 @@ def _scoring_lines(
     """Return the lines that compute `scores`, and `h` where a readout reads it."""
     if base.family == "encoder":
         return _encoder_lines(base, task, merged, files)
-    limit, has_readout = base.max_length, READOUT in files
+    limit, has_readout = base.max_length, READOUT_FILE in files
     before = json.dumps(task.question_before_word, ensure_ascii=False)
     lines = [
         f"question = {before}",
@@ -207,9 +208,9 @@ def _encoder_lines(
         f"prompts = {json.dumps(task.prompts(), ensure_ascii=False)}",
     ]
     labels = "torch.stack([vector_of(prompt, {}) for prompt in prompts])"
-    if not merged and PEFT in files:
+    if not merged and WEIGHTS_FILE in files:
         lines += ["with model.disable_adapter():", f"    labels = {labels.format('model')}"]
-    elif merged and READOUT not in files:
+    elif merged and READOUT_FILE not in files:
         lines += [
             "# labels are compared as the base model, which was not adapted, reads them",
             f'base = AutoModel.from_pretrained({json.dumps(base.place)}, dtype="{base.dtype}")',

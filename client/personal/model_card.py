@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from samara.client.personal.card_base import CardBase
-from samara.client.personal.card_code import PEFT, READOUT, applying_code, loading_code
+from samara.client.personal.card_code import applying_code, loading_code
+from samara.client.personal.readout_file import READOUT_FILE
 from samara.client.tuning.methods import ClassifierName
+from samara.shared.model.peft import WEIGHTS_FILE
 from samara.shared.model.scorers import COSINE_TEMPERATURE
 from samara.shared.model.structure import Family
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
@@ -39,7 +41,7 @@ def model_card(
         left_out: numbers that no file has a place for, by name.
         classifier: what gives the scores of a classification.
     """
-    is_peft, family = not merged and PEFT in files, base.family
+    is_peft, family = not merged and WEIGHTS_FILE in files, base.family
     header = [
         "---",
         *([f"base_model: {json.dumps(base.hub_id)}"] if base.hub_id else []),
@@ -61,11 +63,11 @@ def model_card(
         "Run in this folder:",
         f"```python\n{code}\n```",
     ]
-    if READOUT in files:
+    if READOUT_FILE in files:
         is_all = base.blocks and family != "encoder"
         what = "gives the scores of" if is_all else "is added to these scores:"
         blocks.append(
-            f"`{READOUT}` {what} `weight @ h + bias`, where `h` is "
+            f"`{READOUT_FILE}` {what} `weight @ h + bias`, where `h` is "
             + _describe_representation(family)
             + (f", after block {base.blocks}" if base.blocks else "")
             + "."

@@ -42,7 +42,11 @@ class ModelSetup:
         features = settings.features | {"task": kind_of(self.task)}
         check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
         self._classifier: Weights | None = None
-        self._only_compares = False
+
+    @property
+    def _only_compares(self) -> bool:
+        """Return whether the scores of a row are only compared with each other."""
+        return False
 
     def load(self) -> None:
         """Load the model, or load it again: base and scorer are then unchanged ones.
@@ -55,10 +59,10 @@ class ModelSetup:
         model = self.settings.model
         self.loaded = load_model(model, self.settings.adapter.depth)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        compares = self._only_compares
-        self.scorer: Scorer = make_scorer(self.base, self.task, model.max_length, compares)
+        most, compares = model.max_length, self._only_compares
+        self.scorer: Scorer = make_scorer(self.base, self.task, most, compares)
         if self.settings.classifier != "label-words":
-            asks, most = self.settings.classifier == "linear-probe", model.max_length
+            asks = self.settings.classifier == "linear-probe"
             self.scorer = scorer = ClassifierScorer(self.base, self.task, most, self.scorer, asks)
             if self._classifier is not None:
                 scorer.begin_at(self._classifier)

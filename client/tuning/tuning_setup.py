@@ -115,8 +115,6 @@ class TuningSetup(ModelSetup):
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
         self._evaluation_loss = objective_for(self.task, default)
         self.examples = draw_examples(settings, self.task)
-        compares = settings.optimizer in ZEROTH_ORDER and self.goal != "likelihood"
-        self._only_compares = compares and not settings.adapter.has_readout
         self.load()
         self._representations = make_representation_store(self.base, self.scorer, TRUNK_CACHE_BYTES)
         self._trunk_cache = make_trunk_cache(
@@ -127,6 +125,12 @@ class TuningSetup(ModelSetup):
             name: self._make_split([example for example in self.examples if example.split == name])
             for name in SPLITS
         }
+
+    @property
+    def _only_compares(self) -> bool:
+        settings = self.settings
+        compares = settings.optimizer in ZEROTH_ORDER and self.goal != "likelihood"
+        return compares and not settings.adapter.has_readout
 
     def make_forward(
         self,

@@ -363,7 +363,7 @@ class ZerothOrder:
         Args:
             adapters: the point.
             some: int64 [n], indices of the examples.
-            shift: what is added to their scores, float64 [labels]; 0 for nothing.
+            shift: addend of their scores, float64 [labels]; 0 for none.
         """
         (prompts, labels), forward = self._setup.rows(some), self._forward
         assert isinstance(forward, ResidentForward)

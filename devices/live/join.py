@@ -117,8 +117,8 @@ class Joined(NamedTuple):
 
     Attributes:
         lines: sentences about the client for its owner.
-        names: what the server calls the run's ``task`` and ``model``; a name is missing where it
-            does not say, or says something that is none.
+        names: the server's names of the run's ``task`` and ``model``. A name that it does not
+            tell, or that is no name, is missing.
     """
 
     lines: list[str]

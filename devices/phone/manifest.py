@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from samara.shared.errors import CodeError, DeviceError, SamaraError
-from samara.shared.files import write_durably
+from samara.shared.files import file_hash, write_durably
 from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
 MANIFEST_VERSION = 5
@@ -353,7 +353,6 @@ def hash_program(program: Path) -> str:
         DeviceError: if the file cannot be read.
     """
     try:
-        with program.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_hash(program).hex()
     except OSError as error:
         raise DeviceError(f"{program}: cannot be read: {error.strerror}") from error

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import ModelError
-from samara.shared.layout import ADAPTER_GROUP, Layout
-from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.layout import Layout
 from samara.shared.model.gguf_file import read_gguf
-from samara.shared.model.layer_selection import features
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.low_rank_factors import low_rank_factors
 
 GGUF_ADAPTER_FILE, MODELFILE = "adapter.gguf", "Modelfile"
 _LEAST_COSINE = 0.9
@@ -51,30 +50,24 @@ def write_gguf_adapter(
     import gguf
 
     architecture = str(reader.get_field(gguf.Keys.General.ARCHITECTURE).contents())
-    names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
-    modules = dict(base.body.named_modules())
-    if missing := [name for name in names if name not in modules]:
-        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
-    places = _places(base, model_file, architecture, names)
+    layers = list(low_rank_factors(base, layout, numbers, trained_a))
+    places = _places(base, model_file, architecture, [layer.name for layer in layers])
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    sizes = [features(modules[name])[0] for name in names]
-    matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
     folder.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(folder / GGUF_ADAPTER_FILE, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, layout.alpha)
-    for name, a in zip(names, matrices, strict=True):
-        order = _row_order(base, modules[name], tensors.get(places[name]))
+    for layer in layers:
+        place = places[layer.name]
+        order = _row_order(base, layer.module, tensors.get(place))
         if order is None:
             raise ModelError(
-                f"{model_file}: its {places[name]} is not {name} of {base.folder}; give the GGUF "
+                f"{model_file}: its {place} is not {layer.name} of {base.folder}; give the GGUF "
                 "file of the run's base model"
             )
-        elements, rows = layout.tensor_slice(name)
-        b = numbers[elements].reshape(rows, layout.rank)
-        writer.add_tensor(f"{places[name]}.lora_a", np.ascontiguousarray(a))
-        writer.add_tensor(f"{places[name]}.lora_b", np.ascontiguousarray(b[order]))
+        writer.add_tensor(f"{place}.lora_a", np.ascontiguousarray(layer.a))
+        writer.add_tensor(f"{place}.lora_b", np.ascontiguousarray(layer.b[order]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

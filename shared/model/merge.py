@@ -6,11 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.shared.errors import ModelError
-from samara.shared.layout import ADAPTER_GROUP, Layout
-from samara.shared.model.frozen_a import frozen_matrices
-from samara.shared.model.layer_selection import features
+from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.low_rank_factors import low_rank_factors
 
 
 @torch.no_grad()
@@ -34,18 +32,11 @@ def merge_adapter(
     Raises:
         ModelError: if the layout belongs to another model.
     """
-    names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
-    modules = dict(base.body.named_modules())
-    if missing := [name for name in names if name not in modules]:
-        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
-    sizes = [features(modules[name])[0] for name in names]
-    matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
-    for name, a in zip(names, matrices, strict=True):
-        elements, rows = layout.tensor_slice(name)
-        b = torch.from_numpy(numbers[elements].reshape(rows, layout.rank))
-        added = (layout.alpha / layout.rank) * (b @ torch.from_numpy(a))
-        weight = modules[name].weight
+    for layer in low_rank_factors(base, layout, numbers, trained_a):
+        product = torch.from_numpy(layer.b) @ torch.from_numpy(layer.a)
+        added = (layout.alpha / layout.rank) * product
+        weight = layer.module.weight
         assert isinstance(weight, torch.Tensor)
-        if type(modules[name]).__name__ == "Conv1D":  # it keeps its weight transposed
+        if type(layer.module).__name__ == "Conv1D":  # it keeps its weight transposed
             added = added.T
         weight.copy_((weight.float() + added.to(weight.device)).to(weight.dtype))

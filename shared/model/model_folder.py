@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import ModelError
+from samara.shared.files import file_hash
 from samara.shared.model.damaged_files import check_content, damaged, read_json, stored_types
 from samara.shared.model.depth import blocks_at, cut_id
 from samara.shared.model.gguf_file import converted_model_id, find_converted_folder
@@ -191,9 +192,7 @@ def model_id(folder: Path) -> bytes:
     whole = hashlib.sha256()
     own = {folder / "config.json", *weight_files(folder), *_tokenizer_files(folder)}
     for file in [*sorted(file for file in own if file.is_file()), *hashed_module_files(folder)]:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").digest()
-        whole.update(file.relative_to(folder).as_posix().encode() + b"\0" + content)
+        whole.update(file.relative_to(folder).as_posix().encode() + b"\0" + file_hash(file))
     return whole.digest()
 
 

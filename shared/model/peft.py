@@ -17,10 +17,9 @@ from safetensors.torch import save
 
 from samara.shared.errors import ModelError
 from samara.shared.files import write_durably
-from samara.shared.layout import ADAPTER_GROUP, Layout
-from samara.shared.model.frozen_a import frozen_matrices
-from samara.shared.model.layer_selection import features
+from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.low_rank_factors import low_rank_factors
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
@@ -53,30 +52,24 @@ def write_peft_adapter(
         ModelError: if the layout belongs to another model, or PEFT would misread the adapter.
         OSError: if the folder cannot be written.
     """
-    names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
-    modules = dict(base.body.named_modules())
-    if missing := [name for name in names if name not in modules]:
-        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
+    layers = list(low_rank_factors(base, layout, numbers, trained_a))
+    names = [layer.name for layer in layers]
     _check_readable(base, names)
     body = next(name for name, module in base.network.named_modules() if module is base.body)
     prefix = f"{body}." if body else ""
-    sizes = [features(modules[name])[0] for name in names]
     weights = {}
-    matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
-    for tensor, a in zip(names, matrices, strict=True):
-        elements, rows = layout.tensor_slice(tensor)
-        b = numbers[elements].reshape(rows, layout.rank)
-        key = f"base_model.model.{prefix}{tensor}"
-        weights[f"{key}.lora_A.weight"] = torch.from_numpy(a.copy())
-        weights[f"{key}.lora_B.weight"] = torch.from_numpy(b.copy())
+    for layer in layers:
+        key = f"base_model.model.{prefix}{layer.name}"
+        weights[f"{key}.lora_A.weight"] = torch.from_numpy(layer.a.copy())
+        weights[f"{key}.lora_B.weight"] = torch.from_numpy(layer.b.copy())
     settings = {
         "peft_type": "LORA",
         "task_type": _task_type(base),
         "base_model_name_or_path": name,
         "r": layout.rank,
         "lora_alpha": layout.alpha,
-        "target_modules": [prefix + tensor for tensor in names],
-        "fan_in_fan_out": any(type(modules[name]).__name__ == "Conv1D" for name in names),
+        "target_modules": [prefix + name for name in names],
+        "fan_in_fan_out": any(type(layer.module).__name__ == "Conv1D" for layer in layers),
         "bias": "none",
         "lora_dropout": 0.0,
         "use_rslora": False,

@@ -28,7 +28,7 @@ samara.simulate = smaller
 """
 """A cell before a notebook's own, with which simulations take seconds."""
 SMALLER_FILE = "\nrounds = 2\nsteps = 1\nqueries = 2\nbatch = 4\n"
-"""What a notebook's scenario file says instead of its rounds."""
+"""Replacement for the rounds in a notebook's scenario file."""
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

@@ -74,7 +74,7 @@ WANTED = {
     "use my model in Ollama": "ollama create",
     "reproduce P-RGE's table": "python -m benchmarks.papers",
 }
-"""What people come for, and what stands on the page that tells how."""
+"""Goals of readers, each with words of the page that leads to it."""
 ROW = """[...document.querySelectorAll("td")].find((cell) => cell.textContent === WANT)
   .parentElement.querySelectorAll("a")"""
 

@@ -1,12 +1,10 @@
 """A run that an earlier version began goes on with this one, whichever side is updated first."""
 
 import re
-import subprocess
-import tarfile
 from typing import Any
 
 import pytest
-from helpers import ROOT
+from earlier_code import earlier_code
 from live import ONE_SMALL_STEP
 
 from benchmarks.faults.live_run import LiveRun, Place
@@ -31,14 +29,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Where the code of that commit runs."""
-    folder = tmp_path_factory.mktemp("before")
-    archive = folder / "code.tar"
-    command = ["git", "-C", ROOT, "archive", "--output", archive, BEFORE]
-    names = ["samara", "shared", "client", "server", "devices", "simulations"]
-    if subprocess.run([*command, *names], capture_output=True, check=False).returncode:
-        pytest.skip(f"commit {BEFORE} is not in this checkout's history")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="tar")
+    folder = earlier_code(BEFORE, tmp_path_factory.mktemp("before"))
     return Place(environment={"PYTHONPATH": str(folder)})
 
 

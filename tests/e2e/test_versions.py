@@ -1,11 +1,9 @@
 """Clients and phones of an earlier version join a server of this one, and the reverse."""
 
-import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from earlier_code import earlier_code
 from live import ONE_SMALL_STEP
 from phones import BOARD, PHONES, make_phones
 
@@ -33,14 +31,7 @@ PHONE = PHONES[0]
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of that commit."""
-    folder = tmp_path_factory.mktemp("before")
-    archive = folder / "code.tar"
-    command = ["git", "-C", ROOT, "archive", "--output", archive, BEFORE]
-    names = ["samara", "shared", "client", "server", "devices", "simulations"]
-    if subprocess.run([*command, *names], capture_output=True, check=False).returncode:
-        pytest.skip(f"commit {BEFORE} is not in this checkout's history")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    folder = earlier_code(BEFORE, tmp_path_factory.mktemp("before"))
     assert not (folder / "samara" / "shared").exists()
     return folder
 

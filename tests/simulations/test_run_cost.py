@@ -1,4 +1,4 @@
-"""What a run will cost, and how its progress goes by it."""
+"""The estimated cost of a run, and the progress bar that follows it."""
 
 import io
 import logging

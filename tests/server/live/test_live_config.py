@@ -1,4 +1,4 @@
-"""What a server says of the settings of a live run before it begins."""
+"""The warning of a server about settings with which a live run begins too early."""
 
 import pytest
 

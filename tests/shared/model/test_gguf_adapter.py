@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from tiny_gguf import gguf, write_model
 
+from benchmarks.accuracy.llama_cpp import write_float32
 from samara.client.personal.model_folder import TrainedModel
 from samara.shared.config import RunConfig
 from samara.shared.errors import ModelError
@@ -42,30 +43,18 @@ def logits(base: BaseModel) -> torch.Tensor:
     return result
 
 
-def merged_by_the_files(model: Path, adapter: Path, out: Path) -> None:
-    """Write a GGUF file of a model with an adapter's products added to its own tensors."""
+def products_of(adapter: Path) -> dict[str, NDArray[np.float32]]:
+    """The product of an adapter's factors for each weight, scaled as llama.cpp does it."""
     read = gguf.GGUFReader(adapter)
     parts = {tensor.name: np.array(tensor.data) for tensor in read.tensors}
     alpha = read.get_field("adapter.lora.alpha").contents()
-    base = gguf.GGUFReader(model)
-    writer = gguf.GGUFWriter(out, base.get_field("general.architecture").contents())
-    for field in base.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
-    for tensor in base.tensors:
-        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if f"{tensor.name}.lora_a" in parts:
-            a, b = (parts.pop(f"{tensor.name}.lora_{part}") for part in "ab")
-            weight = weight + alpha / len(a) * (b @ a)
-        writer.add_tensor(tensor.name, weight.astype(np.float32))
+    weights = {name.rpartition(".")[0] for name in parts}
+    products = {}
+    for name in weights:
+        a, b = (parts.pop(f"{name}.lora_{part}") for part in "ab")
+        products[name] = (alpha / len(a) * (b @ a)).astype(np.float32)
     assert not parts
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return products
 
 
 def test_an_adapter_on_the_files_own_tensors_gives_the_same_logits(
@@ -78,7 +67,9 @@ def test_an_adapter_on_the_files_own_tensors_gives_the_same_logits(
     write_gguf_adapter(base, file, layout, numbers, tmp_path / "out")
     merge_adapter(base, layout, numbers)
     merged = tmp_path / "merged.gguf"
-    merged_by_the_files(file, tmp_path / "out" / GGUF_ADAPTER_FILE, merged)
+    products = products_of(tmp_path / "out" / GGUF_ADAPTER_FILE)
+    assert products.keys() <= {tensor.name for tensor in gguf.GGUFReader(file).tensors}
+    write_float32(file, merged, products)
     theirs = logits(load_base_model(str(merged)))
     assert torch.allclose(theirs, logits(base), atol=1e-4)
     assert not torch.allclose(theirs, plain, atol=0.1)
