@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flwr.app import UserConfig
+from threadpoolctl import threadpool_limits
 
 from samara.client.app import app as client_app
 from samara.client.forward.peak_memory import share_heap
@@ -109,7 +110,12 @@ def simulate(
         )
     hold_inputs(loaded.folder, config)
     share_heap()
-    with ThreadPoolExecutor(clients_together(config)) as pool:
+    threads = loaded.of_client.threads
+    # NumPy's products, too: the threads of clients that wait for each other cost half as much again
+    with (
+        threadpool_limits(threads, "blas"),
+        ThreadPoolExecutor(clients_together(config)) as pool,
+    ):
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
         rows = PassMeter(PassesInProcess(loaded.shares).take_rows)

@@ -10,6 +10,7 @@ from federations import Settings, config_of, grid_of, ledger_of, wrap_local_step
 from flwr.app import Message, MessageType
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from samara.client.app import app as client_app
 from samara.client.protocol.simulated_client import RUNS
@@ -321,3 +322,18 @@ def test_data_that_changed_between_two_runs_of_a_process_are_read_again(
         result = read_result(simulate(config_of(settings, out=str(tmp_path / str(kept)))))
         counts.append(sum(client["examples"] for client in result["clients"].values()))
     assert counts[0] == 2 * counts[1]
+
+
+def test_a_client_computes_with_its_own_number_of_threads_in_numpy_too(settings: Settings) -> None:
+    """Its products would take all cores, beside other clients that do so too."""
+    blas = ThreadpoolController().select(user_api="blas")
+    assert blas.lib_controllers
+    seen = set()
+
+    def look(message_type: str, client: int) -> None:
+        seen.update(library.num_threads for library in blas.lib_controllers)
+
+    with threadpool_limits(2, "blas"):
+        simulate(config_of(settings, rounds=1, threads=1), look)
+        assert {library.num_threads for library in blas.lib_controllers} == {2}
+    assert seen == {1}
