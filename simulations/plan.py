@@ -22,7 +22,7 @@ from samara.shared.tasks.text_split import SharedTexts
 from samara.simulations.report.fleet import span_of
 from samara.simulations.run_cost import RunCost, RunSize, run_cost
 from samara.simulations.run_progress import PLAN, RunProgress
-from samara.simulations.run_size import measured_row, run_size
+from samara.simulations.run_size import clients_together, measured_row, run_size
 
 log = logging.getLogger("samara.simulation")
 
@@ -65,7 +65,7 @@ def measured_cost(
         shares: data of the clients.
     """
     size = run_size(config, runtime, shares)
-    return size, run_cost(size, measured_row(runtime, shares))
+    return size, run_cost(size, measured_row(runtime, shares, clients_together(config)))
 
 
 def _lines(

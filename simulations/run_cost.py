@@ -100,7 +100,8 @@ class RunCost(NamedTuple):
 
     Attributes:
         loading: libraries, model and data.
-        validation_pass, test_pass, training_pass: the model's part that runs once for an example.
+        validation_pass, test_pass, training_pass: tokenization, and the model's part that runs once
+            for an example.
         first_evaluations: evaluations before round 1, besides.
         evaluations: later ones of the global model.
         rounds: rounds of the federation, besides.
@@ -147,15 +148,13 @@ def run_cost(size: RunSize, row: RowCost) -> RunCost:
         for columns, rows in zip(size.personal_columns, (size.validation, size.test), strict=True)
     )
     kept = _kept_row_cost(size) + row.step + row.again
+    once = row.once + size.tokens * TOKEN
     first = _evaluation_cost(size, kept, 1, min(1, size.tests))
     return RunCost(
-        loading=LOADING
-        + MODEL_NUMBER * size.model_numbers
-        + size.examples * EXAMPLE
-        + (size.training + size.validation + size.test) * size.tokens * TOKEN,
-        validation_pass=size.validation * row.once,
-        test_pass=size.test * row.once,
-        training_pass=size.training * row.once,
+        loading=LOADING + MODEL_NUMBER * size.model_numbers + size.examples * EXAMPLE,
+        validation_pass=size.validation * once,
+        test_pass=size.test * once,
+        training_pass=size.training * once,
         first_evaluations=first,
         evaluations=_evaluation_cost(size, kept, size.validations, size.tests) - first,
         rounds=size.reports * (MESSAGE + step),

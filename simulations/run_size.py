@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
+from samara.shared.machine import cores
 from samara.shared.model.scorers import Prompt
 from samara.shared.run_terms import fits_private_part
 from samara.simulations.run_cost import RowCost, RunSize
@@ -17,6 +18,9 @@ _MOST_TIMED, _TOGETHER = 32, 8
 _TIMED_SECONDS = 0.7
 _MOST_QUERIES = 16
 _TYPICAL = 256
+
+_Pass = Callable[[Sequence[Prompt], int], None]
+"""A pass of prompts under the perturbations of so many directions."""
 
 
 def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]) -> RunSize:
@@ -83,7 +87,15 @@ def _perturbations(config: RunConfig, size: int) -> int:
     return config.queries + 1 if config.differences == "forward" else 2 * config.queries
 
 
-def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost:
+def clients_together(config: RunConfig) -> int:
+    """Return the number of clients that train at the same time: one per core, or one on a GPU."""
+    if config.model.torch_device != "cpu":
+        return 1
+    cohort = math.ceil(config.cohort.fraction * config.data.clients)
+    return max(1, min(cores() // (config.threads or 1), cohort))
+
+
+def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData], together: int) -> RowCost:
     """Return what a row costs in the model, by a short measurement.
 
     Some examples of typical lengths run as in a step; nothing of these passes is kept.
@@ -91,48 +103,60 @@ def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost
     Args:
         runtime: loaded model.
         shares: data of the clients.
+        together: number of clients that compute at the same time. So many passes are timed at once,
+            since two threads of one core cost more processor time than one.
     """
     typical = sorted(_typical(shares), key=_tokens)
-    run, middle = runtime.make_pass(), [typical[len(typical) // 2]]
-    one = _seconds_of(lambda: run(middle, 0))  # which also allocates
-    if one < _TIMED_SECONDS:
-        one = _seconds_of(lambda: runtime.make_pass()(middle, 0))
-    if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
-        again = 0.0
-        if not runtime.has_readout_alone:
-            again = one * runtime.adapted_block_count / len(runtime.base.blocks)
-        return RowCost(one - again, 0.0, again)
-    count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
-    chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
-    alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
-    scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
+    middle = [typical[len(typical) // 2]]
+    runtimes = [runtime, *(runtime.copy_sharing_weights() for _ in range(together - 1))]
+    with ThreadPoolExecutor(together) as pool:
 
-    def seconds(queries: int) -> float:
-        """Return the seconds of a row, the less of two measurements."""
-        passes = [partial(run, prompts, queries) for prompts in alike]
-        return scale * sum(min(_seconds_of(each) for _ in range(2)) for each in passes)
+        def fresh() -> list[_Pass]:
+            return [each.make_pass() for each in runtimes]
 
-    if runtime.has_readout_alone:
-        return RowCost(seconds(0))
-    unkept = [[partial(runtime.make_pass(), each, 0) for _ in range(2)] for each in alike]
-    whole = scale * sum(min(map(_seconds_of, passes)) for passes in unkept)
-    for prompts in alike:
-        run(prompts, 0)
-    plain, queries = seconds(0), min(runtime.config.queries, _MOST_QUERIES)
-    again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
-    return RowCost(max(0.0, whole - plain), max(0.0, plain - again), again)
+        def timed(passes: Sequence[_Pass], prompts: Sequence[Prompt], queries: int) -> float:
+            begun = time.process_time()
+            list(pool.map(lambda run: run(prompts, queries), passes))
+            return (time.process_time() - begun) / together
 
+        kept = fresh()
+        one = timed(kept, middle, 0)  # which also allocates
+        if one < _TIMED_SECONDS:
+            one = timed(fresh(), middle, 0)
+        if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
+            again = 0.0
+            if not runtime.has_readout_alone:
+                again = one * runtime.adapted_block_count / len(runtime.base.blocks)
+            return RowCost(one - again, 0.0, again)
+        count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
+        chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
+        alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
+        scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
 
-def _seconds_of(work: Callable[[], None]) -> float:
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+        def seconds(queries: int) -> float:
+            """Return the seconds of a row, the less of two measurements."""
+            return scale * sum(
+                min(timed(kept, prompts, queries) for _ in range(2)) for prompts in alike
+            )
+
+        if runtime.has_readout_alone:
+            return RowCost(seconds(0))
+        unkept = [[fresh() for _ in range(2)] for _ in alike]
+        whole = scale * sum(
+            min(timed(passes, prompts, 0) for passes in twice)
+            for twice, prompts in zip(unkept, alike, strict=True)
+        )
+        for prompts in alike:
+            timed(kept, prompts, 0)
+        plain, queries = seconds(0), min(runtime.config.queries, _MOST_QUERIES)
+        again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
+        return RowCost(max(0.0, whole - plain), max(0.0, plain - again), again)
 
 
 def _typical(shares: Sequence[ClientData]) -> list[Prompt]:
     """Return some training examples of all clients, as the model reads them."""
-    prompts = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts]
-    return prompts[:: max(1, len(prompts) // _TYPICAL)]
+    most = math.ceil(_TYPICAL / len(shares))
+    return [prompt for share in shares for prompt in share.some_prompts(Split.TRAIN, most)]
 
 
 def _tokens(prompt: Prompt) -> int:

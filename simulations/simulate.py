@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -28,7 +27,6 @@ from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
 from samara.shared.features import check_features, kind_of
-from samara.shared.frames.instructions import Split
 from samara.shared.machine import cores
 from samara.shared.model.loading import check_torch_device
 from samara.shared.run_settings import check_settings
@@ -39,6 +37,7 @@ from samara.simulations.engine import InProcessGrid, ignore_message
 from samara.simulations.finished import find_finished, hold_inputs
 from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
+from samara.simulations.run_size import clients_together
 
 log = logging.getLogger("samara.simulation")
 
@@ -156,8 +155,6 @@ def load_simulation(config: RunConfig) -> LoadedSimulation:
     shares = [run.data.share_of(client, clients) for client in range(clients)]
     examples = chain.from_iterable(share.examples for share in shares)
     check_labels(examples, load_task(config.task), config.data.path)
-    for share in shares:
-        share.tokenized(Split.TRAIN)
     folder = run_folder(config, run_id_of(config, run.runtime.layout, run.runtime.model_id))
     return LoadedSimulation(of_client, run.runtime, run.data, shares, folder)
 
@@ -183,11 +180,3 @@ def _repeated(
     config = config.among(len(clients))
     grid = InProcessGrid(client_app, len(clients), config.flat(), on_message, None, nodes)
     return serve(config, grid, cohorts)
-
-
-def clients_together(config: RunConfig) -> int:
-    """Return the number of clients that train at the same time: one per core, or one on a GPU."""
-    if config.model.torch_device != "cpu":
-        return 1
-    cohort = math.ceil(config.cohort.fraction * config.data.clients)
-    return max(1, min(cores() // (config.threads or 1), cohort))

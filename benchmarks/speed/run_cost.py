@@ -79,6 +79,7 @@ def measure(config: RunConfig) -> dict[str, tuple[float, float]]:
     logger = logging.getLogger("samara.simulation")
     logger.addHandler(Plans())
     logger.setLevel(logging.INFO)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     folder = simulate(config, lambda kind, _: note(_PARTS.get(kind, "rounds")))
     write_curves(folder)
     print_result(folder, RunResult.read(folder))

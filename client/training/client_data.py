@@ -4,6 +4,7 @@ A source either divides the examples of a task among simulated clients or gives 
 one client of a device.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,6 +159,13 @@ class ClientData:
                 prompts = tuple(self._tokenize(example) for example in self.in_split(split))
                 self._tokenized[split] = LabelledPrompts(prompts, self.labels(split), (prompts,))
             return self._tokenized[split]
+
+    def some_prompts(self, split: Split, most: int) -> list[Prompt]:
+        """Return at most so many examples of a split, evenly spread, as the model reads them."""
+        examples = self.in_split(split)
+        return [
+            self._tokenize(each) for each in examples[:: max(1, math.ceil(len(examples) / most))]
+        ]
 
     def evaluated(self, split: Split) -> LabelledPrompts:
         """Return the examples of a split that an evaluation of the run at hand counts."""

@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import load_run
 from samara.shared.frames.instructions import Split
+from samara.shared.model.scorers import Prompt
+from samara.shared.tasks.rows import Example
 from samara.simulations.notebook_progress import NotebookProgress
 from samara.simulations.progress import logged, watched
 from samara.simulations.run_cost import RowCost, RunCost, RunSize, run_cost
@@ -157,13 +160,28 @@ def test_rows_are_timed_and_nothing_is_kept_of_them(layers: str) -> None:
         run = load_run(config)
         shares = [run.data.share_of(client, 2) for client in range(2)]
         if times:
-            row = measured_row(run.runtime, shares)
+            row = measured_row(run.runtime, shares, 2)
             assert row.once > 0
             assert (row.again > 0) == (layers == "top:1")
             assert run.runtime.passes == 0
         prompts = shares[0].tokenized(Split.TEST).prompts
         found.append(run.runtime.base_scores(prompts))
     np.testing.assert_array_equal(*found)
+
+
+def test_a_look_at_large_data_tokenizes_some_of_them() -> None:
+    whole = tuple(Example(f"row {number}", 0, "", "train") for number in range(1000))
+    read: list[str] = []
+
+    def tokenize(example: Example) -> Prompt:
+        read.append(example.text)
+        return Prompt(((len(read),),), ((),))
+
+    data = ClientData(0, whole, tokenize)
+    assert len(data.some_prompts(Split.TRAIN, 128)) == len(read) == 125
+    assert read[:2] == ["row 0", "row 8"]
+    assert len(data.some_prompts(Split.TRAIN, 5000)) == 1000
+    assert data.some_prompts(Split.TEST, 10) == []
 
 
 def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
