@@ -1,0 +1,289 @@
+"""Steps, catching up, directions and simulated rounds beside the loops of peers.
+
+    python -m benchmarks.peers [--small] [--repetitions 5] [--clients 64 256]
+
+The peers' loops are written anew from their papers: MeZO's step in place (Malladi et al., 2023,
+algorithm 1); DeComFL's client, which rebuilds the model from the seeds and scalars of the rounds
+that it missed (Li et al., 2024); FedKSeed's, which adds the candidate seeds times their accumulated
+scalars, tensor by tensor (Qin et al., 2024); and Flower's clients in Ray actors, which answer each
+round with one number. A bare pass is that of the unadapted model over the rows of a step, whose
+blocks below the adapters ran before, as in a run. All runs are interleaved, repetition by
+repetition. A ratio is taken within its repetition, and the median is shown: above 1 Samara is
+faster. Seconds are of the processor and of one thread; those of simulated rounds are of the clock,
+since Ray's processes outlive the run. `--small` takes sizes that only show that it works.
+"""
+
+import argparse
+import logging
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.step import Bench, StepBench
+from samara.shared.config import RunConfig
+from samara.shared.replay_numba import NumbaBackend
+
+SCALE = 2.0**-40
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The same work, done by Samara and by others.
+
+    Attributes:
+        work: short description of the work.
+        ours: Samara's way to do it.
+        theirs: ways of others by name.
+    """
+
+    work: str
+    ours: Callable[[], object]
+    theirs: dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median seconds of a peer and of Samara for the same work, and the median of their ratios."""
+
+    work: str
+    peer: str
+    seconds: float
+    peer_seconds: float
+    ratio: float
+
+
+def processor_seconds(run: Callable[[], object]) -> float:
+    """Return the processor seconds of a call."""
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
+
+
+def compared(contest: Contest, repetitions: int) -> list[Ratio]:
+    """Measure a contest, its sides in turn."""
+    sides = {"": contest.ours} | contest.theirs
+    for run in sides.values():
+        run()  # compiles, and brings memory in
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repetitions):
+        for name, run in sides.items():
+            seconds[name].append(processor_seconds(run))
+    return ratios(contest.work, seconds.pop(""), seconds)
+
+
+def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[Ratio]:
+    """Return the ratios of interleaved seconds."""
+    return [
+        Ratio(
+            work,
+            peer,
+            median(ours),
+            median(own),
+            median(other / mine for mine, other in zip(ours, own, strict=True)),
+        )
+        for peer, own in theirs.items()
+    ]
+
+
+def steps(shape: str, batches: Sequence[int], length: int, layers: Sequence[str]) -> list[Contest]:
+    """Return steps inside a language model with random weights, beside MeZO and a bare pass.
+
+    Args:
+        shape: name of a shape of `benchmarks.speed.shapes`.
+        batches: B, examples of a step.
+        length: tokens of an example.
+        layers: adapted blocks.
+    """
+    contests = []
+    for own in layers:
+        bench = Bench(
+            StepBench(shape, "none", "float32", "cpu", 4, (), (length,), own, 4, 1, threads=1)
+        )
+        for batch in batches:
+            prompts = bench.prompts(batch, length)
+            rows = torch.tensor([prompt.sequences[0] for prompt in prompts] * 8)
+            contests.append(
+                Contest(
+                    f"step, {shape}, {own}, B = {batch}, q = 4",
+                    bench.p_rge(prompts, bench.auto(prompts)),
+                    {"MeZO": bench.others(prompts)["mezo"], "bare pass": _bare_pass(bench, rows)},
+                )
+            )
+    return contests
+
+
+def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
+    """Return a pass of the unadapted network over as many rows as a step has."""
+
+    def run() -> None:
+        with torch.inference_mode(), bench.adapter.using(None):
+            bench.base.network(input_ids=rows, logits_to_keep=1)
+
+    return run
+
+
+def replays(sizes: Sequence[int], count: int) -> list[Contest]:
+    """Return catching up, and drawing, of so many directions.
+
+    Args:
+        sizes: d, trained numbers.
+        count: number of directions.
+    """
+    backend, contests = NumbaBackend(1), []
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(2**63, size=count, dtype=np.uint64)
+    coefficients = rng.integers(-(2**31) + 1, 2**31, size=count)
+    scalars = list(zip(seeds.tolist(), (coefficients * SCALE).tolist(), strict=True))
+    for size in sizes:
+        state = np.zeros(size, np.int64)
+        flat = torch.zeros(size)
+        tensors = torch.zeros(size).chunk(4)
+
+        def decomfl(flat: torch.Tensor = flat) -> None:
+            generator = torch.Generator()
+            for seed, scalar in scalars:
+                generator.manual_seed(seed)
+                flat.sub_(torch.randn(len(flat), generator=generator), alpha=scalar)
+
+        def fedkseed(tensors: Sequence[torch.Tensor] = tensors) -> None:
+            for seed, scalar in scalars:
+                torch.manual_seed(seed)
+                for tensor in tensors:
+                    z = torch.normal(mean=0.0, std=1.0, size=tensor.shape)
+                    tensor.sub_(z, alpha=scalar)
+
+        def drawn_by_torch(size: int = size) -> None:
+            for seed in seeds.tolist():
+                torch.manual_seed(seed)
+                torch.randn(size)
+
+        def drawn_by_numpy(size: int = size) -> None:
+            for seed in seeds.tolist():
+                np.random.default_rng(seed).standard_normal(size, np.float32)
+
+        contests += [
+            Contest(
+                f"catching up, {count:,} directions, d = {size:,}",
+                lambda state=state: backend.fold(state, seeds, coefficients, "gaussian"),
+                {"DeComFL": decomfl, "FedKSeed": fedkseed},
+            ),
+            Contest(
+                f"drawing {count:,} directions, d = {size:,}",
+                lambda size=size: backend.directions(seeds, size, "gaussian"),
+                {"torch": drawn_by_torch, "NumPy": drawn_by_numpy},
+            ),
+        ]
+    return contests
+
+
+def samara_rounds(clients: int, rounds: int) -> list[float]:
+    """Return the seconds of simulated rounds of one step, without the first, which loads."""
+    from samara.shared.result import RunResult
+    from samara.simulations.simulate import simulate
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "out": folder,
+            "rounds": rounds,
+            "steps": 1,
+            "data.clients": clients,
+            "evaluate.every": 0,
+            "evaluate.best": False,
+            "personal.rounds": 0,
+            "threads": 1,
+        }
+        result = RunResult.read(simulate(RunConfig.of(settings, "peers")))
+    return [end.seconds - begin.seconds for begin, end in pairwise(result.rounds)]
+
+
+def ray_rounds(clients: int, rounds: int) -> list[float]:
+    """Return the seconds of rounds of clients that answer with one number, without the first."""
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client, server, ends = ClientApp(), ServerApp(), list[float]()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 1, "loss": 0.0})
+        arrays = ArrayRecord([np.zeros(1, np.float32)])
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(
+            fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
+        )
+        strategy.start(
+            grid,
+            ArrayRecord([np.zeros(1, np.float32)]),
+            num_rounds=rounds,
+            train_config=ConfigRecord(),
+            evaluate_fn=lambda number, arrays: ends.append(time.monotonic()),
+        )
+
+    resources: dict[str, int | float | str | bytes | bool | list[int]] = {"num_cpus": 1}
+    run_simulation(server, client, clients, backend_config={"client_resources": resources})
+    return [end - begin for begin, end in pairwise(ends[1:])]
+
+
+def simulated(clients: int, rounds: int) -> list[Ratio]:
+    """Measure simulated rounds beside Flower's Ray actors."""
+    ours, theirs = samara_rounds(clients, rounds), ray_rounds(clients, rounds)
+    return ratios(f"round of {clients} clients, by the clock", ours, {"Flower on Ray": theirs})
+
+
+def table(found: Sequence[Ratio]) -> Table:
+    """Return ratios as a table."""
+    shown = Table(title=f"One thread of {_machine()}")
+    for column in ("work", "peer", "Samara, s", "peer, s", "times as fast"):
+        shown.add_column(column, justify="left" if column in ("work", "peer") else "right")
+    for row in found:
+        seconds = f"{row.seconds:.4f}", f"{row.peer_seconds:.4f}"
+        shown.add_row(row.work, row.peer, *seconds, f"{row.ratio:.2f}")
+    return shown
+
+
+def _machine() -> str:
+    """Return the name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="sizes that show that it works")
+    parser.add_argument("--repetitions", type=int, default=5, help="of everything, in turn")
+    parser.add_argument("--clients", type=int, nargs="*", default=[64, 256], help="of simulations")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    shape = "llama-tiny" if given.small else "llama-34m"
+    contests = steps(
+        shape, (1,) if given.small else (1, 16), 8 if given.small else 32, ("top:1", "all")
+    )
+    contests += replays((128,) if given.small else (384, 10**5, 10**6), 4 if given.small else 256)
+    found = [row for contest in contests for row in compared(contest, given.repetitions)]
+    logging.disable(logging.WARNING)  # Flower's tables of each round
+    for clients in given.clients:
+        found += simulated(clients, 3 if given.small else 6)
+    Console(width=120).print(table(found))
+
+
+if __name__ == "__main__":
+    main()
