@@ -11,6 +11,7 @@ run as a whole over all rows, or over those of one length at a time, or are refu
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -126,17 +127,36 @@ class PerturbedBody(ProvenBody):
             hidden = self._hidden_states(rows)
         return self._restore_positions(hidden, supervised, perturbations, rows)
 
-    def continue_text(self, tokens: Sequence[int], cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the last hidden state of a causal model's text, and its keys and values.
+    def continue_texts(self, tokens: Sequence[Ids], cache: Any = None) -> tuple[Tensor, Any]:
+        """Return the last hidden states of a causal model's texts, and their keys and values.
 
         Args:
-            tokens: tokens of the text; with a cache, those after the ones in it.
-            cache: keys and values of the text so far, as the call before returned them.
+            tokens: tokens of m texts of one length; with a cache, those after the ones in it.
+            cache: keys and values of the texts so far, as the call before returned them.
 
         Returns:
-            [1, hidden], and the cache for the next call; None if the model has none.
+            [m, hidden], and the cache for the next call; None if the model has none, or none that
+            gives the states of the whole text.
         """
-        ids = torch.tensor([list(tokens)], device=self._base.network.device)
+        ids = torch.tensor(tokens, device=self._base.network.device)
+        if self._caches_exactly:
+            return self._continue(ids, cache)
+        return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
+
+    @cached_property
+    def _caches_exactly(self) -> bool:
+        """Whether a text that goes on from a cache has the states that it has as a whole."""
+        length = min(PROBE_TOKENS, self._base.context)
+        whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
+        try:
+            _, cache = self._continue(whole[:, :-1])
+            ends, _ = self._continue(whole[:, -1:], cache)
+        except _UNSUITABLE:
+            return False
+        expected = self._base.body(input_ids=whole).last_hidden_state[:, -1]
+        return cache is not None and differ_by_rounding(ends, expected)
+
+    def _continue(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         output = self._base.body(input_ids=ids, past_key_values=cache, use_cache=True)
         return output.last_hidden_state[:, -1], getattr(output, "past_key_values", None)
 

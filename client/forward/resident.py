@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule, split_by_grouping
+from samara.client.forward.trunk_cache import Ids
 from samara.client.forward.turns import forward_pass
 from samara.shared.errors import TaskError
 from samara.shared.model.head import tiled_logits
@@ -133,33 +135,38 @@ class ResidentForward:
             raise ValueError(
                 f"answers are decoded under one perturbation, not under {perturbation.count}"
             )
-        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].sequences[0]))
-        written: list[list[int]] = [[] for _ in prompts]
+        sequences = [prompt.sequences[0] for prompt in prompts]
         size = micro_batch or max(1, len(prompts))
-        for start in range(0, len(prompts), size):
-            unfinished = by_length[start : start + size]
-            while unfinished:
-                sequences = [
-                    prompts[index].sequences[0] + tuple(written[index]) for index in unfinished
-                ]
-                tokens = self._next_tokens(scorer, perturbation, sequences)
-                for index, token in zip(unfinished, tokens, strict=True):
-                    written[index].append(token)
-                unfinished = [i for i in unfinished if not scorer.answer(written[i])[1]]
+        written = self._decode(scorer, perturbation, sequences, size)
         return [scorer.answer(tokens)[0] for tokens in written]
 
     @torch.inference_mode()
-    def _next_tokens(
+    def _decode(
         self,
         scorer: GenerationScorer,
         perturbation: PerturbedAdapters,
-        sequences: Sequence[tuple[int, ...]],
-    ) -> list[int]:
-        self.passes += len(sequences)
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
-        last = [(len(sequence) - 1,) for sequence in sequences]
-        with forward_pass(), self._adapter.using(perturbation):
-            return scorer.next_tokens(self._body(sequences, 1, last, use_cache=False), lengths)
+        sequences: Sequence[Ids],
+        size: int,
+    ) -> list[list[int]]:
+        """Return the likeliest tokens after sequences, perhaps with some after the answer.
+
+        Sequences of one length run together, so that nothing is padded, and each token after the
+        first needs a pass of one token.
+        """
+        written: list[list[int]] = [[] for _ in sequences]
+        for group in _of_one_length(sequences, size):
+            given, cache = [sequences[index] for index in group], None
+            while not all(scorer.answer(written[index])[1] for index in group):
+                with forward_pass(), self._adapter.using(perturbation):
+                    hidden, cache = self._body.continue_texts(given, cache)
+                    tokens = scorer.next_tokens(hidden)
+                self.passes += len(group)
+                for index, token in zip(group, tokens, strict=True):
+                    written[index].append(token)
+                given = [(token,) for token in tokens]
+                if cache is None:
+                    given = [sequences[index] + tuple(written[index]) for index in group]
+        return written
 
     def score_pass(
         self,
@@ -230,7 +237,7 @@ class ResidentForward:
             float32 [vocabulary], and the cache for the next call; None if the model has none.
         """
         with self._adapter.using(perturbation):
-            hidden, cache = self._body.continue_text(tokens, cache)
+            hidden, cache = self._body.continue_texts([tuple(tokens)], cache)
         (logits,) = tiled_logits(self._scorer.base, hidden)
         return logits[0].cpu().numpy(), cache
 
@@ -354,3 +361,12 @@ def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:
     """
     row_counts = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
     return len(prompts) % clients == 0 and len(row_counts) == 1
+
+
+def _of_one_length(sequences: Sequence[Ids], size: int) -> Iterator[list[int]]:
+    """Yield indices of at most so many sequences of one length at a time."""
+    indices = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
+    for _, alike in groupby(indices, key=lambda index: len(sequences[index])):
+        group = list(alike)
+        for start in range(0, len(group), size):
+            yield group[start : start + size]

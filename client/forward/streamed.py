@@ -235,6 +235,36 @@ class StreamedForward(ResidentForward):
             )
         return super().decode_answers(perturbation, prompts, micro_batch)
 
+    @torch.inference_mode()
+    def _decode(
+        self,
+        scorer: GenerationScorer,
+        perturbation: PerturbedAdapters,
+        sequences: Sequence[Ids],
+        size: int,
+    ) -> list[list[int]]:
+        """Return the likeliest tokens after sequences.
+
+        All sequences of a pass read each block once, whatever their lengths: moving a block takes
+        longer than computing it anew for the tokens before.
+        """
+        by_length = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
+        written: list[list[int]] = [[] for _ in sequences]
+        for start in range(0, len(sequences), size):
+            unfinished = by_length[start : start + size]
+            while unfinished:
+                given = [sequences[index] + tuple(written[index]) for index in unfinished]
+                last = [(len(sequence) - 1,) for sequence in given]
+                self.passes += len(given)
+                with forward_pass(), self._adapter.using(perturbation):
+                    hidden = self._body(given, 1, last, use_cache=False)
+                    ends = torch.tensor(last)[:, 0]
+                    tokens = scorer.next_tokens(hidden[torch.arange(len(given)), ends])
+                for index, token in zip(unfinished, tokens, strict=True):
+                    written[index].append(token)
+                unfinished = [i for i in unfinished if not scorer.answer(written[i])[1]]
+        return written
+
     def _run_passes(self, batches: Sequence[PassBatch]) -> Iterator[NDArray[np.float32]]:
         if self._parameters is not None:
             yield from self._run_perturbing_in_place(self._parameters, batches)

@@ -263,14 +263,12 @@ class GenerationScorer(_ContinuationScorer):
         parts = [torch.split(of_tokens.float(), counts, dim=1) for of_tokens in predictions]
         return torch.stack([torch.stack([r.mean(1) for r in rows], 1) for rows in parts], dim=-1)
 
-    def next_tokens(self, hidden: Tensor, lengths: Tensor) -> list[int]:
+    def next_tokens(self, last: Tensor) -> list[int]:
         """Return the likeliest token after each of m sequences.
 
         Args:
-            hidden: hidden states, [m, S, hidden].
-            lengths: number of tokens of each sequence, int64 [m].
+            last: hidden states of the sequences' last tokens, [m, hidden].
         """
-        last = hidden[torch.arange(len(hidden)), lengths - 1]
         return torch.cat([logits.argmax(1) for logits in tiled_logits(self.base, last)]).tolist()
 
     def answer(self, tokens: Sequence[int]) -> tuple[str, bool]:

@@ -1,13 +1,26 @@
 """Every architecture of transformers gives the plain model's scores, or is refused by name."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from architectures import CELLS, NOT_BUILT, Architecture, Cells, NotBuiltError, architectures
+import torch
+from architectures import (
+    CELLS,
+    NOT_BUILT,
+    TOLERANCE,
+    Architecture,
+    Cells,
+    NotBuiltError,
+    architectures,
+)
 
 from samara.client.forward.body import PerturbedBody
+from samara.shared.errors import ModelError
 from samara.shared.model.loading import load_base_model
+from samara.shared.model.structure import body_of
 
 TWELVE = {
     "DebertaV2ForMaskedLM": "its blocks return two values",
@@ -26,14 +39,13 @@ TWELVE = {
 TRIED = [tried for tried in architectures() if str(tried) not in NOT_BUILT]
 
 
-@pytest.mark.parametrize(
-    "tried",
-    [
-        pytest.param(one, marks=[] if one.name in TWELVE else pytest.mark.exhaustive)
-        for one in TRIED
-    ],
-    ids=str,
-)
+PARAMETERS = [
+    pytest.param(one, marks=[] if one.name in TWELVE else pytest.mark.exhaustive, id=str(one))
+    for one in TRIED
+]
+
+
+@pytest.mark.parametrize("tried", PARAMETERS)
 def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_path: Path) -> None:
     try:
         cells = Cells(tried, tmp_path).all()
@@ -43,6 +55,32 @@ def test_scores_are_those_of_transformers_or_refused(tried: Architecture, tmp_pa
     assert cells.keys() == CELLS.keys()
     ended = ("right", "refused")
     assert not {n: o for n, o in cells.items() if o.partition(":")[0] not in ended}
+
+
+CAUSAL = [one for one in PARAMETERS if one.id.startswith("causal")]
+
+
+@pytest.mark.parametrize("tried", CAUSAL)
+def test_a_text_goes_on_as_in_transformers(tried: Architecture, tmp_path: Path) -> None:
+    """With keys and values where these give the same states, and without them elsewhere."""
+    try:
+        cells = Cells(tried, tmp_path)
+    except NotBuiltError as error:
+        pytest.skip(f"no tiny model: {error}")
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        try:
+            body = PerturbedBody(load_base_model(str(tmp_path)), 0)
+        except ModelError as refused:
+            pytest.skip(str(refused))
+        texts = [(5, 7, 9, 11, 6), (8, 4, 10, 12, 9)]
+        _, cache = body.continue_texts(texts)
+        longer = [(*text, 7, 13) for text in texts]
+        given = longer if cache is None else [(7, 13)] * 2
+        found, _ = body.continue_texts(given, cache)
+        whole = body_of(cells.plain)(input_ids=torch.tensor(longer)).last_hidden_state
+    expected = whole[:, -1]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(

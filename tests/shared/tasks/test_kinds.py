@@ -223,6 +223,28 @@ def test_decoding_ends_at_the_end_of_text_token(model_folder: ModelFolder) -> No
     assert rig.forward.decode_answers(rig.zero(), [prompt]) == [""]
 
 
+def test_texts_of_one_length_go_on_together_token_by_token(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rig_of(model_folder("causal"), QA)
+    prompts = [rig.scorer.prompt(text) for text in ("a day was", "the film was", "a cold day was")]
+    alone = [rig.forward.decode_answers(rig.zero(), [prompt]) for prompt in prompts]
+    given: list[list[int]] = []
+    run = PerturbedBody.continue_texts
+
+    def counted(body: PerturbedBody, tokens: Sequence[Any], cache: Any = None) -> Any:
+        given.append([len(text) for text in tokens])
+        return run(body, tokens, cache)
+
+    monkeypatch.setattr(PerturbedBody, "continue_texts", counted)
+    before = rig.forward.passes
+    assert [[answer] for answer in rig.forward.decode_answers(rig.zero(), prompts)] == alone
+    short, long = (len(prompts[index].sequences[0]) for index in (0, 2))
+    assert given[0] == [short] * 2
+    assert [counts for counts in given if counts[0] > 1] == [[short] * 2, [long]]
+    assert rig.forward.passes - before == sum(map(len, given))
+
+
 def test_only_a_generation_is_decoded_and_only_at_one_point(model_folder: ModelFolder) -> None:
     choice = rig_of(model_folder("causal"), CHOICE)
     with pytest.raises(TaskError, match="only a generation task has answers to decode"):
