@@ -34,7 +34,6 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.devices.page_replay import CASES, DISTRIBUTIONS, numba_speed
 from benchmarks.driven_browser import Tab, driven, find_chromium
 from samara.devices.phone.export import (
     PreparedModel,
@@ -49,7 +48,9 @@ from samara.devices.phone.page_server.settings import BUILT_PAGE
 from samara.devices.phone.program import ScoresModule, TrainStepModule
 from samara.devices.phone.reference_client.runtime import load_module, run_method
 from samara.shared.config import RunConfig
-from samara.shared.replay import zero_state
+from samara.shared.directions import Distribution
+from samara.shared.replay import CoefficientBlock, replay, zero_state
+from samara.shared.replay_numba import NumbaBackend
 
 SEQUENCE, REPETITIONS = 32, 5
 STEPS = ((1, 4), (2, 8), (8, 8), (8, 16))
@@ -58,6 +59,9 @@ STEPS_AT_ONCE = 20
 """Steps of a page that are timed as one: the clock of a process has hundredths of a second."""
 QUERIES, PIECE = 200, 5
 """Queries of the comparison, and of a call of the page."""
+DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher")
+CASES = ((384, 12_800), (73_728, 64), (811_008, 16))
+"""Trained numbers d, and seeds of a round: a readout of two labels, and two adapters."""
 SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 """Chromium's options for WebGPU on a machine without a graphics processor."""
 QUANTIZATIONS: tuple[PhoneQuantization, ...] = ("none", "float16", "int8", "int4")
@@ -279,6 +283,15 @@ def graphics(model: str, kinds: list[str], folder: Path) -> None:
                 f"{np.abs(g[0] - g[1]).max():.2g}, root mean square {np.sqrt((g**2).mean()):.2g}",
                 flush=True,
             )
+
+
+def numba_speed(size: int, count: int, distribution: Distribution) -> float:
+    """Return elements per second of the compiled backend on one thread."""
+    seeds = np.arange(count, dtype=np.uint64) + np.uint64(7)
+    block = CoefficientBlock(0, (2**30 - np.arange(count)).astype(np.int32))
+    backend, state = NumbaBackend(1), zero_state(size)
+    entries = [(seeds, block)]
+    return size * count / seconds_of(lambda: replay(state, entries, distribution, backend))
 
 
 def replays() -> None:

@@ -2,7 +2,7 @@
 
 Around the base the difference of two labels' scores is linear in the trained numbers; its gradients
 are taken once (`InnerModel.linear_texts`). What a state is worth is measured by passes through the
-model (`InnerModel.texts_at`), as are gradients at it (`InnerModel.slopes`).
+model (`InnerModel.texts_at`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,38 +57,21 @@ class InnerModel:
         """Return the texts of a split as linear ones around the base; a file keeps them."""
         if not file.exists():
             labels = self._texts[split].labels
-            zeros = np.zeros((len(labels), self.size), np.float32)
-            gradients, margins = self._gradients(split, np.arange(len(labels)), zeros)
+            gradients, margins = self._gradients(split)
             np.savez(file, gradients=gradients, margins=margins, labels=labels)
         with np.load(file) as read:
             return Texts(read["gradients"].astype(np.float64), read["margins"], read["labels"])
 
-    def slopes(
-        self, split: Split, chosen: NDArray[np.int64], states: NDArray[np.float32]
-    ) -> Floats:
-        """Return the gradients of some texts' losses, each at a state of its own, float64 [n, d].
-
-        Args:
-            split: split of the data.
-            chosen: texts of it, int64 [n].
-            states: trained numbers for each, float32 [n, d].
-        """
-        gradients, margins = self._gradients(split, chosen, states)
-        errors = 1 / (1 + np.exp(-margins)) - self._texts[split].labels[chosen]
-        return np.asarray(errors[:, None] * gradients, np.float64)
-
-    def _gradients(
-        self, split: Split, chosen: NDArray[np.int64], states: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], Floats]:
-        """Return gradients of margins, float32 [n, d], and margins, float64 [n]."""
-        gradients = np.zeros((len(chosen), self.size), np.float32)
-        margins = np.zeros(len(chosen))
-        for places in self._micro_batches(split, chosen):
-            centers = torch.from_numpy(states[places]).requires_grad_()
-            found = self._margins(split, chosen[places], centers)
+    def _gradients(self, split: Split) -> tuple[NDArray[np.float32], Floats]:
+        """Return gradients of all margins at the base, float32 [n, d], and margins, float64 [n]."""
+        texts = np.arange(len(self._texts[split].labels))
+        gradients, margins = np.zeros((len(texts), self.size), np.float32), np.zeros(len(texts))
+        for chosen in self._micro_batches(split, texts):
+            centers = torch.zeros(len(chosen), self.size, requires_grad=True)
+            found = self._margins(split, chosen, centers)
             (gradient,) = torch.autograd.grad(found.sum(), centers)
-            gradients[places] = gradient.numpy()
-            margins[places] = found.detach().numpy()
+            gradients[chosen] = gradient.numpy()
+            margins[chosen] = found.detach().numpy()
         return gradients, margins
 
     def _margins(

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,16 +21,12 @@ from benchmarks.accuracy.offload_perplexity import (
     timed_curve,
 )
 from benchmarks.accuracy.rate_search import FACTOR
-from benchmarks.accuracy.review_halves import END, SETTINGS, pretrain, tokenizer_of
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.accuracy.token_sequences import (
     Sequences,
-    as_sequences,
     batch_of,
-    loss_of,
     read_texts,
     split,
-    token_ids,
 )
 
 
@@ -156,20 +151,6 @@ def test_the_equal_time_is_that_of_the_reference_with_its_learning(tmp_path: Pat
     # The number of steps is written down: later runs change the costs, and would change it.
     rows.add(run | {"method": REFERENCE, "step_seconds": 3.3, "check_seconds": 3000.0})
     assert benchmark.steps_in_equal_time("full") == int(time / zero)
-
-
-def test_a_small_model_learns_from_texts_and_its_tokenizer_begins_them() -> None:
-    texts = ["the film was bad and the film was long"] * 40
-    tokenizer = tokenizer_of(texts)
-    first = next(token_ids(texts, tokenizer))
-    assert tokenizer.decode(first) == END + texts[0]
-    settings = replace(SETTINGS, steps=20, hidden=16, blocks=1, feed_forward=32, context=8, batch=4)
-    sequences = as_sequences(token_ids(texts, tokenizer), settings.context)
-    untrained, trained = (
-        loss_of(pretrain(texts, tokenizer, replace(settings, steps=steps)), sequences).item()
-        for steps in (0, 20)
-    )
-    assert trained < untrained - 0.5
 
 
 def zero_numbers(rows: Rows) -> int:

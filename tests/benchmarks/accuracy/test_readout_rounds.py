@@ -11,22 +11,12 @@ from benchmarks.accuracy.cells import Cell, settings_of
 from benchmarks.accuracy.readout_rounds import (
     Clients,
     Examples,
-    Rounds,
     Variant,
     pooled,
     run,
     tempered,
 )
-from benchmarks.accuracy.readout_shortfall import (
-    answers,
-    calibrated,
-    calibrated_by_client,
-    calibrated_trimmed,
-    compare,
-    descend,
-    measure,
-    redivided,
-)
+from benchmarks.accuracy.readout_shortfall import measure, redivided
 from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
 
@@ -103,56 +93,6 @@ def test_a_temperature_that_lowers_the_loss_by_chance_is_not_used() -> None:
     assert tempered(clients) is clients
 
 
-def test_a_calibrated_choice_does_not_mind_how_sure_a_readout_is() -> None:
-    """The loss of the better readout is higher, since it is far too sure."""
-    phi = np.array([[1], [1], [1], [1], [-1]], np.float32)
-    part = Examples(phi, np.zeros((5, 2), np.float32), np.array([0, 0, 0, 1, 1]))
-    sure, unsure = np.full((1, 1), 20, np.float32), np.full((1, 1), 0.01, np.float32)
-    assert part.judge(sure)[1] > part.judge(unsure)[1]
-    assert part.judge(sure)[0] == part.judge(unsure)[0] == 0.8
-    clients: Clients = {split: [part] for split in Split}
-    assert calibrated(Rounds({0: unsure, 1: sure}, 0, 0.0), clients) is sure
-
-
-def test_one_temperature_for_all_is_not_one_for_each_client() -> None:
-    """Half of the clients the second readout answers wrongly, which it is as sure of."""
-    phi, labels = np.ones((4, 1), np.float32), np.zeros(4, np.int64)
-    good = Examples(phi, np.zeros((4, 2), np.float32), labels)
-    bad = Examples(-phi, np.zeros((4, 2), np.float32), labels)
-    weak, strong = (np.full((1, 1), size, np.float32) for size in (0.01, 4))
-    rounds = Rounds({0: weak, 1: strong}, 0, 0.0)
-    clients: Clients = {split: [good, bad] for split in Split}
-    assert calibrated(rounds, clients) is weak
-    assert calibrated_by_client(rounds, clients) is strong
-    hostile: Clients = {split: [good, good, good, good, bad] for split in Split}
-    assert calibrated_trimmed(rounds, hostile) is strong
-
-
-def test_descent_ends_below_the_loss_that_rounds_reach() -> None:
-    train, validation = examples_of(0, 200), examples_of(1, 200)
-    found = descend(train, validation)
-    rounds = RunConfig.of({"rounds": 8, "steps": 4, "queries": 8, "evaluate.every": 2}, "test")
-    clients = {Split.TRAIN: [train], Split.VALIDATION: [validation], Split.TEST: [validation]}
-    assert validation.judge(found)[1] <= run(rounds, clients, Variant())["best"]["loss"]
-
-
-def test_ways_to_train_are_compared_example_by_example() -> None:
-    right = np.array([1.0, 1, 0, 0])
-    found = compare({"probe": right, "same": right, "other": np.array([1.0, 0, 0, 0])})
-    assert found["accuracy"] == {"probe": 0.5, "same": 0.5, "other": 0.25}
-    assert found["difference"]["same"] == (0.0, 0.0)
-    assert found["difference"]["other"] == pytest.approx((-0.25, 0.25))
-
-
-def test_a_shortfall_has_every_way_to_train() -> None:
-    clients = {split: [examples_of(10 * split + client) for client in range(3)] for split in Split}
-    config = RunConfig.of({"rounds": 4, "steps": 2, "queries": 8, "evaluate.every": 2}, "test")
-    found = answers(config, clients, [0, 1])
-    assert {len(right) for right in found.values()} == {120}
-    assert set(found["default"]) <= {0.0, 0.5, 1.0}
-    assert found["descent"].mean() > 0.65
-
-
 def test_examples_are_divided_anew_into_the_same_sizes() -> None:
     clients = {
         split: [examples_of(10 * split + client, 30 + client) for client in range(3)]
@@ -172,11 +112,6 @@ def test_examples_are_divided_anew_into_the_same_sizes() -> None:
             getattr(before, field)[rows[0]], getattr(after, field)[rows[1]]
         )
     assert not np.array_equal(after.features, third.features)
-    few = redivided(clients, 0, train=10)
-    sizes = {split: [len(part.labels) for part in few[split]] for split in Split}
-    rest = len(before.labels) - 10 - 20
-    assert sizes[Split.TRAIN] == [4, 3, 3]
-    assert (sum(sizes[Split.VALIDATION]), sum(sizes[Split.TEST])) == (20, rest)
 
 
 def test_differences_over_divisions_have_the_error_of_their_mean() -> None:
@@ -184,7 +119,6 @@ def test_differences_over_divisions_have_the_error_of_their_mean() -> None:
     config = RunConfig.of({"rounds": 4, "steps": 2, "queries": 8, "evaluate.every": 2}, "test")
     measured = measure(config, clients, [0], 3)
     assert measured["tests"] == 120
-    assert "descent" not in measured["accuracy"]
     mean, error = measured["difference"]["no scores"]
     accuracy = measured["accuracy"]
     assert mean == pytest.approx(accuracy["no scores"] - accuracy["probe CV"])
