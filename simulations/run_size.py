@@ -11,10 +11,12 @@ from samara.shared.config import RunConfig
 from samara.shared.frames.instructions import Split
 from samara.shared.model.scorers import Prompt
 from samara.shared.run_terms import fits_private_part
-from samara.simulations.run_cost import RowCost, RunSize
+from samara.simulations.run_cost import RowCost, RunSize, run_cost
 
 _MOST_TIMED, _TOGETHER = 32, 8
 _TIMED_SECONDS = 0.7
+_SHARE = 20.0
+"""A measurement takes a twentieth of the run's own time at most, as far as one row tells."""
 _MOST_QUERIES = 16
 _TYPICAL = 256
 
@@ -83,26 +85,32 @@ def _perturbations(config: RunConfig, size: int) -> int:
     return config.queries + 1 if config.differences == "forward" else 2 * config.queries
 
 
-def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost:
-    """Return what a row costs in the model, by a short measurement.
+def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData], size: RunSize) -> RowCost:
+    """Return what a row costs in the model, by a measurement that is short beside the run.
 
     Some examples of typical lengths run as in a step; nothing of these passes is kept.
 
     Args:
         runtime: loaded model.
         shares: data of the clients.
+        size: counts of the run.
     """
     typical = sorted(_typical(shares), key=_tokens)
     run, middle = runtime.make_pass(), [typical[len(typical) // 2]]
     one = _seconds_of(lambda: run(middle, 0))  # which also allocates
     if one < _TIMED_SECONDS:
         one = _seconds_of(lambda: runtime.make_pass()(middle, 0))
+    again, queries = 0.0, min(runtime.config.queries, _MOST_QUERIES)
+    if not runtime.has_readout_alone:
+        again = one * runtime.adapted_block_count / len(runtime.base.blocks)
+    by_one = RowCost(one - again, 0.0, again)
     if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
-        again = 0.0
-        if not runtime.has_readout_alone:
-            again = one * runtime.adapted_block_count / len(runtime.base.blocks)
-        return RowCost(one - again, 0.0, again)
-    count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
+        return by_one
+    expected = run_cost(size, by_one)
+    timed = 2 * one + (3 * one + 4 * queries * again) * (again > 0)
+    affordable = (expected.total - expected.loading - expected.report) / _SHARE / max(timed, 1e-6)
+    most = min(_MOST_TIMED, len(typical), _TIMED_SECONDS / max(one, 1e-6), affordable)
+    count = max(1, int(most))
     chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
     alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
     scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
@@ -118,7 +126,7 @@ def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData]) -> RowCost
     whole = scale * sum(min(map(_seconds_of, passes)) for passes in unkept)
     for prompts in alike:
         run(prompts, 0)
-    plain, queries = seconds(0), min(runtime.config.queries, _MOST_QUERIES)
+    plain = seconds(0)
     again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
     return RowCost(max(0.0, whole - plain), max(0.0, plain - again), again)
 

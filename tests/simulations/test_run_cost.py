@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from samara.client.training.model_runtime import load_run
 from samara.shared.frames.instructions import Split
+from samara.simulations import run_size
 from samara.simulations.notebook_progress import NotebookProgress
 from samara.simulations.progress import logged, watched
 from samara.simulations.run_cost import RowCost, RunCost, RunSize, run_cost
@@ -157,13 +159,30 @@ def test_rows_are_timed_and_nothing_is_kept_of_them(layers: str) -> None:
         run = load_run(config)
         shares = [run.data.share_of(client, 2) for client in range(2)]
         if times:
-            row = measured_row(run.runtime, shares)
+            row = measured_row(run.runtime, shares, SIZE)
             assert row.once > 0
             assert (row.again > 0) == (layers == "top:1")
             assert run.runtime.passes == 0
         prompts = shares[0].tokenized(Split.TEST).prompts
         found.append(run.runtime.base_scores(prompts))
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("layers", ["readout", "top:1"])
+def test_a_short_run_has_few_rows_timed(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of({"data.clients": 2, "adapter.layers": layers, "threads": 1})
+    run = load_run(config)
+    shares = [run.data.share_of(client, 2) for client in range(2)]
+    counts = []
+    for factor in (0, 1, 100):
+        rows = dict.fromkeys(("training", "validation", "reports"), factor * SIZE.validation)
+        size = replace(SIZE, features=0, test=0, private_rounds=0, fits=0, **rows)
+        timed = Mock(return_value=4e-3)
+        monkeypatch.setattr(run_size, "_seconds_of", timed)
+        measured_row(run.runtime, shares, size)
+        counts.append(timed.call_count)
+    least, few, most = counts
+    assert 2 < least <= few < most
 
 
 def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
