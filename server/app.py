@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from samara.server.live.arrivals import ARRIVALS_VARIABLE
 from samara.server.live.keys import ClientKeys, keys_of_environment
 from samara.server.live.server_log import write_server_log
 from samara.server.live.superlink import LIVE_VARIABLE, RUN_ERROR
@@ -28,6 +29,7 @@ from samara.server.rounds.readout_strategy import ReadoutStrategy
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
+from samara.server.transport.arrival_clock import ArrivalClock
 from samara.server.transport.blob_sender import BlobSender
 from samara.server.transport.deadline_grid import Clock, DeadlineGrid, prepare_grid
 from samara.server.transport.quorum import Quorum, RunIdentity
@@ -73,7 +75,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with write_server_log(Path(config.out)) if config.out else nullcontext():
             prepared = prepare_grid(grid, keys_of_environment())
-            folder = serve(config, prepared, patient=LIVE_VARIABLE in os.environ)
+            arrivals = os.environ.get(ARRIVALS_VARIABLE)
+            clock = ArrivalClock(Path(arrivals)) if arrivals else None
+            folder = serve(config, prepared, clock=clock, patient=LIVE_VARIABLE in os.environ)
             result = RunResult.read(folder)
             for line in traffic_of(result).lines():
                 log.info("%s", line)

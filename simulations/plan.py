@@ -65,7 +65,7 @@ def measured_cost(
         shares: data of the clients.
     """
     size = run_size(config, runtime, shares)
-    return size, run_cost(size, measured_row(runtime, shares, clients_together(config)))
+    return size, run_cost(size, measured_row(runtime, shares, size, clients_together(config)))
 
 
 def _lines(

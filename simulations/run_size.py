@@ -12,10 +12,12 @@ from samara.shared.frames.instructions import Split
 from samara.shared.machine import cores
 from samara.shared.model.scorers import Prompt
 from samara.shared.run_terms import fits_private_part
-from samara.simulations.run_cost import RowCost, RunSize
+from samara.simulations.run_cost import RowCost, RunSize, run_cost
 
 _MOST_TIMED, _TOGETHER = 32, 8
 _TIMED_SECONDS = 0.7
+_SHARE = 20.0
+"""A measurement takes a twentieth of the run's own time at most, as far as one row tells."""
 _MOST_QUERIES = 16
 _TYPICAL = 256
 
@@ -95,14 +97,17 @@ def clients_together(config: RunConfig) -> int:
     return max(1, min(cores() // (config.threads or 1), cohort))
 
 
-def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData], together: int) -> RowCost:
-    """Return what a row costs in the model, by a short measurement.
+def measured_row(
+    runtime: ModelRuntime, shares: Sequence[ClientData], size: RunSize, together: int
+) -> RowCost:
+    """Return what a row costs in the model, by a measurement that is short beside the run.
 
     Some examples of typical lengths run as in a step; nothing of these passes is kept.
 
     Args:
         runtime: loaded model.
         shares: data of the clients.
+        size: counts of the run.
         together: number of clients that compute at the same time. So many passes are timed at once,
             since two threads of one core cost more processor time than one.
     """
@@ -114,21 +119,22 @@ def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData], together: 
         def fresh() -> list[_Pass]:
             return [each.make_pass() for each in runtimes]
 
-        def timed(passes: Sequence[_Pass], prompts: Sequence[Prompt], queries: int) -> float:
-            begun = time.process_time()
-            list(pool.map(lambda run: run(prompts, queries), passes))
-            return (time.process_time() - begun) / together
-
         kept = fresh()
-        one = timed(kept, middle, 0)  # which also allocates
+        one = _seconds_of(pool, kept, middle, 0)  # which also allocates
         if one < _TIMED_SECONDS:
-            one = timed(fresh(), middle, 0)
+            one = _seconds_of(pool, fresh(), middle, 0)
+        again, queries = 0.0, min(runtime.config.queries, _MOST_QUERIES)
+        if not runtime.has_readout_alone:
+            again = one * runtime.adapted_block_count / len(runtime.base.blocks)
+        by_one = RowCost(one - again, 0.0, again)
         if one >= _TIMED_SECONDS:  # a large model, which runs no more rows for an estimate
-            again = 0.0
-            if not runtime.has_readout_alone:
-                again = one * runtime.adapted_block_count / len(runtime.base.blocks)
-            return RowCost(one - again, 0.0, again)
-        count = max(1, min(_MOST_TIMED, len(typical), int(_TIMED_SECONDS / max(one, 1e-6))))
+            return by_one
+        expected = run_cost(size, by_one)
+        own = expected.total - expected.loading - expected.report
+        timed = 2 * one + (3 * one + 4 * queries * again) * (again > 0)
+        affordable = own / _SHARE / max(timed, 1e-6)
+        most = min(_MOST_TIMED, len(typical), _TIMED_SECONDS / max(one, 1e-6), affordable)
+        count = max(1, int(most))
         chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
         alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
         scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
@@ -136,21 +142,31 @@ def measured_row(runtime: ModelRuntime, shares: Sequence[ClientData], together: 
         def seconds(queries: int) -> float:
             """Return the seconds of a row, the less of two measurements."""
             return scale * sum(
-                min(timed(kept, prompts, queries) for _ in range(2)) for prompts in alike
+                min(_seconds_of(pool, kept, prompts, queries) for _ in range(2))
+                for prompts in alike
             )
 
         if runtime.has_readout_alone:
             return RowCost(seconds(0))
         unkept = [[fresh() for _ in range(2)] for _ in alike]
         whole = scale * sum(
-            min(timed(passes, prompts, 0) for passes in twice)
+            min(_seconds_of(pool, passes, prompts, 0) for passes in twice)
             for twice, prompts in zip(unkept, alike, strict=True)
         )
         for prompts in alike:
-            timed(kept, prompts, 0)
-        plain, queries = seconds(0), min(runtime.config.queries, _MOST_QUERIES)
+            _seconds_of(pool, kept, prompts, 0)
+        plain = seconds(0)
         again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
         return RowCost(max(0.0, whole - plain), max(0.0, plain - again), again)
+
+
+def _seconds_of(
+    pool: ThreadPoolExecutor, passes: Sequence[_Pass], prompts: Sequence[Prompt], queries: int
+) -> float:
+    """Return the processor seconds of one of several passes that run at once."""
+    begun = time.process_time()
+    list(pool.map(lambda run: run(prompts, queries), passes))
+    return (time.process_time() - begun) / len(passes)
 
 
 def _typical(shares: Sequence[ClientData]) -> list[Prompt]:

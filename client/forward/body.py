@@ -71,13 +71,13 @@ class PerturbedBody(ProvenBody):
         by_block = way is Way.BY_BLOCK
         self._way = way
         if by_block:
-            self._detect_block_output()
+            self._outputs_of_block = self._find_once("outputs", self._count_block_outputs)
         has_positions = by_block and self._base.family != "encoder"
         first = self._blocks[self._first_block]
         self._parts_without_adapters = find_parts_without_adapters(first) if by_block else []
         self._position_wise = self._find_position_wise() if has_positions else []
-        full_input_parts = self._find_full_input_parts() if has_positions else None
-        self._can_pack = by_block and packs and self._packing_is_exact()
+        full_input_parts = self._known_full_input_parts() if has_positions else None
+        self._can_pack = by_block and packs and self._find_once("packing", self._packing_is_exact)
         self._can_select = full_input_parts is not None
         self._repeats_late = (
             by_block
@@ -292,6 +292,19 @@ class PerturbedBody(ProvenBody):
         whole = hidden.new_zeros(shape)
         whole[rows.own_indices(supervised, perturbations)] = read
         return whole
+
+    def _known_full_input_parts(self) -> list[nn.Module] | None:
+        """Return the parts of `_find_full_input_parts`, which are found once."""
+        block = self._blocks[-1]
+
+        def names() -> list[str] | None:
+            found = self._find_full_input_parts()
+            if found is None:
+                return None
+            return [name for name, part in block.named_modules() if part in found]
+
+        known = self._find_once("full input", names)
+        return known if known is None else [block.get_submodule(name) for name in known]
 
     def _find_full_input_parts(self) -> list[nn.Module] | None:
         """Find the parts of the last block, with linear layers, that need all positions.

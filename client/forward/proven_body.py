@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
 """Largest difference between two ways to compute a probe, relative to its largest number."""
 _CHECK_CACHE_BYTES = 2**24
+_Found = TypeVar("_Found")
 
 
 class Way(Enum):
@@ -65,8 +66,7 @@ class ProvenBody(ABC):
 
     def _known_way(self, packs: bool) -> Way:
         """Prepare and return the way to compute this model, which is found once."""
-        kinds = tuple(type(module) for module in self._base.network.modules())
-        key = type(self), self._first_block, self._cache is None, kinds
+        key = type(self), self._first_block, self._cache is None, self._kinds()
         verdicts = self._base.verdicts
         if key not in verdicts:
             verdicts[key] = self._find_way(packs)
@@ -74,6 +74,17 @@ class ProvenBody(ABC):
             self._prepare(verdicts[key], packs)
         way: Way = verdicts[key]
         return way
+
+    def _kinds(self) -> tuple[type, ...]:
+        return tuple(type(module) for module in self._base.network.modules())
+
+    def _find_once(self, what: str, find: Callable[[], _Found]) -> _Found:
+        """Return what passes of a probe show of this model, which run once."""
+        key, verdicts = (what, type(self), self._kinds()), self._base.verdicts
+        if key not in verdicts:
+            verdicts[key] = find()
+        found: _Found = verdicts[key]
+        return found
 
     def _find_way(self, packs: bool) -> Way:
         """Find the first way in which the body gives what the network gives.
@@ -191,11 +202,13 @@ class ProvenBody(ABC):
             verdicts[key] = [name for name, part in block.named_modules() if part in found]
         return [block.get_submodule(name) for name in verdicts[key]]
 
-    def _detect_block_output(self) -> None:
-        """Detect whether blocks return a tensor, or a tuple of how many parts beginning with it."""
+    def _count_block_outputs(self) -> int:
+        """Return the length of the tuple that blocks return; 0 if they return a tensor."""
+        count = 0
 
         def record(_: nn.Module, __: Any, output: Any) -> None:
-            self._outputs_of_block = len(output) if isinstance(output, tuple) else 0
+            nonlocal count
+            count = len(output) if isinstance(output, tuple) else 0
             raise _FirstBlockDoneError
 
         handle = self._blocks[0].register_forward_hook(record)
@@ -204,6 +217,7 @@ class ProvenBody(ABC):
                 self._hidden_states(self._probe())
         finally:
             handle.remove()
+        return count
 
     def _as_block_output(self, hidden: Tensor) -> Any:
         """Return hidden states as a block does; whatever else it returns is None."""
@@ -212,7 +226,7 @@ class ProvenBody(ABC):
 
     def _difference_from_a_chain(self) -> str:
         """Return how blocks do otherwise than run once, in order, each on the output before it."""
-        self._detect_block_output()
+        self._outputs_of_block = self._count_block_outputs()
         ran: list[int] = []
         given: list[Tensor] = []
 

@@ -7,7 +7,7 @@ read, and stores what a node pushes before anybody looks at it.
 import asyncio
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,6 +77,7 @@ class FleetFilter:
         keys: client keys of the run; None lets any node send.
         requests: the requests that nodes may reply to.
         result: file that exists when the run is finished; None if it never is.
+        arrived: called when Flower has stored something of a reply.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class FleetFilter:
         keys: ClientKeys | None,
         requests: OpenRequests,
         result: Path | None = None,
+        arrived: Callable[[], None] = lambda: None,
     ) -> None:
         self._app, self._max_bytes, self._requests = app, max_bytes, requests
+        self._arrived = arrived
         self._result = result
         self._told = ToldClients(result.with_name(TOLD_FILE)) if result else None
         self._keys = keys
@@ -217,6 +220,8 @@ class FleetFilter:
             self._requests.add_announcement(pushed)
         elif isinstance(pushed, PushObjectRequest):
             self._requests.add_object(pushed)
+        if pushed is not None:
+            self._arrived()
 
     def _check_push(self, path: str, body: bytes) -> PushMessagesRequest | PushObjectRequest | None:
         """Return what a request asks Flower to store; None if it does not.

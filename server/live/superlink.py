@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samara.server.live.arrivals import ARRIVALS_VARIABLE, Arrivals
 from samara.server.live.fleet_filter import FleetFilter, RejectedRequestError
 from samara.server.live.invitations import Invitations
 from samara.server.live.join_filter import JoinFilter
@@ -87,6 +88,7 @@ class AccessFilter:
         result: file that exists when the run is finished; None if it never is.
         keep: called with the address of whoever has made a sound request, so that its connection
             makes no room for those of strangers.
+        arrived: called when something of a reply has arrived.
 
     Attributes:
         lines: budget of the log's lines about what is refused.
@@ -101,12 +103,13 @@ class AccessFilter:
         invitations: Invitations | None = None,
         result: Path | None = None,
         keep: Callable[[Any], None] = lambda address: None,
+        arrived: Callable[[], None] = lambda: None,
     ) -> None:
         requests = OpenRequests(max_bytes)
         self._secret = secret
         self._app, self._requests = app, requests
         self.lines, self._keep = LogBudget(log), keep
-        self._fleet = FleetFilter(app, max_bytes, keys, requests, result)
+        self._fleet = FleetFilter(app, max_bytes, keys, requests, result, arrived)
         self._join = JoinFilter(invitations, lines=self.lines)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -211,7 +214,8 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     invitations = Invitations(Path(os.environ[KEYS_VARIABLE]).parent) if keys else None
     result = Path.cwd().parent / RESULT_FILE
     keep = LimitedLoop.keep
-    access = AccessFilter(app, max_bytes, keys, secret, invitations, result, keep)
+    arrived = Arrivals(Path(os.environ[ARRIVALS_VARIABLE])).add
+    access = AccessFilter(app, max_bytes, keys, secret, invitations, result, keep, arrived)
     LimitedLoop.lines = access.lines
     try:
         serve(access, **settings | limits)

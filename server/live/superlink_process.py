@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from samara.server.live.arrivals import ARRIVALS_VARIABLE
 from samara.server.live.busy import explain_http_error
 from samara.server.live.flower_processes import (
     DATABASE,
@@ -366,6 +367,7 @@ class SuperLinkProcess:
                 LIVE_VARIABLE: "1",
                 MAX_BYTES_VARIABLE: str(self._max_bytes),
                 SECRET_VARIABLE: str(self._secret_file),
+                ARRIVALS_VARIABLE: str(self.folder.absolute() / "arrivals"),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",

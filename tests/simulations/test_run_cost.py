@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from samara.client.training.model_runtime import load_run
 from samara.shared.frames.instructions import Split
 from samara.shared.model.scorers import Prompt
 from samara.shared.tasks.rows import Example
+from samara.simulations import run_size
 from samara.simulations.notebook_progress import NotebookProgress
 from samara.simulations.progress import logged, watched
 from samara.simulations.run_cost import RowCost, RunCost, RunSize, run_cost
@@ -160,7 +162,7 @@ def test_rows_are_timed_and_nothing_is_kept_of_them(layers: str) -> None:
         run = load_run(config)
         shares = [run.data.share_of(client, 2) for client in range(2)]
         if times:
-            row = measured_row(run.runtime, shares, 2)
+            row = measured_row(run.runtime, shares, SIZE, 2)
             assert row.once > 0
             assert (row.again > 0) == (layers == "top:1")
             assert run.runtime.passes == 0
@@ -182,6 +184,23 @@ def test_a_look_at_large_data_tokenizes_some_of_them() -> None:
     assert read[:2] == ["row 0", "row 8"]
     assert len(data.some_prompts(Split.TRAIN, 5000)) == 1000
     assert data.some_prompts(Split.TEST, 10) == []
+
+
+@pytest.mark.parametrize("layers", ["readout", "top:1"])
+def test_a_short_run_has_few_rows_timed(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of({"data.clients": 2, "adapter.layers": layers, "threads": 1})
+    run = load_run(config)
+    shares = [run.data.share_of(client, 2) for client in range(2)]
+    counts = []
+    for factor in (0, 1, 100):
+        rows = dict.fromkeys(("training", "validation", "reports"), factor * SIZE.validation)
+        size = replace(SIZE, features=0, test=0, private_rounds=0, fits=0, **rows)
+        timed = Mock(return_value=4e-3)
+        monkeypatch.setattr(run_size, "_seconds_of", timed)
+        measured_row(run.runtime, shares, size, 2)
+        counts.append(timed.call_count)
+    least, few, most = counts
+    assert 2 < least <= few < most
 
 
 def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,21 @@ def test_a_model_is_checked_once_a_process(
     PerturbedBody(load_base_model(folder), 0)
     with pytest.raises(AssertionError, match="checked again"):
         PerturbedBody(load_base_model(folder, dtype="bfloat16"), 1)
+
+
+def test_a_body_that_is_made_again_runs_no_probe(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> dict[str, object]:
+        body = PerturbedBody(load_base_model(str(model_folder("causal"))), 1, packs=True)
+        names = {id(part): name for name, part in body._blocks[-1].named_modules()}
+        parts = [names[id(part)] for part in body._position_wise]
+        found = body._outputs_of_block, body._can_pack, body._can_select, body._repeats_late
+        return {"parts": parts, "found": found}
+
+    def run(*_: object) -> None:
+        raise AssertionError("a probe runs")
+
+    first = made()
+    monkeypatch.setattr(PerturbedBody, "_hidden_states", run)
+    assert made() == first

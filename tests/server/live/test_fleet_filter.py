@@ -133,6 +133,20 @@ def test_a_sound_reply_reaches_flower(access: AccessFilter, flower: Flower) -> N
     assert flower.paths == ["/v1/fleet/push-messages", *["/v1/fleet/push-object"] * 2]
 
 
+def test_what_flower_stores_of_a_reply_is_said_to_have_arrived(flower: Flower) -> None:
+    said: list[str] = []
+    access = AccessFilter(flower, MAX_BYTES, arrived=lambda: said.append(flower.paths[-1]))
+    metadata = Metadata(message_id=REQUEST, dst_node_id=NODE, ttl=60.0)
+    sent = PushAppMessagesRequest(messages_list=[Message(metadata=metadata)])
+    assert post(access, "/v1/runtime/push-messages", sent.SerializeToString(), HERE) == 200
+    assert post(access, "/v1/fleet/pull-messages") == 200
+    assert push(access, bytes([0])) == 200  # answers nothing, and is not stored
+    assert said == []
+    assert announce(access, announcement("reply")) == 200
+    assert push(access, bytes([0])) == 200
+    assert said == ["/v1/fleet/push-messages", "/v1/fleet/push-object"]
+
+
 def metadata_of(pushed: AnnounceRequest) -> Any:
     return pushed.messages_list[0].metadata
 
