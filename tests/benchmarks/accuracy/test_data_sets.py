@@ -36,8 +36,8 @@ def sources(tmp_path: Path) -> Path:
         write(f"fortunes/{name}", "Another.\n%\n")
     for subject in ("emotion", "sentiment", "irony", "stance/climate", "stance/atheism"):
         for split in ("train", "val", "test"):
-            write(f"tweeteval/datasets/{subject}/{split}_text.txt", "A message\u2028 .\n" * 40)
-            write(f"tweeteval/datasets/{subject}/{split}_labels.txt", "0\n1\n" * 20)
+            write(f"tweeteval/datasets/{subject}/{split}_text.txt", "A message\u2028 .\n" * 60)
+            write(f"tweeteval/datasets/{subject}/{split}_labels.txt", "0\n1\n" * 30)
     for split in ("train", "test"):
         rows = "".join(f'"Is it,\n{n}?",card_linking\nNo,other\n' for n in range(60))
         write(f"banking_data/{split}.csv", "text,category\n" + rows)
@@ -76,9 +76,9 @@ def test_a_mail_is_its_subject_and_text(sources: Path) -> None:
 
 def test_a_message_has_its_subject_and_a_question_is_one_line(sources: Path) -> None:
     stances = DATA_SETS["stance3"].read(sources)  # type: ignore[misc]
-    assert [row["text"].split(":")[0] for row in stances["test"]] == ["atheism"] * 40 + [
+    assert [row["text"].split(":")[0] for row in stances["test"]] == ["atheism"] * 60 + [
         "climate"
-    ] * 40
+    ] * 60
     assert DATA_SETS["banking15"].read(sources)["train"][1] == {  # type: ignore[misc]
         "text": "Is it, 1?",
         "label": "card_linking",
