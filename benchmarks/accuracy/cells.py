@@ -4,7 +4,7 @@ A cell is a data set and its division among clients; a condition is a name and s
 of a cell are logistic regressions by scikit-learn on the same features φ(h) of all clients
 together: `probe CV`, whose C is the best of eight in three-fold cross-validation on the training
 examples, and `probe`, with C = 1. Data are divided by `data.seed` 0 whatever the seed of a run, so
-that runs share representations on disk.
+that runs share representations on disk; `--set data.seed=1` divides them anew.
 """
 
 import argparse
@@ -93,7 +93,9 @@ def measure_cells(
             if rows.find(key=key):
                 continue
             of_run = {k: v for k, v in settings.items() if k not in variants}
-            config = settings_of(arguments, cell, where | of_run | {"seed": seed, "data.seed": 0})
+            config = settings_of(
+                arguments, cell, {"data.seed": 0} | where | of_run | {"seed": seed}
+            )
             run = run or prepare(config)
             limits = limits or measure_limits(config)
             row = {"key": key, **cell._asdict(), "condition": condition, "seed": seed}

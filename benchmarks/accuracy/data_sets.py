@@ -230,6 +230,31 @@ DATA_SETS = {
             _task("mail3", "{text}", " This is {word}.", *_pairs(held_out.MAIL)),
             held_out.mail,
         ),
+        DataSet(
+            "emotion4",
+            _task("emotion4", "{text}", " This is {word}.", *_pairs(held_out.EMOTIONS)),
+            held_out.emotion,
+        ),
+        DataSet(
+            "sentiment3",
+            _task("sentiment3", "{text}", " This is {word}.", *_pairs(held_out.SENTIMENTS)),
+            held_out.sentiment,
+        ),
+        DataSet(
+            "stance3",
+            _task("stance3", "{text}", " This is {word}.", *_pairs(held_out.STANCES)),
+            held_out.stance,
+        ),
+        DataSet(
+            "irony2",
+            _task("irony2", "{text}", " This is {word}.", *_pairs(held_out.IRONY)),
+            held_out.irony,
+        ),
+        DataSet(
+            "banking15",
+            _task("banking15", "{text}", " This is about {word}.", *_pairs(held_out.INTENTS)),
+            held_out.intents,
+        ),
         DataSet("noun60few", _nouns_task(60), _nouns(60, 90), limit=600),
     )
 }

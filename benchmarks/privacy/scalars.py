@@ -36,6 +36,8 @@ from benchmarks.privacy.curious_server import (
     top_precision,
 )
 from samara.client.estimators.prge import LossRequest, run_estimator
+from samara.client.personal.components import find_components
+from samara.client.personal.softmax_fit import Examples
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_step_plan import LocalStepPlan
 from samara.client.training.local_steps import take_local_steps
@@ -43,7 +45,7 @@ from samara.client.training.model_runtime import load_run
 from samara.shared.basis import SCALE_BITS, read_basis
 from samara.shared.config import RunConfig
 from samara.shared.contrasts import contrasts
-from samara.shared.directions import DIRECTION_BITS, batch_order, directions
+from samara.shared.directions import DIRECTION_BITS, Differences, batch_order, directions
 from samara.shared.frames.instructions import (
     GLOBAL_TRACK,
     Split,
@@ -51,6 +53,7 @@ from samara.shared.frames.instructions import (
     make_local_instruction,
 )
 from samara.shared.frames.report import Report
+from samara.shared.layout import READOUT_GROUP, Layout, Tensor
 from samara.shared.replay import zero_state
 from samara.shared.sections import AdapterSettings, ModelSettings
 
@@ -73,6 +76,7 @@ class Condition:
         clip: limit of a projected gradient as a multiple of the root mean square of the first
             round's; 0 for none.
         bits: bits that a projected gradient is rounded to, its sign included; 0 for float32.
+        differences: of losses, or components of a client's own update, for a readout.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Condition:
     learning_rate: float
     clip: float = 0.0
     bits: int = 0
+    differences: Differences = "forward"
 
 
 CONDITIONS = (
@@ -96,6 +101,8 @@ CONDITIONS = (
     Condition("readout, all examples, 8 bits", "readout", FULL, 1, 32, 5.0, bits=8),
     Condition("readout, all examples, 4 bits", "readout", FULL, 1, 32, 5.0, bits=4),
     Condition("readout, all examples, signs", "readout", FULL, 1, 32, 5.0, bits=1),
+    Condition("readout, 16 steps of 16", "readout", FULL, 16, 16, 0.3),
+    Condition("components", "readout", FULL, 1, 32, 1.5, differences="components"),
 )
 
 
@@ -196,7 +203,7 @@ def take_steps(
     public: Texts,
     candidates: Texts,
 ) -> Floats:
-    """Take a client's local steps; return the numbers after them, float64 [d].
+    """Take a client's local steps, or report components; return the numbers after it, float64 [d].
 
     Args:
         texts: the client's examples.
@@ -208,6 +215,8 @@ def take_steps(
         public: public texts.
         candidates: texts of which some are the client's.
     """
+    if instruction.asks_for_components:
+        return report_components(texts, instruction, numbers, record, public, candidates)
     plan = LocalStepPlan(instruction, client, texts.labels, label_count=2)
     seeds, states = instruction.seeds(client), [numbers]
     for step in range(instruction.steps):
@@ -232,6 +241,57 @@ def take_steps(
         report = Report.decode(plan.report(bytes(8)).encode())
         record.scalars += list(instruction.clipped(report.gradients))
     return states[-1]
+
+
+def report_components(
+    texts: Texts,
+    instruction: TrainInstruction,
+    numbers: Floats,
+    record: ServerRecord | None,
+    public: Texts,
+    candidates: Texts,
+) -> Floats:
+    """Report components of a client's own update; return the numbers after it, float64 [d].
+
+    With a small η a component is −n·η·z·∇L/(s·|z|²). The server takes it for that, and
+    expects what a client with as many public texts would have found. What a candidate adds is
+    taken to be smaller than by this formula in the same proportion.
+
+    Args:
+        texts: the client's examples.
+        instruction: instruction of the round.
+        numbers: float64 [d] at the start.
+        record: what the server collects; None for other clients.
+        public: public texts.
+        candidates: texts of which some are the client's.
+    """
+    count, d = len(texts.labels), len(numbers)
+    layout = Layout((Tensor("readout", 1, d, READOUT_GROUP),), 1, 1.0, 0, "orthogonal")
+    seeds = instruction.seeds(0)[0]
+    z = directions(seeds, d, "orthogonal").astype(np.float64) * 2.0**-DIRECTION_BITS
+    rate = instruction.learning_rate
+    found, _ = find_components(_scored(texts, numbers), z, layout, rate)
+    if record:
+        likely = _scored(public, numbers)
+        usual, _ = find_components(likely, z, layout, rate * count / len(public.labels))
+        square = np.mean(np.sum(likely.features**2, axis=1))
+        scale = -square * np.sum(z * z, axis=1) / (count * rate)
+        expected, linear = scale * usual, z @ public.slope(numbers)
+        share = float(expected @ linear / (linear @ linear))
+        record.batches.append(np.ones(count, np.bool_))
+        record.directions.append(z)
+        record.scalars.append(scale * found.astype(np.float32))
+        record.expected.append(expected)
+        record.candidates.append(expected + share * (slopes(candidates, numbers) @ z.T - linear))
+    return numbers + found @ z
+
+
+def _scored(texts: Texts, numbers: Floats) -> Examples:
+    """Return texts as examples of a readout, with scores at these numbers."""
+    margins = texts.margins + texts.gradients @ numbers
+    ((one, other),) = contrasts(2).astype(np.float64)
+    offsets = np.stack([np.zeros_like(margins), margins], axis=1)
+    return Examples(offsets, texts.labels, texts.gradients / (other - one))
 
 
 def slopes(texts: Texts, numbers: Floats) -> Floats:
@@ -273,7 +333,7 @@ def instruction_for(condition: Condition, seed: int, number: int, clip: float) -
         clip=clip,
         layout_hash=bytes(32),
         start_digest=bytes(32),
-        differences="forward",
+        differences=condition.differences,
     )
 
 

@@ -34,10 +34,23 @@ def sources(tmp_path: Path) -> Path:
         write(f"fortunes/{name}", "".join(f"A saying,\n\t{n}.\n%\n" for n in range(20)))
     for name in ("work", "food", "people", "songs-poems", "literature"):
         write(f"fortunes/{name}", "Another.\n%\n")
+    for subject in ("emotion", "sentiment", "irony", "stance/climate", "stance/atheism"):
+        for split in ("train", "val", "test"):
+            write(f"tweeteval/datasets/{subject}/{split}_text.txt", "A message\u2028 .\n" * 60)
+            write(f"tweeteval/datasets/{subject}/{split}_labels.txt", "0\n1\n" * 30)
+    for split in ("train", "test"):
+        rows = "".join(f'"Is it,\n{n}?",card_linking\nNo,other\n' for n in range(60))
+        write(f"banking_data/{split}.csv", "text,category\n" + rows)
     return folder
 
 
-@pytest.mark.parametrize("name", ["emoji9", "words2", "names2", "mail3", "fortunes10"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("emoji9", "words2", "names2", "mail3", "fortunes10"),
+        *("emotion4", "sentiment3", "irony2", "stance3", "banking15"),
+    ],
+)
 def test_a_held_out_data_set_becomes_a_task_and_three_splits(
     name: str, sources: Path, tmp_path: Path
 ) -> None:
@@ -59,3 +72,14 @@ def test_a_mail_is_its_subject_and_text(sources: Path) -> None:
     rows = DATA_SETS["mail3"].read(sources)["train"]  # type: ignore[misc]
     assert {row["label"] for row in rows} == {"spam", "hard-ham"}
     assert rows[0]["text"].startswith("Number 0. Buy this xxx")
+
+
+def test_a_message_has_its_subject_and_a_question_is_one_line(sources: Path) -> None:
+    stances = DATA_SETS["stance3"].read(sources)  # type: ignore[misc]
+    assert [row["text"].split(":")[0] for row in stances["test"]] == ["atheism"] * 60 + [
+        "climate"
+    ] * 60
+    assert DATA_SETS["banking15"].read(sources)["train"][1] == {  # type: ignore[misc]
+        "text": "Is it, 1?",
+        "label": "card_linking",
+    }

@@ -28,7 +28,13 @@ from benchmarks.privacy.curious_server import (
     tell_classes,
     top_precision,
 )
-from benchmarks.privacy.scalars import quantized
+from benchmarks.privacy.scalars import (
+    CONDITIONS,
+    ServerRecord,
+    instruction_for,
+    quantized,
+    take_steps,
+)
 from benchmarks.privacy.stages import ALL, Condition, Stage
 
 ELEMENTS, EXAMPLES, QUERIES = 12, 8, 4
@@ -111,6 +117,24 @@ def test_rounded_scalars_have_few_values(bits: int, levels: int) -> None:
     assert len(np.unique(rounded)) <= levels
     assert cosine(rounded.astype(float), gradients.astype(float)) > 0.75
     assert quantized(gradients, 0) is gradients
+
+
+def test_components_are_taken_for_derivatives_of_the_clients_loss() -> None:
+    own, public, candidates = (linear_texts(count, seed=count) for count in (20, 200, 40))
+    d = own.gradients.shape[1]
+    record = ServerRecord([], [], [], [], [])
+    (condition,) = (one for one in CONDITIONS if one.name == "components")
+    whole = replace(condition, queries=d, learning_rate=1e-5)
+    instruction = instruction_for(whole, seed=0, number=1, clip=0.0)
+    start = np.zeros(d)
+    end = take_steps(own, instruction, 0, start, 0, record, public, candidates)
+    seen = record.observations()
+    factor = np.square(public.gradients).sum(1).mean() / np.square(own.gradients).sum(1).mean()
+    derivatives = seen.directions @ own.slope(start)
+    assert seen.scalars == pytest.approx(factor * derivatives, rel=1e-2)
+    assert seen.expected == pytest.approx(seen.directions @ public.slope(start), rel=1e-2)
+    assert cosine(recover_gradient(seen, 1e-9), own.slope(start)) > 0.999
+    assert own.loss(end) < own.loss(start)
 
 
 def test_the_side_of_the_middle_tells_classes() -> None:
