@@ -69,7 +69,7 @@ Vector = NDArray[np.float32]
 
 
 class Compression(NamedTuple):
-    """What is sent of an update.
+    """A compression of updates.
 
     Attributes:
         received: function that returns what arrives of an update, float32 [d].
