@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.cells import listed
-from benchmarks.accuracy.linear_model import Floats
 from benchmarks.accuracy.rows import Rows
 from benchmarks.privacy.accuracy import (
     FED_AVG,
@@ -34,6 +33,7 @@ from benchmarks.privacy.accuracy import (
 )
 from benchmarks.privacy.federation import make_config
 from benchmarks.privacy.inner_model import InnerModel
+from benchmarks.privacy.linear_texts import Floats
 from samara.shared.frames.instructions import Split
 
 BATCH = 8
