@@ -70,6 +70,10 @@ ALONE = ("majority", BASE_RATE, ZERO_SHOT, LABEL_BIAS)
 """The references without other people's texts; of the majority one number is known."""
 POOLED = ("common probe", "base rate + words", "common probe + intercepts")
 """The references for which all texts are in one place."""
+BESIDE = "pooled, then private"
+"""What a common model that is trained on all texts would give."""
+ROWS = (*ALONE, *POOLED, BESIDE, GLOBAL, INTERCEPT, PERSONALIZED)
+"""The rows of a table; those that are not named come last."""
 
 
 class Cell(NamedTuple):
@@ -80,7 +84,7 @@ class Cell(NamedTuple):
     seed: int
 
 
-def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any]) -> Row:
+def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_curves: bool) -> Row:
     """Return the accuracy of every user by every method, NaN for users without test examples."""
     config = settings_of(cell, model, out, settings)
     folder = simulate(config)
@@ -108,7 +112,7 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any]) -> Row:
         "examples": examples,
         "accuracy": found | together,
         "prior": chosen,
-        "curves": curves(people) if cell.split == "text" else {},
+        "curves": curves(people) if with_curves else {},
         "bytes_up": run.bytes_up / config.data.clients,
     }
 
@@ -149,7 +153,7 @@ def by_user(rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
     """Return each method's accuracy for every user, the mean over the seeds with test examples."""
     methods = rows[0]["accuracy"]
     means = {}
-    for method in methods:
+    for method in (*filter(methods.__contains__, ROWS), *sorted(methods.keys() - set(ROWS))):
         values = np.array([row["accuracy"][method] for row in rows], np.float64)
         known = ~np.isnan(values).all(axis=0)
         means[method] = np.nanmean(values[:, known], axis=0)
@@ -163,13 +167,12 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     def best(names: Sequence[str]) -> str:
         return max(names, key=lambda name: float(means[name].mean()))
 
-    against = best(ALONE), best((*ALONE, *POOLED))
-    intercept = INTERCEPT
-    heads = [f"against {name}" for name in (*against, intercept)]
+    against = dict.fromkeys((best(ALONE), best((*ALONE, *POOLED)), INTERCEPT))
+    heads = [f"against {name}" for name in against]
     table = Table("", "accuracy, %", *heads, title=title)
     for name, values in means.items():
         cells = []
-        for other in (*against, intercept):
+        for other in against:
             one = paired_difference(values, means[other])
             told = f"{100 * one.mean:+.1f} ({100 * one.low:.1f} … {100 * one.high:.1f})"
             cells.append("" if name == other else told)
@@ -180,7 +183,7 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
 def curve_table(rows: Sequence[Row], title: str) -> Table:
     """Return the accuracy by the number of own examples, among users with the largest number."""
     table = Table("own examples", *rows[0]["curves"], title=title)
-    counts = rows[0]["curves"][BASE_RATE]
+    counts = sorted(rows[0]["curves"][BASE_RATE], key=int)
     for count in counts:
         cells = []
         for method in rows[0]["curves"]:
@@ -190,7 +193,7 @@ def curve_table(rows: Sequence[Row], title: str) -> Table:
             users = int(known.sum())
             mean = np.nanmean(joined[:, known], axis=0).mean() if users else np.nan
             cells.append(f"{100 * mean:.1f} ({users})")
-        table.add_row(str(count), *cells)
+        table.add_row(count, *cells)
     return table
 
 
@@ -211,15 +214,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in given.sets:
         with remembered_rows(given.out / f"{folder.name}.npz") as texts:
             for split, seed in product(given.splits, given.seeds):
-                if not rows.find(set=folder.name, split=split, seed=seed):
-                    rows.add(measure(Cell(folder, split, seed), given.model, given.out, settings))
-                    texts.write()
+                if rows.find(set=folder.name, split=split, seed=seed):
+                    continue
+                cell, first = Cell(folder, split, seed), seed == given.seeds[0]
+                with_curves = split == "text" and first  # they take as long as all the rest
+                rows.add(measure(cell, given.model, given.out, settings, with_curves))
+                texts.write()
     console = Console(width=140, highlight=False)
     for folder, split in product(given.sets, given.splits):
         own = [row for row in rows if (row["set"], row["split"]) == (folder.name, split)]
         title = f"{folder.name}, {split}: {own[0]['users']} users, {len(own)} splits"
         console.print(table_of(own, title))
-        console.print(curve_table(own, f"{title}; accuracy (users)"))
+        if drawn := [row for row in own if row["curves"]]:
+            console.print(curve_table(drawn, f"{folder.name}: accuracy, % (users)"))
 
 
 def _folders(text: str) -> list[Path]:

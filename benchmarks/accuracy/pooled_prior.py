@@ -1,6 +1,6 @@
-"""A prior of private parts that is chosen by sums over clients, and curves by few examples.
+"""What is chosen by sums over clients for their private parts, and curves by few examples.
 
-The rule is that of decision 0048. The fits, the folds and their losses are the product's own.
+The rules are those of decision 0048. The fits, the folds and their losses are the product's own.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from samara.client.personal.softmax_fit import (
     fit_private_part,
     fit_under_prior,
     held_out_losses,
+    log_sum_exp,
     mean_squared_norm,
     reduce_features,
 )
@@ -26,6 +27,8 @@ from samara.shared.columns import BASE_RATE, INTERCEPT, PERSONALIZED
 from samara.shared.contrasts import contrasts
 
 SLOPE_DEVIATIONS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+SHARES = (0.0, 0.125, 0.25, 0.5, 1.0)
+"""Factors of the common model's scores."""
 COUNTS = (5, 10, 20, 40, 80)
 """Numbers of own training examples."""
 Floats = NDArray[np.float64]
@@ -78,9 +81,10 @@ def fit_with(prior: Prior, examples: Examples) -> SoftmaxFit:
 
 
 def fitted_together(people: Sequence[Person]) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return every user's accuracy under the prior that they choose together, and the prior.
+    """Return every user's accuracy under what all choose together, and what that is.
 
-    A second row has its intercept alone.
+    There are a row of the prior's intercept alone, one of the whole prior, and one of the share of
+    the common model with a private intercept.
     """
     prior = choose_prior([person.train for person in people])
     alone = prior._replace(readout=0.0)
@@ -88,7 +92,38 @@ def fitted_together(people: Sequence[Person]) -> tuple[dict[str, list[float]], d
         "intercept, prior together": [_accuracy(p, fit_with(alone, p.train)) for p in people],
         "private part, prior together": [_accuracy(p, fit_with(prior, p.train)) for p in people],
     }
-    return found, prior._asdict()
+    share, losses = choose_share(people)
+    found["intercept, share together"] = [_accuracy(*fit_beside(p, share)) for p in people]
+    return found, prior._asdict() | {"share": share, "losses of shares": losses}
+
+
+def choose_share(people: Sequence[Person]) -> tuple[float, list[float]]:
+    """Return the share of the common model with the least loss on validation, and all losses.
+
+    Each is the mean over users with validation examples, by an intercept that is fitted to the
+    training examples beside that share.
+    """
+    several = [person for person in people if len(person.validation.labels)]
+    losses = []
+    for share in SHARES:
+        by_user = []
+        for person in several:
+            scaled, fit = fit_beside(person, share)
+            logits = scaled.validation.offsets + fit.intercept
+            own = logits[np.arange(len(logits)), scaled.validation.labels]
+            by_user.append(float(np.mean(log_sum_exp(logits)[:, 0] - own)))
+        losses.append(float(np.mean(by_user)))
+    return SHARES[int(np.argmin(losses))], losses
+
+
+def fit_beside(person: Person, share: float) -> tuple[Person, SoftmaxFit]:
+    """Return a user's examples with a share of the common scores, and an intercept beside it."""
+    train, validation, test = (part._replace(offsets=share * part.offsets) for part in person[:3])
+    scaled = Person(train, validation, test, person.texts)
+    without = train._replace(features=train.features[:, :0])
+    fit = fit_private_part(without, _contrasts(train), fit_softmax)
+    labels, features = train.offsets.shape[1], train.features.shape[1]
+    return scaled, fit._replace(readout=np.zeros((labels - 1, features)))
 
 
 def curves(people: Sequence[Person]) -> dict[str, dict[str, list[float]]]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MOST_TEXTS = 3000
+MOST_TEXTS = 1500
 MOST_PEOPLE = 120
 LEAST_ROWS = 30
 DOMAIN = "Elections2020"
