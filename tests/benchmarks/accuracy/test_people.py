@@ -10,7 +10,7 @@ from tiny_models import save_model
 from benchmarks.accuracy import people
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import Person, accuracies, references
-from benchmarks.accuracy.pooled_prior import choose_prior, fit_with, fitted_together
+from benchmarks.accuracy.pooled_prior import choose_prior, choose_share, fit_with, fitted_together
 from benchmarks.accuracy.rater_sets import RATER_SETS, Row, kept
 from samara.client.forward import readout
 from samara.client.personal.softmax_fit import Examples
@@ -52,7 +52,7 @@ def test_a_readout_is_used_only_where_all_clients_together_show_that_it_helps() 
     assert useful.gain > useful.error > 0
     assert useless.readout == 0
     found, chosen = fitted_together(with_slopes)
-    alone, whole = (np.mean(values) for values in found.values())
+    alone, whole, _ = (np.mean(values) for values in found.values())
     assert chosen["readout"] == useful.readout
     assert whole > alone + 0.1
 
@@ -63,6 +63,22 @@ def test_a_prior_without_a_readout_fits_an_intercept() -> None:
     fit = fit_with(prior, person.train)
     assert not fit.readout.any()
     assert fit.intercept.any()
+
+
+@pytest.mark.parametrize(("size", "share"), [(1.0, 1.0), (-4.0, 0.0)])
+def test_the_common_model_has_the_share_that_suits_all_clients(size: float, share: float) -> None:
+    """Scores that are right count in full, and scores that are wrong not at all."""
+    group = []
+    for person in people_with(0.0):
+        parts = []
+        for part in person[:3]:
+            right = size * (2.0 * part.labels - 1)
+            scores = np.stack([-right, right], axis=1)
+            parts.append(part._replace(offsets=scores))
+        group.append(Person(*parts, texts=person.texts))
+    found, losses = choose_share(group)
+    assert found == share
+    assert losses[0] == pytest.approx(np.log(2), abs=0.1)
 
 
 def test_references_answer_by_what_they_know() -> None:
