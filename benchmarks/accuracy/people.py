@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.people_features import remembered_rows
-from benchmarks.accuracy.people_references import Person, references
+from benchmarks.accuracy.people_references import SPLITS, Person, references
 from benchmarks.accuracy.pooled_prior import curves, fitted_together
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.personal.softmax_fit import Examples
@@ -101,8 +101,8 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
     found |= references(people)
     together, chosen = fitted_together(people)
     examples = {
-        split: sum(len(getattr(person, split).labels) for person in people)
-        for split in ("train", "validation", "test")
+        split: sum(len(person.parts[index].labels) for person in people)
+        for index, split in enumerate(SPLITS)
     }
     return {
         "set": cell.folder.name,
@@ -145,7 +145,7 @@ def people_of(config: RunConfig, folder: Path) -> list[Person]:
                 scores = runtime.scores(state, prompts).astype(np.float64)
                 features = runtime.features(prompts).astype(np.float64)
             parts.append(Examples(scores, share.labels(split), features))
-        people.append(Person(*parts, texts=tuple(texts)))
+        people.append(Person(parts, texts))
     return people
 
 

@@ -33,22 +33,40 @@ Floats = NDArray[np.float64]
 
 
 class Person(NamedTuple):
-    """A user's examples of each split, and their texts."""
+    """A user's examples.
 
-    train: Examples
-    validation: Examples
-    test: Examples
-    texts: tuple[list[str], ...]
+    Attributes:
+        parts: those of each of `SPLITS`.
+        texts: the texts of each.
+    """
+
+    parts: Sequence[Examples]
+    texts: Sequence[list[str]]
+
+    @property
+    def train(self) -> Examples:
+        """The training examples."""
+        return self.parts[0]
+
+    @property
+    def validation(self) -> Examples:
+        """The validation examples."""
+        return self.parts[1]
+
+    @property
+    def test(self) -> Examples:
+        """The test examples."""
+        return self.parts[2]
 
 
 def references(people: Sequence[Person]) -> dict[str, list[float]]:
     """Return the accuracy of every user by each reference; NaN without test examples."""
-    labels = [np.concatenate([p[i].labels for p in people]) for i in range(3)]
-    users = [
-        np.repeat(np.arange(len(people)), [len(p[i].labels) for p in people]) for i in range(3)
-    ]
-    features = _standardized([np.concatenate([p[i].features for p in people]) for i in range(3)])
-    words = _words([[text for p in people for text in p.texts[i]] for i in range(3)])
+    parts = [[person.parts[i] for person in people] for i in range(len(SPLITS))]
+    labels = [np.concatenate([own.labels for own in part]) for part in parts]
+    sizes = [[len(own.labels) for own in part] for part in parts]
+    users = [np.repeat(np.arange(len(people)), size) for size in sizes]
+    features = _standardized([np.concatenate([own.features for own in part]) for part in parts])
+    words = _words([[text for p in people for text in p.texts[i]] for i in range(len(SPLITS))])
     own = [_own_features(each, len(people)) for each in users]
     probe = _best(features, labels, STRENGTHS)
     with_words = _best(_beside(own, words), labels, WORD_STRENGTHS)
@@ -84,7 +102,7 @@ def _then_private(
     rows = contrasts(offsets[0].shape[1]).astype(np.float64)
     answers = np.zeros(len(users[2]), np.int64)
     for user, person in enumerate(people):
-        mine = [users[i] == user for i in range(3)]
+        mine = [each == user for each in users]
         train = Examples(offsets[0][mine[0]], person.train.labels, person.train.features)
         fit = fit_private_part(train, rows, fit_softmax)
         added = fit.added_scores(person.test.features, rows)

@@ -118,8 +118,8 @@ def choose_share(people: Sequence[Person]) -> tuple[float, list[float]]:
 
 def fit_beside(person: Person, share: float) -> tuple[Person, SoftmaxFit]:
     """Return a user's examples with a share of the common scores, and an intercept beside it."""
-    train, validation, test = (part._replace(offsets=share * part.offsets) for part in person[:3])
-    scaled = Person(train, validation, test, person.texts)
+    parts = [part._replace(offsets=share * part.offsets) for part in person.parts]
+    scaled, train = Person(parts, person.texts), parts[0]
     without = train._replace(features=train.features[:, :0])
     fit = fit_private_part(without, _contrasts(train), fit_softmax)
     labels, features = train.offsets.shape[1], train.features.shape[1]

@@ -56,9 +56,14 @@ class RaterSet(NamedTuple):
         folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row._asdict()) + "\n" for row in kept(list(self.read(sources)))]
         (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
-        fields = {"name": folder.name, "text": "{text}", "question": self.question}
-        fields |= {"words": list(self.words), "labels": list(range(len(self.words)))}
-        fields |= {"metric": "accuracy"}
+        fields = {
+            "name": folder.name,
+            "text": "{text}",
+            "question": self.question,
+            "words": list(self.words),
+            "labels": list(range(len(self.words))),
+            "metric": "accuracy",
+        }
         task = "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
         (folder / "task.toml").write_text(task, encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def people_with(slope: float, count: int = 12) -> list[Person]:
     for _ in range(count):
         own = random.normal(size=4) * slope
         parts = [examples_of(random, size, own) for size in (40, 10, 200)]
-        texts = tuple([f"word{int(x > 0)}" for x in part.features[:, 0]] for part in parts)
-        found.append(Person(*parts, texts=texts))
+        texts = [[f"word{int(x > 0)}" for x in part.features[:, 0]] for part in parts]
+        found.append(Person(parts, texts))
     return found
 
 
@@ -71,11 +72,11 @@ def test_the_common_model_has_the_share_that_suits_all_clients(size: float, shar
     group = []
     for person in people_with(0.0):
         parts = []
-        for part in person[:3]:
+        for part in person.parts:
             right = size * (2.0 * part.labels - 1)
             scores = np.stack([-right, right], axis=1)
             parts.append(part._replace(offsets=scores))
-        group.append(Person(*parts, texts=person.texts))
+        group.append(Person(parts, person.texts))
     found, losses = choose_share(group)
     assert found == share
     assert losses[0] == pytest.approx(np.log(2), abs=0.1)
@@ -89,8 +90,8 @@ def test_references_answer_by_what_they_know() -> None:
         for size in (30, 10, 50):
             part = examples_of(random, size, np.array([3.0, 0, 0]))
             parts.append(part._replace(labels=part.labels if user else np.ones(size, np.int64)))
-        texts = tuple([f"text {int(x > 0)}" for x in part.features[:, 0]] for part in parts)
-        group.append(Person(*parts, texts=texts))
+        texts = [[f"text {int(x > 0)}" for x in part.features[:, 0]] for part in parts]
+        group.append(Person(parts, texts))
     found = {name: np.array(values) for name, values in references(group).items()}
     assert found["majority"][0] in (0.0, 1.0)
     assert found["common probe"][1:].mean() > 0.75
@@ -164,11 +165,11 @@ def test_a_text_goes_through_the_model_once(
     monkeypatch.setattr(readout, "run_base", compute)
     one, two, three = (Prompt(((number,),), ((0,),)) for number in (1, 2, 3))
     with remembered_rows(tmp_path / "rows.npz") as rows:
-        assert readout.run_base(None, [one, two, one], 8)[:, 0].tolist() == [1, 2, 1]  # type: ignore[arg-type]
+        assert readout.run_base(cast(Any, None), [one, two, one], 8)[:, 0].tolist() == [1, 2, 1]
         rows.write()
     assert readout.run_base is compute
     with remembered_rows(tmp_path / "rows.npz"):
-        assert readout.run_base(None, [three, two], 8)[:, 0].tolist() == [3, 2]  # type: ignore[arg-type]
+        assert readout.run_base(cast(Any, None), [three, two], 8)[:, 0].tolist() == [3, 2]
     assert asked == [[1, 2], [3]]
 
 
