@@ -1,4 +1,4 @@
-"""What an owner gains beyond the own base rate, on texts that several people have labelled.
+"""A measurement of what an owner gains beyond the own base rate, on texts that several people have labelled.
 
     python -m benchmarks.accuracy.people --sets FOLDER/popquorn,FOLDER/multipico --model MODEL \\
         --out OUT [--splits random,text] [--seeds 0,1,2] [--set rounds=20]
@@ -71,7 +71,7 @@ ALONE = ("majority", BASE_RATE, ZERO_SHOT, LABEL_BIAS)
 POOLED = ("common probe", "base rate + words", "common probe + intercepts")
 """The references for which all texts are in one place."""
 BESIDE = "pooled, then private"
-"""What a common model that is trained on all texts would give."""
+"""The row of a common model that is trained on all texts in one place."""
 ROWS = (*ALONE, *POOLED, BESIDE, GLOBAL, INTERCEPT, PERSONALIZED)
 """The rows of a table; those that are not named come last."""
 

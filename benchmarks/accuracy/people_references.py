@@ -1,4 +1,4 @@
-"""What people's labels can be guessed by without a federation: by scikit-learn, in one place.
+"""References that guess people's labels without a federation: by scikit-learn, in one place.
 
 - majority: the commonest label of all training rows;
 - common probe: logistic regression on all training rows' features;

@@ -1,4 +1,4 @@
-"""What is chosen by sums over clients for their private parts, and curves by few examples.
+"""Priors of private parts that are chosen by sums over clients, and curves by few examples.
 
 The rules are those of decision 0048. The fits, the folds and their losses are the product's own.
 """

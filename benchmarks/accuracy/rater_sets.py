@@ -31,7 +31,7 @@ LANGUAGE = "en"
 
 
 class Row(NamedTuple):
-    """What one person said of one text."""
+    """The label that one person gave a text."""
 
     user: str
     text: str
