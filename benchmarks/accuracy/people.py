@@ -1,4 +1,4 @@
-"""A measurement of what an owner gains beyond the own base rate, on texts that several people have labelled.
+"""A measurement of what owners gain beyond their own base rates, on texts that several label.
 
     python -m benchmarks.accuracy.people --sets FOLDER/popquorn,FOLDER/multipico --model MODEL \\
         --out OUT [--splits random,text] [--seeds 0,1,2] [--set rounds=20]
