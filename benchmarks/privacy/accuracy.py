@@ -38,7 +38,6 @@ from scipy.special import expit
 
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
-from benchmarks.accuracy.linear_model import Floats, Texts
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.privacy.federation import (
     Federation,
@@ -47,6 +46,7 @@ from benchmarks.privacy.federation import (
     public_norms,
 )
 from benchmarks.privacy.inner_model import InnerModel
+from benchmarks.privacy.linear_texts import Floats, Texts
 from benchmarks.privacy.texts import SplitTexts, groups_of, joined, read_texts
 from samara.shared.frames.instructions import Split
 from samara.shared.privacy.vector import encode_vector

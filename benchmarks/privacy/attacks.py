@@ -36,7 +36,6 @@ from scipy.stats import t as student
 
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
-from benchmarks.accuracy.linear_model import Floats, Texts
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.privacy.curious_server import (
     InformedServer,
@@ -55,6 +54,7 @@ from benchmarks.privacy.federation import (
     still_instruction,
     take_local_steps,
 )
+from benchmarks.privacy.linear_texts import Floats, Texts
 from benchmarks.privacy.scalars import MEMBERS, choose_candidates, slopes
 from benchmarks.privacy.stages import (
     ALL,

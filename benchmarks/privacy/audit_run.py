@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.cells import listed
-from benchmarks.accuracy.linear_model import Floats, Texts
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.privacy.accuracy import make_parser, texts_of
 from benchmarks.privacy.audit import NOISES, guess, lower_bound, table
 from benchmarks.privacy.federation import Federation, make_config, public_norms
+from benchmarks.privacy.linear_texts import Floats, Texts
 from benchmarks.privacy.stages import vector_of
 from benchmarks.privacy.texts import joined
 from samara.server.rounds.releases import RELEASES_FILE, read_releases

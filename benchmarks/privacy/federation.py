@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.linear_model import Floats, Texts
+from benchmarks.privacy.linear_texts import Floats, Texts
 from benchmarks.privacy.texts import groups_of, joined
 from samara.client.estimators.prge import LossRequest, run_estimators
 from samara.client.training.local_step_plan import LocalStepPlan

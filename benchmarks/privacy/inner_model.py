@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.linear_model import Floats, Texts
+from benchmarks.privacy.linear_texts import Floats, Texts
 from samara.client.training.model_runtime import load_run
 from samara.shared.config import TRUNK_CACHES, RunConfig
 from samara.shared.frames.instructions import Split

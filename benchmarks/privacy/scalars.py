@@ -21,8 +21,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.frozen_baseline import Frozen
-from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.curious_server import (
     Floats,
     InformedServer,
@@ -35,6 +33,8 @@ from benchmarks.privacy.curious_server import (
     score_by_batches,
     top_precision,
 )
+from benchmarks.privacy.frozen_model import Frozen
+from benchmarks.privacy.linear_texts import Texts
 from samara.client.estimators.prge import LossRequest, run_estimator
 from samara.client.personal.components import find_components
 from samara.client.personal.softmax_fit import Examples

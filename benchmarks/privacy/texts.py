@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.frozen_baseline import Frozen
-from benchmarks.accuracy.linear_model import Texts
+from benchmarks.privacy.frozen_model import Frozen
+from benchmarks.privacy.linear_texts import Texts
 from samara.client.training.model_runtime import load_run
 from samara.shared.config import RunConfig
 from samara.shared.contrasts import contrasts

@@ -92,7 +92,7 @@ def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> Softm
     Raises:
         TrainingError: if a score is not finite, or the solver does not converge.
     """
-    return _fit_prior(solve, examples, contrasts, TRAINING_DEVIATION, 0.0, 1.0)
+    return fit_under_prior(solve, examples, contrasts, TRAINING_DEVIATION, 0.0, 1.0)
 
 
 def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
@@ -111,22 +111,11 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
     Raises:
         TrainingError: if a score or a feature is not finite, or the solver does not converge.
     """
-    squared_norm = float(np.mean(np.sum(examples.features**2, axis=1)))
-    if squared_norm == 0.0 or not np.isfinite(squared_norm):
-        squared_norm = 1.0
-    reduced, basis = _reduce(examples)
+    squared_norm = mean_squared_norm(examples)
+    reduced, basis = reduce_features(examples)
 
     def losses(intercept: float, readout: float) -> Floats:
-        """Return the loss of every example under the fit to the other folds, float64 [n]."""
-        held_out = np.zeros(len(reduced.labels))
-        for fold in _folds(reduced.labels):
-            others = reduced.at(np.setdiff1d(np.arange(len(held_out)), fold))
-            fit = _fit_prior(solve, others, contrasts, intercept, readout, squared_norm)
-            rest = reduced.at(fold)
-            logits = rest.offsets + fit.added_scores(rest.features, contrasts)
-            own = logits[np.arange(len(fold)), rest.labels]
-            held_out[fold] = log_sum_exp(logits)[:, 0] - own
-        return held_out
+        return held_out_losses(solve, reduced, contrasts, intercept, readout, squared_norm)
 
     intercept, readout = INTERCEPT_DEVIATIONS[0], 0.0
     if len(reduced.labels) > 1:
@@ -135,8 +124,37 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
         if examples.features.shape[1]:
             chosen = strongest_within_one_error([losses(intercept, d) for d in READOUT_DEVIATIONS])
             readout = READOUT_DEVIATIONS[chosen]
-    fit = _fit_prior(solve, reduced, contrasts, intercept, readout, squared_norm)
+    fit = fit_under_prior(solve, reduced, contrasts, intercept, readout, squared_norm)
     return fit if basis is None else fit._replace(readout=fit.readout @ basis)
+
+
+def mean_squared_norm(examples: Examples) -> float:
+    """Return the mean squared norm of the features; 1 where it is none to divide by."""
+    found = float(np.mean(np.sum(examples.features**2, axis=1)))
+    return found if found and np.isfinite(found) else 1.0
+
+
+def held_out_losses(
+    solve: Solver,
+    examples: Examples,
+    contrasts: Floats,
+    intercept: float,
+    readout: float,
+    squared_norm: float,
+) -> Floats:
+    """Return the loss of every example under the fit to the other folds, float64 [n].
+
+    The arguments are those of `fit_under_prior`; there are at least two examples.
+    """
+    held_out = np.zeros(len(examples.labels))
+    for fold in _folds(examples.labels):
+        others = examples.at(np.setdiff1d(np.arange(len(held_out)), fold))
+        fit = fit_under_prior(solve, others, contrasts, intercept, readout, squared_norm)
+        rest = examples.at(fold)
+        logits = rest.offsets + fit.added_scores(rest.features, contrasts)
+        own = logits[np.arange(len(fold)), rest.labels]
+        held_out[fold] = log_sum_exp(logits)[:, 0] - own
+    return held_out
 
 
 def strongest_within_one_error(losses: Sequence[Floats]) -> int:
@@ -156,7 +174,7 @@ def strongest_within_one_error(losses: Sequence[Floats]) -> int:
     return next(index for index, values in enumerate(losses) if is_close(values))
 
 
-def _fit_prior(
+def fit_under_prior(
     solve: Solver,
     examples: Examples,
     contrasts: Floats,
@@ -187,7 +205,7 @@ def _fit_prior(
     return fit._replace(readout=np.zeros((len(contrasts), examples.features.shape[1])))
 
 
-def _reduce(examples: Examples) -> tuple[Examples, Floats | None]:
+def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
     """Return examples with at most n features, and the orthonormal basis [n, features] of them.
 
     The optimal V lies in the span of the examples' features, since its squared norm is penalized.

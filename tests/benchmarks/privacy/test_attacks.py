@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.attacks import (
     LABELS,
     SCALARS,
@@ -28,6 +27,7 @@ from benchmarks.privacy.curious_server import (
     tell_classes,
     top_precision,
 )
+from benchmarks.privacy.linear_texts import Texts
 from benchmarks.privacy.scalars import (
     CONDITIONS,
     ServerRecord,

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.audit import NOISES, audit, chance_of_guesses, guess, lower_bound
 from benchmarks.privacy.audit_run import CLIENTS, audit_run, fitted_coins
+from benchmarks.privacy.linear_texts import Texts
 from benchmarks.privacy.texts import groups_of, joined
 
 DELTA = 1e-5

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.linear_model import Texts
 from benchmarks.privacy.accuracy import (
     FED_AVG,
     ZEROTH_ORDER,
@@ -26,6 +25,7 @@ from benchmarks.privacy.federation import (
     take_local_steps,
     vector_reports,
 )
+from benchmarks.privacy.linear_texts import Texts
 from benchmarks.privacy.texts import groups_of, joined, read_texts
 from samara.client.training.local_steps import take_local_steps as product_steps
 from samara.client.training.model_runtime import load_run

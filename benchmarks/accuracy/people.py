@@ -1,0 +1,241 @@
+"""A measurement of what owners gain beyond their own base rates, on texts that several label.
+
+    python -m benchmarks.accuracy.people --sets FOLDER/popquorn,FOLDER/multipico --model MODEL \\
+        --out OUT [--splits random,text] [--seeds 0,1,2] [--set rounds=20]
+
+A set is a folder with `rows.jsonl`, one line per example with `user`, `text` and `label` (or any
+other form that a task and `data.path` can name, such as a CSV file), and with `task.toml`. Every
+user is a client. `rater_sets` makes three of them from public sources.
+
+The columns of the federation are those of a run of the method readout, simulated in this process:
+nothing of it is computed otherwise, except that the model runs once for each text, whoever has it.
+`people_references` has the others, on the same splits and features.
+
+OUT/people.jsonl has a line per set, split and seed, with the accuracy of every user; the same
+command goes on. Printed are means over the users, who are first averaged over the seeds, and the
+paired differences to the best of the references that a client can have alone, and to the best of
+all references. Both are chosen by the figures that they are compared by, so that a gain is not
+flattered.
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.accuracy.people_features import remembered_rows
+from benchmarks.accuracy.people_references import SPLITS, Person, references
+from benchmarks.accuracy.pooled_prior import curves, fitted_together
+from benchmarks.accuracy.rows import Row, Rows
+from samara.client.personal.softmax_fit import Examples
+from samara.shared.columns import (
+    BASE_RATE,
+    GLOBAL,
+    INTERCEPT,
+    LABEL_BIAS,
+    PERSONALIZED,
+    ZERO_SHOT,
+)
+from samara.shared.config import RunConfig
+from samara.shared.frames.instructions import Split
+from samara.shared.settings import parse_assignment
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.simulations.adapter import FinishedRun
+from samara.simulations.comparison.statistics import paired_difference
+from samara.simulations.simulate import load_simulation, simulate
+
+SETTINGS: dict[str, Any] = {
+    "method": "readout",
+    "adapter.layers": "readout",
+    "adapter.label-bias": True,
+    "differences": "components",
+    "rounds": 20,
+    "queries": 32,
+    "evaluate.every": 20,
+    "data.partition": "user",
+    "threads": 1,
+}
+"""The settings of a run; all others are what a run chooses by itself."""
+COLUMNS = (BASE_RATE, ZERO_SHOT, LABEL_BIAS, GLOBAL, INTERCEPT, PERSONALIZED)
+"""The columns of a run that are shown."""
+ALONE = ("majority", BASE_RATE, ZERO_SHOT, LABEL_BIAS)
+"""The references without other people's texts; of the majority one number is known."""
+POOLED = ("common probe", "base rate + words", "common probe + intercepts")
+"""The references for which all texts are in one place."""
+BESIDE = "pooled, then private"
+"""The row of a common model that is trained on all texts in one place."""
+ROWS = (*ALONE, *POOLED, BESIDE, GLOBAL, INTERCEPT, PERSONALIZED)
+"""The rows of a table; those that are not named come last."""
+
+
+class Cell(NamedTuple):
+    """The people of a set, divided by one rule and seed."""
+
+    folder: Path
+    split: str
+    seed: int
+
+
+def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_curves: bool) -> Row:
+    """Return the accuracy of every user by every method, NaN for users without test examples."""
+    config = settings_of(cell, model, out, settings)
+    folder = simulate(config)
+    people = people_of(config, folder)
+    run = FinishedRun.at(folder).result
+    columns = next(e.columns for e in reversed(run.evaluations) if e.split == "test")
+    found = {
+        name: [
+            columns[name].clients[client].accuracy if client in columns[name].clients else np.nan
+            for client in range(config.data.clients)
+        ]
+        for name in COLUMNS
+    }
+    found |= references(people)
+    together, chosen = fitted_together(people)
+    examples = {
+        split: sum(len(person.parts[index].labels) for person in people)
+        for index, split in enumerate(SPLITS)
+    }
+    return {
+        "set": cell.folder.name,
+        "split": cell.split,
+        "seed": cell.seed,
+        "users": config.data.clients,
+        "examples": examples,
+        "accuracy": found | together,
+        "prior": chosen,
+        "curves": curves(people) if with_curves else {},
+        "bytes_up": run.bytes_up / config.data.clients,
+    }
+
+
+def settings_of(cell: Cell, model: str, out: Path, settings: dict[str, Any]) -> RunConfig:
+    """Return the settings of a run in which every user of a set is a client."""
+    path, task = cell.folder / "rows.jsonl", str(cell.folder / "task.toml")
+    users = {example.user for example in load_examples(str(path), load_task(task), 0)}
+    own = {"task": task, "data.path": str(path), "data.clients": len(users)}
+    own |= {"model.path": model, "data.split": cell.split, "seed": cell.seed}
+    own |= {"data.seed": cell.seed, "cohort.available": len(users)}
+    own |= {"out": str(out / "runs" / f"{cell.folder.name}-{cell.split}-{cell.seed}")}
+    return RunConfig.of(SETTINGS | settings | own, "people")
+
+
+def people_of(config: RunConfig, folder: Path) -> list[Person]:
+    """Return every user's examples as the model of a finished run scores them, and their texts."""
+    loaded, state = load_simulation(config), FinishedRun.at(folder).global_state()
+    runtime, labels = loaded.runtime, loaded.runtime.label_count
+    people = []
+    for share in loaded.shares:
+        parts, texts = [], []
+        for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):
+            prompts = share.tokenized(split).prompts
+            texts.append([example.text for example in share.in_split(split)])
+            scores = np.zeros((0, labels))
+            features = np.zeros((0, runtime.base.features))
+            if prompts:
+                runtime.prepare(prompts)
+                scores = runtime.scores(state, prompts).astype(np.float64)
+                features = runtime.features(prompts).astype(np.float64)
+            parts.append(Examples(scores, share.labels(split), features))
+        people.append(Person(parts, texts))
+    return people
+
+
+def by_user(rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
+    """Return each method's accuracy for every user, the mean over the seeds with test examples."""
+    methods = rows[0]["accuracy"]
+    means = {}
+    for method in (*filter(methods.__contains__, ROWS), *sorted(methods.keys() - set(ROWS))):
+        values = np.array([row["accuracy"][method] for row in rows], np.float64)
+        known = ~np.isnan(values).all(axis=0)
+        means[method] = np.nanmean(values[:, known], axis=0)
+    return means
+
+
+def table_of(rows: Sequence[Row], title: str) -> Table:
+    """Return the table of one set and one kind of split."""
+    means = by_user(rows)
+
+    def best(names: Sequence[str]) -> str:
+        return max(names, key=lambda name: float(means[name].mean()))
+
+    against = dict.fromkeys((best(ALONE), best((*ALONE, *POOLED)), INTERCEPT))
+    heads = [f"against {name}" for name in against]
+    table = Table("", "accuracy, %", *heads, title=title)
+    for name, values in means.items():
+        cells = []
+        for other in against:
+            one = paired_difference(values, means[other])
+            told = f"{100 * one.mean:+.1f} ({100 * one.low:.1f} … {100 * one.high:.1f})"
+            cells.append("" if name == other else told)
+        table.add_row(name, f"{100 * values.mean():.1f}", *cells)
+    return table
+
+
+def curve_table(rows: Sequence[Row], title: str) -> Table:
+    """Return the accuracy by the number of own examples, among users with the largest number."""
+    table = Table("own examples", *rows[0]["curves"], title=title)
+    counts = sorted(rows[0]["curves"][BASE_RATE], key=int)
+    for count in counts:
+        cells = []
+        for method in rows[0]["curves"]:
+            values = [row["curves"][method][count] for row in rows]
+            joined = np.array(values, np.float64)
+            known = ~np.isnan(joined).all(axis=0)
+            users = int(known.sum())
+            mean = np.nanmean(joined[:, known], axis=0).mean() if users else np.nan
+            cells.append(f"{100 * mean:.1f} ({users})")
+        table.add_row(count, *cells)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sets", type=_folders, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--splits", type=lambda text: text.split(","), default=["random", "text"])
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    given = parser.parse_args(arguments)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    rows = Rows(given.out / "people.jsonl")
+    settings = dict(map(parse_assignment, given.settings))
+    for folder in given.sets:
+        with remembered_rows(given.out / f"{folder.name}.npz") as texts:
+            for split, seed in product(given.splits, given.seeds):
+                if rows.find(set=folder.name, split=split, seed=seed):
+                    continue
+                cell, first = Cell(folder, split, seed), seed == given.seeds[0]
+                with_curves = split == "text" and first  # they take as long as all the rest
+                rows.add(measure(cell, given.model, given.out, settings, with_curves))
+                texts.write()
+    console = Console(width=140, highlight=False)
+    for folder, split in product(given.sets, given.splits):
+        own = [row for row in rows if (row["set"], row["split"]) == (folder.name, split)]
+        title = f"{folder.name}, {split}: {own[0]['users']} users, {len(own)} splits"
+        console.print(table_of(own, title))
+        if drawn := [row for row in own if row["curves"]]:
+            console.print(curve_table(drawn, f"{folder.name}: accuracy, % (users)"))
+
+
+def _folders(text: str) -> list[Path]:
+    return [Path(part) for part in text.split(",")]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A model's rows of texts, computed once whoever has read a text, and kept in a file."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.client.forward import readout
+from samara.client.forward.resident import ResidentForward
+from samara.shared.model.scorers import Prompt
+
+Rows = NDArray[np.float32]
+
+
+class TextRows:
+    """The rows of texts under one model and task.
+
+    A run of the product computes every client's texts apart. Here a text's row is one of another
+    pass in its last bits.
+
+    Args:
+        file: file that the rows are kept in.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._rows = file, dict[str, Rows]()
+        if file.exists():
+            with np.load(file) as kept:
+                self._rows = dict(zip(kept["keys"].tolist(), kept["rows"], strict=True))
+
+    def of(self, engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int) -> Rows:
+        """Return the rows of prompts, float32 [n, width]; those that are not known are computed."""
+        keys = [_key(prompt) for prompt in prompts]
+        missing = {k: p for k, p in zip(keys, prompts, strict=True) if k not in self._rows}
+        if missing:
+            computed = _COMPUTE(engine, list(missing.values()), micro_batch)
+            self._rows |= dict(zip(missing, computed, strict=True))
+        return np.stack([self._rows[key] for key in keys])
+
+    def write(self) -> None:
+        """Write the file."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_suffix(".partial.npz")
+        np.savez(partial, keys=np.array(list(self._rows)), rows=np.stack(list(self._rows.values())))
+        partial.replace(self._file)
+
+
+_COMPUTE = readout.run_base
+
+
+@contextmanager
+def remembered_rows(file: Path) -> Iterator[TextRows]:
+    """Take the rows of a readout's texts from a file, and add those that are missing."""
+    rows = TextRows(file)
+    readout.run_base = rows.of
+    try:
+        yield rows
+    finally:
+        readout.run_base = _COMPUTE
+
+
+def _key(prompt: Prompt) -> str:
+    content = repr((prompt.sequences, prompt.supervised, prompt.targets))
+    return hashlib.sha256(content.encode()).hexdigest()

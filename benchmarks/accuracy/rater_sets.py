@@ -1,0 +1,139 @@
+"""Public sets of texts with what each of several people said of them, in one form.
+
+    python -m benchmarks.accuracy.rater_sets --sources SOURCES --out FOLDER [--sets multipico]
+
+A set is a folder with `rows.jsonl`, one line per example with its user, text and label, and a task,
+`task.toml`. Any command of Samara reads these, and `people` measures on them. SOURCES has
+
+- `popquorn_offensiveness/all.jsonl`: user, text, label of 1 to 5 (github.com/Jiaxin-Pei/
+  Potato-Prolific-Dataset);
+- `MD-Agreement_{train,dev,test}.json` and `MP_{dev,test}.json`: the folders of the same names in
+  github.com/Le-Wi-Di/le-wi-di.github.io, LeWiDi_2-2023 and LeWiDi_3-2025.
+
+Of a set at most `MOST_TEXTS` texts are kept, by a hash, and the `MOST_PEOPLE` with the most rows of
+those that have at least `LEAST_ROWS`.
+"""
+
+import argparse
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MOST_TEXTS = 1500
+MOST_PEOPLE = 120
+LEAST_ROWS = 30
+DOMAIN = "Elections2020"
+"""The domain of MD-Agreement that is read."""
+LANGUAGE = "en"
+
+
+class Row(NamedTuple):
+    """The label that one person gave a text."""
+
+    user: str
+    text: str
+    label: int
+
+
+class RaterSet(NamedTuple):
+    """A set of texts with the labels of several people.
+
+    Attributes:
+        question: what follows a text in a prompt; it has `{word}`.
+        words: label words, the one of label 0 first.
+        read: function from the folder of sources to rows.
+    """
+
+    question: str
+    words: Sequence[str]
+    read: Callable[[Path], Iterator[Row]]
+
+    def write(self, sources: Path, folder: Path) -> None:
+        """Write the set's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(row._asdict()) + "\n" for row in kept(list(self.read(sources)))]
+        (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+        fields = {
+            "name": folder.name,
+            "text": "{text}",
+            "question": self.question,
+            "words": list(self.words),
+            "labels": list(range(len(self.words))),
+            "metric": "accuracy",
+        }
+        task = "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+        (folder / "task.toml").write_text(task, encoding="utf-8")
+
+
+def kept(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the texts and of the people that are kept, in their order."""
+    texts = sorted({row.text for row in rows}, key=_hash)[:MOST_TEXTS]
+    chosen = set(texts)
+    some = [row for row in rows if row.text in chosen]
+    counts = Counter(row.user for row in some)
+    users = sorted(counts, key=lambda user: (-counts[user], user))[:MOST_PEOPLE]
+    people = {user for user in users if counts[user] >= LEAST_ROWS}
+    return [row for row in some if row.user in people]
+
+
+def popquorn(sources: Path) -> Iterator[Row]:
+    """Read comments, and whether a reader finds one offensive at all."""
+    with (sources / "popquorn_offensiveness" / "all.jsonl").open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            yield Row(record["user"], record["text"], int(record["label"] >= 2))
+
+
+def md_agreement(sources: Path) -> Iterator[Row]:
+    """Read tweets of one domain, and whether a rater finds one offensive."""
+    for record in _records(sources, "MD-Agreement", ("train", "dev", "test")):
+        if record["other_info"]["domain"] == DOMAIN:
+            answers = zip(
+                record["annotators"].split(","), record["annotations"].split(","), strict=True
+            )
+            for user, label in answers:
+                yield Row(user, record["text"], int(label))
+
+
+def multipico(sources: Path) -> Iterator[Row]:
+    """Read English replies after what they reply to, and whether a rater finds one ironic."""
+    for record in _records(sources, "MP", ("dev", "test")):
+        if record["lang"] == LANGUAGE:
+            text = f"{record['text']['post']}\nReply: {record['text']['reply']}"
+            for user, label in record["annotations"].items():
+                yield Row(user, text, int(label))
+
+
+def _records(sources: Path, name: str, splits: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for split in splits:
+        content = (sources / f"{name}_{split}.json").read_text(encoding="utf-8")
+        yield from json.loads(content).values()
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+RATER_SETS = {
+    "popquorn": RaterSet(" It was {word}.", ("fine", "offensive"), popquorn),
+    "md-agreement": RaterSet(" It was {word}.", ("fine", "offensive"), md_agreement),
+    "multipico": RaterSet(" It was {word}.", ("serious", "ironic"), multipico),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sources", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sets", type=lambda text: text.split(","), default=list(RATER_SETS))
+    given = parser.parse_args(arguments)
+    for name in given.sets:
+        RATER_SETS[name].write(given.sources, given.out / name)
+
+
+if __name__ == "__main__":
+    main()
