@@ -15,6 +15,7 @@ from pydantic import model_validator
 from samara.shared.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose, with_choices
 from samara.shared.common_settings import (
     ADAPTER,
+    FORM,
     MODEL,
     OUT,
     PASS_EXAMPLES,
@@ -59,6 +60,7 @@ from samara.shared.settings import (
     term,
 )
 from samara.shared.tasks.catalog import TaskName
+from samara.shared.tasks.kinds import Form
 from samara.shared.tasks.objectives import CROSS_ENTROPY, OBJECTIVES
 
 METHODS = ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout")
@@ -215,6 +217,7 @@ class RunConfig(Settings):
         "pool-size", "directions of the pool", POOL, retired=f"a pool has {POOL:,} directions"
     )
     task: TaskName = TASK
+    form: Form = FORM
     threads: int = setting(
         0,
         "CPU threads of a client; 0 shares the cores of the machine among the clients that train "

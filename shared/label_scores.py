@@ -111,6 +111,27 @@ def exact_cross_entropy(
     return losses
 
 
+def auc(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    """Return the area under the ROC curve of two labels' scores; no label bias changes it.
+
+    It is the share of pairs, one example of each label, of which the second label's has the larger
+    lead of that label; a tie counts half.
+
+    Args:
+        scores: float32 [n, 2].
+        labels: int64 [n].
+
+    Returns:
+        A number from 0 to 1; NaN without an example of each label.
+    """
+    leads = scores[:, 1].astype(np.float64) - scores[:, 0]
+    others, own = np.sort(leads[labels == 0]), leads[labels == 1]
+    if not (len(others) and len(own)):
+        return math.nan
+    below = sum(np.searchsorted(others, own, side=side).sum() for side in ("left", "right"))
+    return float(below) / (2 * len(others) * len(own))
+
+
 def evaluation_column(
     name: str,
     scores: NDArray[np.float32],

@@ -11,6 +11,7 @@ from samara.shared.directions import Distribution
 from samara.shared.errors import ModelError
 from samara.shared.layout import RANDOM_TOKENS
 from samara.shared.settings import Fixed, Section, Text, choice, setting, term
+from samara.shared.tasks.kinds import Form
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -188,6 +189,10 @@ class ModelAndTask(Protocol):
     @property
     def task(self) -> str:
         """The task, by its name or the path of its file."""
+
+    @property
+    def form(self) -> Form:
+        """The form that a causal LM is asked in; ``auto`` for the task's own."""
 
 
 def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:

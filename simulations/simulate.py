@@ -23,6 +23,7 @@ from samara.server.app import serve
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from samara.shared.blob_store import BlobStore
 from samara.shared.blobs import publish_blobs
+from samara.shared.choices import automatic_values
 from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
@@ -33,10 +34,12 @@ from samara.shared.run_settings import check_settings
 from samara.shared.runs import check_results_folder, run_folder, run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import check_labels
+from samara.shared.tasks.kinds import AUTO_FORM
 from samara.simulations.engine import InProcessGrid, ignore_message
 from samara.simulations.finished import find_finished, hold_inputs
 from samara.simulations.passes import PassesInProcess, PassMeter
 from samara.simulations.plan import known_of, log_plan
+from samara.simulations.prompt_form import FormChoice, choose_form
 from samara.simulations.run_size import clients_together
 
 log = logging.getLogger("samara.simulation")
@@ -84,6 +87,9 @@ def simulate(
     # Flower's clients are processes that may have a GPU each; this one computes nothing then.
     here = config.with_values({"model.torch-device": "cpu"}) if engine == "flower" else config
     check_torch_device(here.model.torch_device)
+    chosen = None if emulated or homes else _chosen_form(here)
+    if chosen:
+        config, here = (own.model_copy(update={"form": chosen.form}) for own in (config, here))
     if not cohorts and (finished := find_finished(config)):
         log.info("%s holds the result of this run already", finished)
         return finished
@@ -101,12 +107,14 @@ def simulate(
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
     log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
+    known = known_of(loaded.shares)
+    if chosen and chosen.reason:
+        log.info("form = %s: %s", chosen.form, chosen.reason)
+        known["automatic"] = automatic_values(config.flat()) | {"form": chosen.reason}
     if engine == "flower":
         from samara.simulations.flower_engine import simulate_with_flower
 
-        return simulate_with_flower(
-            config, loaded.of_client.threads, loaded.folder, known_of(loaded.shares)
-        )
+        return simulate_with_flower(config, loaded.of_client.threads, loaded.folder, known)
     hold_inputs(loaded.folder, config)
     share_heap()
     threads = loaded.of_client.threads
@@ -118,7 +126,16 @@ def simulate(
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
         rows = PassMeter(PassesInProcess(loaded.shares).take_rows)
-        return serve(config, grid, cohorts, meters=[rows], known=known_of(loaded.shares))
+        return serve(config, grid, cohorts, meters=[rows], known=known)
+
+
+def _chosen_form(config: RunConfig) -> FormChoice | None:
+    """Return the form that a run began with, or one that is chosen; None if there is no choice."""
+    if config.form != AUTO_FORM:
+        return None
+    if recorded := RunConfig.recorded(Path(config.out)) if config.out else {}:
+        return FormChoice(recorded.get("form", AUTO_FORM), "")
+    return choose_form(config)
 
 
 class LoadedSimulation(NamedTuple):

@@ -110,7 +110,7 @@ def _split_a(
 
 
 def _write_card(run: FinishedTuning, setup: ModelSetup, folder: Path, files: list[str]) -> None:
-    base = CardBase.of(run.settings.model, setup.base)
+    base = CardBase.of(run.settings.model, setup.base, setup.task)
     scores = run.settings.classifier
     card = model_card(run.about, base, setup.task, not files, files, {}, scores)
     make_folder(folder)

@@ -1,16 +1,27 @@
 """The base model of an exported model, as other software finds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samara.shared.files import file_hash
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.model_folder import weight_files
+from samara.shared.model.prompt_frame import PromptFrame, frame_of
 from samara.shared.model.sentence_pooling import SentencePooling
 from samara.shared.model.structure import Family
+from samara.shared.model.tokenizer import load_tokenizer
 from samara.shared.sections import EMBEDDED_MODEL, ModelSettings
+from samara.shared.tasks.kinds import AUTO_FORM, GenerationTask, Task
 
 _HUB_FOLDER = "models--"
+
+
+def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
+    """Return what stands around a text; None where cards have always said it themselves."""
+    if isinstance(task, GenerationTask) or task.form == AUTO_FORM or base.family != "causal":
+        return None
+    read = base if base.tokenizer else replace(base, tokenizer=load_tokenizer(base.folder))
+    return frame_of(read, task)
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class CardBase:
         blocks: number of lowest blocks that are read; 0 for all.
         max_length: most tokens of a text with its question.
         pooling: modules of a sentence encoder behind its network.
+        frame: what stands around a text, if the task says in which form a causal LM is asked.
         is_embedded: whether it is the small model that comes with Samara.
     """
 
@@ -37,15 +49,20 @@ class CardBase:
     blocks: int = 0
     max_length: int = 128
     pooling: SentencePooling | None = None
+    frame: PromptFrame | None = None
     is_embedded: bool = False
 
     @classmethod
-    def of(cls, model: ModelSettings, base: BaseModel) -> "CardBase":
+    def of(cls, model: ModelSettings, base: BaseModel, task: Task) -> "CardBase":
         """Return the statements on a loaded base model.
 
         Args:
             model: settings of the model.
             base: the model; its structure is enough.
+            task: task that it was adapted to.
+
+        Raises:
+            ModelError: if its tokenizer is needed, and cannot be used.
         """
         is_embedded = model.path == EMBEDDED_MODEL
         hub_id = "" if is_embedded else hub_id_of(model.path, base.folder)
@@ -59,6 +76,7 @@ class CardBase:
             blocks=base.depth,
             max_length=min(model.max_length, base.context),
             pooling=base.pooling if base.family == "encoder" else None,
+            frame=_frame(base, task),
             is_embedded=is_embedded,
         )
 

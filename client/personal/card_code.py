@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from samara.client.personal.card_base import CardBase
 from samara.client.personal.readout_file import READOUT_FILE
 from samara.shared.model.peft import WEIGHTS_FILE
+from samara.shared.model.prompt_frame import PromptFrame
 from samara.shared.model.scorers import COSINE_TEMPERATURE
 from samara.shared.model.structure import Family
 from samara.shared.tasks.kinds import ClassificationTask, Task
@@ -145,10 +146,12 @@ def _scoring_lines(
     if base.family == "encoder":
         return _encoder_lines(base, task, merged, files)
     limit, has_readout = base.max_length, READOUT_FILE in files
-    before = json.dumps(task.question_before_word, ensure_ascii=False)
+    frame, words, asked = base.frame, list(task.words), task.question_before_word
+    if frame is not None and frame.is_chat:
+        words, asked = [word.strip() for word in words], frame.after
     lines = [
-        f"question = {before}",
-        f"spaced = {json.dumps(list(task.words), ensure_ascii=False)}",
+        f"question = {json.dumps(asked, ensure_ascii=False)}",
+        f"spaced = {json.dumps(words, ensure_ascii=False)}",
         'asked = tokens_of(question.rstrip(" "))',
         "word_tokens = []",
         "for word in spaced:",
@@ -168,11 +171,7 @@ def _scoring_lines(
             "scores = torch.stack([known[tokens[0]] for tokens in word_tokens])",
         ]
         return lines + ["h = output.hidden_states[-1][0, place].float()"] * has_readout
-    lines += [
-        "begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]",
-        f"room = {limit} - len(begin) - len(asked) - max(map(len, word_tokens))",
-        'stem = begin + tokens_of(shortened(text, room) + question.rstrip(" "))',
-    ]
+    lines += _stem_lines(frame, limit)
     if has_readout:
         lines += [
             "output = model(torch.tensor([stem]), output_hidden_states=True)",
@@ -188,6 +187,23 @@ def _scoring_lines(
         "    known = logits.log_softmax(1)[range(len(tokens)), tokens]",
         "    scores.append(known.mean())",
         "scores = torch.stack(scores)",
+    ]
+
+
+def _stem_lines(frame: PromptFrame | None, limit: int) -> list[str]:
+    """Return the lines that make the tokens before an answer."""
+    room = f"room = {limit} - len(begin) - len(asked) - max(map(len, word_tokens))"
+    if frame is not None and frame.is_chat:
+        return [
+            f"before = {json.dumps(frame.before, ensure_ascii=False)}  # the model's chat template",
+            room.replace("begin", "tokens_of(before)"),
+            'stem = tokens_of(before + shortened(text, room).strip() + question.rstrip(" "))',
+        ]
+    begin = "[] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]"
+    return [
+        f"begin = {begin if frame is None else list(frame.start)}",
+        room,
+        'stem = begin + tokens_of(shortened(text, room) + question.rstrip(" "))',
     ]
 
 

@@ -20,7 +20,7 @@ from samara.shared.model.loading import BaseModel, load_base_model, load_structu
 from samara.shared.model.merge import merge_adapter
 from samara.shared.model.peft import WEIGHTS_FILE, write_peft_adapter
 from samara.shared.sections import EMBEDDED_MODEL, ModelAndTask
-from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.catalog import task_of
 
 _OTHER = "name another folder"
 LeftOut = dict[str, list[float]]
@@ -138,7 +138,8 @@ class TrainedModel:
             files.append(READOUT_FILE)
             groups |= {READOUT_GROUP, LABEL_BIAS_GROUP}
         left_out = self._left_out(groups)
-        task, described = load_task(self.config.task), CardBase.of(self.config.model, base)
+        task = task_of(self.config)
+        described = CardBase.of(self.config.model, base, task)
         card = model_card(self.about, described, task, merged, files, left_out)
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())

@@ -18,7 +18,7 @@ from samara.shared.model.lora_fa import LABEL_BIAS, READOUT
 from samara.shared.model.readout import merge_readout
 from samara.shared.model.scorers import Scorer
 from samara.shared.sections import ModelAndTask
-from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import ClassificationTask, Task
 
 READOUT_FILE = "readout.safetensors"
@@ -73,7 +73,7 @@ def load_scorer(config: ModelAndTask) -> tuple[BaseModel, Task, Scorer]:
     Raises:
         SamaraError: if the model or the task cannot be used.
     """
-    model, task = config.model, load_task(config.task)
+    model, task = config.model, task_of(config)
     base = load_base_model(
         model.path,
         model.family,

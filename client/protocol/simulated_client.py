@@ -332,4 +332,4 @@ def client_index_of(context: Context) -> int:
 
 def _weights_and_data(config: RunConfig) -> tuple[object, ...]:
     """Return the settings that loaded weights and examples depend on."""
-    return config.model, config.task, config.data, config.evaluate.limit
+    return config.model, config.task, config.form, config.data, config.evaluate.limit

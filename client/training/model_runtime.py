@@ -55,7 +55,7 @@ from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
 from samara.shared.replay import Backend
 from samara.shared.runs import run_folder, run_id_of
-from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.objectives import Objective, decodes_answers, training_objective
 from samara.shared.tasks.rows import Example
@@ -410,7 +410,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
         SamaraError: if the model, the task or the data cannot be used.
     """
     torch.set_num_threads(config.threads or cores())
-    task = load_task(config.task)
+    task = task_of(config)
     check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before much is read
     examples = examples or example_reader(task, config.data)
     model = load_model(config.model, config.adapter.depth)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from samara.shared.errors import TaskError, TrainingError
 from samara.shared.files import write_durably
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.prompt_frame import first_tokens
 from samara.shared.model.readout import representations
 from samara.shared.model.scorers import Prompt, Scorer
 from samara.shared.model.truncation import truncate
@@ -64,6 +65,7 @@ class ClassifierScorer(Scorer):
             )
         super().__init__(base, task, max_length)
         self.labels, self._scorer, self._asks = scorer.labels, scorer, asks
+        self._form = task.form
         network: Any = base.network
         self._layer = nn.Linear(
             base.features, self.labels, device=network.device, dtype=network.dtype
@@ -90,8 +92,7 @@ class ClassifierScorer(Scorer):
             prompt = self._scorer.prompt(text, answers, cut)
             return Prompt(prompt.sequences[:1], (prompt.supervised[0][:1],))
         whole = text + "".join(answers)
-        bos = self.base.tokenizer.bos_token_id
-        start = (bos,) if family == "causal" and bos is not None else ()
+        start = first_tokens(self.base, self._form) if family == "causal" else ()
         special = family == "masked"
         used = len(self._ids("", special)) + len(start)
         fitting = truncate(self.base, whole, self._remaining_tokens(used, "nothing"), cut)

@@ -11,7 +11,7 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.directions import round_root
 from samara.shared.features import TUNING_EXCLUSIONS, check_features, kind_of
 from samara.shared.model.scorers import Scorer
-from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 
 
@@ -38,7 +38,7 @@ class ModelSetup:
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
         self.settings = settings
         self.root = round_root(settings.seed, 0, 0)
-        self.task: Task = load_task(settings.task)
+        self.task: Task = task_of(settings)
         features = settings.features | {"task": kind_of(self.task)}
         check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
         self._classifier: Weights | None = None

@@ -16,6 +16,7 @@ from samara.client.tuning.methods import (
 from samara.client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
 from samara.shared.common_settings import (
     ADAPTER,
+    FORM,
     MODEL,
     OUT,
     PASS_EXAMPLES,
@@ -32,6 +33,7 @@ from samara.shared.sections import (
 )
 from samara.shared.settings import Fixed, Settings, Text, setting
 from samara.shared.tasks.catalog import TaskName
+from samara.shared.tasks.kinds import Form
 
 
 class TuneFields(Settings):
@@ -226,6 +228,7 @@ class TuneFields(Settings):
         32, "solved examples before every example, at most", read_by=("icl",), ge=1
     )
     task: TaskName = TASK
+    form: Form = FORM
     threads: int = setting(
         0,
         "CPU threads; 0 is one per core. A run continues only with as many as it began with",

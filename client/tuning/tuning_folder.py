@@ -16,7 +16,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.files import make_folder, write_durably
 from samara.shared.model.model_folder import model_id_of
 from samara.shared.runs import RUNS_FOLDER, folder_name
-from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example, hash_whole_examples
 from samara.shared.tasks.sources import SPLITS
@@ -58,7 +58,7 @@ def find_ended(settings: TuneSettings) -> Path | None:
     files = [file for file in files if file.with_name(RESULT_FILE).exists()]
     if not files:
         return None
-    task = load_task(settings.task)
+    task = task_of(settings)
     examples = draw_examples(settings, task)
     identity = identity_of(
         settings, task, model_id_of(settings.model.path, settings.adapter.depth), examples

@@ -49,6 +49,7 @@ from samara.shared.files import write_durably
 from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
+from samara.shared.model.prompt_frame import form_of
 from samara.shared.model.scorers import (
     CausalScorer,
     ChoiceScorer,
@@ -57,8 +58,8 @@ from samara.shared.model.scorers import (
 )
 from samara.shared.replay import digest, zero_state
 from samara.shared.replay_numpy import NumpyBackend
-from samara.shared.tasks.catalog import load_task
-from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.tasks.catalog import task_of
+from samara.shared.tasks.kinds import CHAT, ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions of one call of ``replay``, or of a readout's ``directions``."""
@@ -128,7 +129,7 @@ def prepare_model(
         SamaraError: if model, task or adapter cannot be used. Adapters inside the model need a
             causal model, a readout a causal model or a sentence encoder.
     """
-    task = load_task(config.task)
+    task = task_of(config)
     check_features(
         {"clients": "phone", "engine": "flower", "task": kind_of(task)} | config.features,
         f"task {task.name!r}",
@@ -218,6 +219,11 @@ def export_program(
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     parts = ready.parts
     _check_runtime(runtime, quantization, form)
+    if runtime == "onnx" and ready.task and form_of(ready.task) == CHAT:
+        raise ConfigError(
+            f"task {ready.task.name} is asked as a chat, and a page has no chat template; set form "
+            "to plain, as all clients of the run have it then"
+        )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
             "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "

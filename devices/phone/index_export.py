@@ -65,7 +65,7 @@ def write_index(
             for one in manifest.weights
         ],
         tokenizer=_write_tokenizer(base, tokenizer_folder(program)),
-        task=task.model_dump(mode="json") | {"fields": list(task.fields)},
+        task=task.model_dump(mode="json", exclude={"form"}) | {"fields": list(task.fields)},
         tokenization=tokenization,
         examples=_examples(base, task, limited, tokenization.limit),
     ).write(program)
@@ -94,11 +94,9 @@ def _tokenization(
         special = len(base.tokenizer("")["input_ids"])
         limit = scorer.max_length - special
         return Tokenization(special=True, before=[], after="", limit=limit, answers=[])
-    question, bos = task.question_before_word.rstrip(" "), base.tokenizer.bos_token_id
-    before = [] if bos is None else [bos]
-    longest = max(map(len, scorer.label_tokens))
-    asked = base.tokenizer(question, add_special_tokens=False)["input_ids"]
-    limit = scorer.max_length - len(before) - len(asked) - longest
+    frame, longest = scorer.frame, max(map(len, scorer.label_tokens))
+    before, question = [*frame.start, *base.token_ids(frame.before)], frame.stem
+    limit = scorer.max_length - frame.token_count(base) - longest
     answers = [list(tokens) for tokens in scorer.label_tokens] if longest > 1 else []
     return Tokenization(special=False, before=before, after=question, limit=limit, answers=answers)
 

@@ -11,6 +11,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.features import check_features
 from samara.shared.files import write_durably
 from samara.shared.settings import nest, parse_assignment
+from samara.shared.tasks.kinds import AUTO_FORM
 
 SCENARIO_FILE = "scenario.toml"
 """Name of the file in a run's folder with the settings that it is served under."""
@@ -33,6 +34,11 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
         config = RunConfig.given(dict(map(parse_assignment, assignments)), "--set")
     if config.evaluate.limit:
         raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
+    if config.form != AUTO_FORM:
+        raise ConfigError(
+            "form is for simulated clients; write it into the file of the task, which every client "
+            "of a live run has"
+        )
     cohort = config.cohort
     config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
     config = publish_blobs(config, BlobStore())

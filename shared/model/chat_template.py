@@ -9,6 +9,7 @@ from samara.shared.tasks.chats import ANSWERING
 
 _PROBE = [{"role": "user", "content": "a"}]
 _ANSWER = "b"
+_MESSAGE = "the text of the message"
 
 
 class ChatTemplate:
@@ -47,7 +48,24 @@ class ChatTemplate:
         Raises:
             ModelError: if the template refuses these messages.
         """
-        return self._render(json.loads(chat))
+        text, bos = self._render(json.loads(chat)), self._tokenizer.bos_token
+        return text.removeprefix(bos) if bos else text
+
+    def around_message(self) -> tuple[str, str]:
+        """Return the texts that it writes before and behind a user's only message.
+
+        What it writes before has the BOS token, if it writes one; behind is the begin of an answer.
+
+        Raises:
+            ModelError: if it does not write such a message once.
+        """
+        parts = self._render([{"role": "user", "content": _MESSAGE}]).split(_MESSAGE)
+        if len(parts) != 2:
+            raise ModelError(
+                f"{self._folder}: its chat template does not write a message as it is; set form to "
+                "plain"
+            )
+        return parts[0], parts[1]
 
     def _render(self, messages: list[dict[str, str]], ends: bool = False) -> str:
         try:
@@ -61,5 +79,4 @@ class ChatTemplate:
                 f"{self._folder}: its chat template refuses messages of {roles} ({error}); correct "
                 "the rows, or choose another model"
             ) from error
-        bos = self._tokenizer.bos_token
-        return text.removeprefix(bos) if bos else text
+        return text

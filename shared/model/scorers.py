@@ -9,6 +9,7 @@ A scorer runs no blocks: a forward engine passes it the body's output.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from samara.shared.model.head import (
     word_logits,
 )
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.prompt_frame import PromptFrame, check_form, frame_of, text_frame
 from samara.shared.model.truncation import truncate
 from samara.shared.model.word_tokens import Ids, continuation_tokens, word_tokens
 from samara.shared.tasks.base_task import Span
@@ -125,6 +127,7 @@ class CausalScorer(Scorer):
             that they share need not be computed.
 
     Attributes:
+        frame: what stands around a text.
         label_tokens: tokens that each label word adds to the question.
     """
 
@@ -133,10 +136,8 @@ class CausalScorer(Scorer):
     ) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        self.label_tokens = word_tokens(base, task)
-        self._stem = task.question_before_word.rstrip(" ")
-        bos = base.tokenizer.bos_token_id
-        self._start: Ids = () if bos is None else (bos,)
+        self.frame = frame_of(base, task)
+        self.label_tokens = word_tokens(task, partial(self.frame.answer_tokens, base))
         self._one_token = all(len(word) == 1 for word in self.label_tokens)
         self._words = [word[0] for word in self.label_tokens] if self._one_token else []
         self._by_rows = compares and self._one_token and separate_rows(base, self._words)
@@ -144,10 +145,9 @@ class CausalScorer(Scorer):
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example; one sequence per label unless every label word is one token."""
         longest = max(len(word) for word in self.label_tokens)
-        used = len(self._start) + len(self._ids(self._stem, special=False)) + longest
+        used = self.frame.token_count(self.base) + longest
         limit = self._remaining_tokens(used, "the question")
-        fitting = truncate(self.base, text, limit, cut)
-        stem = self._start + self._ids(fitting + self._stem, special=False)
+        stem = self.frame.ids(self.base, text, limit, cut)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
         return _continued(stem, self.label_tokens)
@@ -168,12 +168,11 @@ class CausalScorer(Scorer):
 class _ContinuationScorer(Scorer):
     """A scorer by the mean log-likelihood per token of a row's own continuations."""
 
-    def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
+    def __init__(self, base: BaseModel, task: Task, max_length: int, frame: PromptFrame) -> None:
         super().__init__(base, task, max_length)
-        tokenizer = base.tokenizer
+        self._frame, eos = frame, base.tokenizer.eos_token_id
         # Something must come before the first token that is scored.
-        starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        self._bos, self._begin = (() if token is None else (token,) for token in starts)
+        self._begin: Ids = () if eos is None else (eos,)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the log-softmax over the vocabulary at the tokens of candidates or answers."""
@@ -181,10 +180,9 @@ class _ContinuationScorer(Scorer):
 
     def _stem(self, text: str, reserved: int, by: str, cut: Span | None) -> Ids:
         """Tokenize a text, shortened so that `reserved` tokens fit after it."""
-        limit = self._remaining_tokens(reserved + 1, by)
-        stem = self._bos + self._ids(
-            truncate(self.base, text.rstrip(" "), limit, cut, keep_end=True), False
-        )
+        around = max(1, self._frame.token_count(self.base))
+        limit = self._remaining_tokens(reserved + around, by)
+        stem = self._frame.ids(self.base, text.rstrip(" "), limit, cut, keep_end=True)
         if not (stem or self._begin):
             raise TaskError(
                 f"task {self._name}: an answer is the first thing in a text, and the tokenizer of "
@@ -208,12 +206,15 @@ class ChoiceScorer(_ContinuationScorer):
     """A scorer by the mean log-likelihood per token of each candidate after the text."""
 
     def __init__(self, base: BaseModel, task: ChoiceTask, max_length: int) -> None:
-        super().__init__(base, task, max_length)
+        super().__init__(base, task, max_length, frame_of(base, task))
         self.labels = 0 if task.list_names else len(task.candidates)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize an example as one sequence per candidate."""
-        candidates = [self.answer_tokens(text, answer) for answer in answers]
+        before = text
+        if self._frame.is_chat:
+            before, answers = self._frame.after, [answer.strip() for answer in answers]
+        candidates = [self.answer_tokens(before, answer) for answer in answers]
         longest = max(len(candidate) for candidate in candidates)
         return _continued(self._stem(text, longest, "a candidate", cut), candidates)
 
@@ -232,7 +233,7 @@ class GenerationScorer(_ContinuationScorer):
     labels = 1
 
     def __init__(self, base: BaseModel, task: GenerationTask, max_length: int) -> None:
-        super().__init__(base, task, max_length)
+        super().__init__(base, task, max_length, text_frame(base))
         self._chat = ChatTemplate(base) if task.chat else None
         self.stop = self._chat.stop if self._chat else task.stop
         self.most_tokens, self.is_plain_text = task.tokens, task.is_plain_text
@@ -295,7 +296,7 @@ class MaskedScorer(Scorer):
     ) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        words = word_tokens(base, task)
+        words = word_tokens(task, partial(continuation_tokens, base, task.question_before_word))
         if long := [w for w, t in zip(task.words, words, strict=True) if len(t) > 1]:
             raise TaskError(
                 f"task {task.name}: a masked LM needs label words of one token and "
@@ -408,6 +409,7 @@ def scorer_for(
     Raises:
         TaskError, ModelError: as `_scorer_of_family` does.
     """
+    check_form(base, task)
     scorer = _scorer_of_family(base, task, max_length, body, compares)
     return HeadlessScorer(scorer) if base.depth and base.family != "encoder" else scorer
 

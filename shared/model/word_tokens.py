@@ -1,5 +1,7 @@
 """Tokens of label words and answers, as they follow the text before them."""
 
+from collections.abc import Callable
+
 from samara.shared.errors import TaskError
 from samara.shared.model.loading import BaseModel
 from samara.shared.tasks.kinds import ClassificationTask
@@ -15,13 +17,17 @@ def continuation_tokens(base: BaseModel, before: str, text: str) -> Ids:
     return whole[len(stem) :] if joined else base.token_ids(text)
 
 
-def word_tokens(base: BaseModel, task: ClassificationTask) -> list[Ids]:
+def word_tokens(task: ClassificationTask, tokens_of: Callable[[str], Ids]) -> list[Ids]:
     """Return the tokens that each label word adds to the question.
+
+    Args:
+        task: task with the label words.
+        tokens_of: function that returns the tokens of a word.
 
     Raises:
         TaskError: if two label words become the same tokens.
     """
-    words = [continuation_tokens(base, task.question_before_word, word) for word in task.words]
+    words = [tokens_of(word) for word in task.words]
     if len(set(words)) < len(words) or not all(words):
         raise TaskError(
             f"task {task.name}: label words {', '.join(task.words)} are not "

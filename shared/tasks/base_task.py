@@ -109,7 +109,7 @@ class BaseTask(BaseModel):
     def digest(self) -> str:
         """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
         # Tasks from before there were these keys keep their digests.
-        later = {"user": USER_FIELD, "chat": False}
+        later = {"user": USER_FIELD, "chat": False, "form": "auto"}
         kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
         content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()

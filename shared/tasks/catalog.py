@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import AfterValidator, Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,7 +26,14 @@ from pydantic_core import ErrorDetails
 from samara.shared.errors import TaskError
 from samara.shared.extensions import extension, stored_name
 from samara.shared.settings import Text
-from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.kinds import (
+    AUTO_FORM,
+    ChoiceTask,
+    ClassificationTask,
+    Form,
+    GenerationTask,
+    Task,
+)
 
 _KINDS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
@@ -113,6 +120,35 @@ def load_task(name_or_path: str) -> Task:
         raise TaskError(f"{name_or_path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TaskError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
+
+
+class AskedTask(Protocol):
+    """The settings that name a task, and the form that it is asked in."""
+
+    @property
+    def task(self) -> str:
+        """The task, by its name or the path of its file."""
+
+    @property
+    def form(self) -> Form:
+        """The form that a causal LM is asked in; ``auto`` for the task's own."""
+
+
+def task_of(settings: AskedTask) -> Task:
+    """Load the task of a run as the run asks it.
+
+    Raises:
+        TaskError: as in `load_task`, or if a generation is given a form.
+    """
+    task = load_task(settings.task)
+    if settings.form == AUTO_FORM:
+        return task
+    if isinstance(task, GenerationTask):
+        raise TaskError(
+            f"form = {settings.form}: is for a classification or a choice, and task {task.name!r} "
+            "is a generation; leave it out, and write chat = true in a task of chats"
+        )
+    return task.model_copy(update={"form": settings.form})
 
 
 def _mistake(place: str, toml: str, details: ErrorDetails) -> str:

@@ -25,6 +25,11 @@ from samara.shared.tasks.templates import (
     template_fields,
 )
 
+Form = Literal["auto", "plain", "chat"]
+"""The way a causal LM is asked: by a text, or its own chat template; ``auto`` leaves it open."""
+AUTO_FORM: Form = "auto"
+PLAIN: Form = "plain"
+CHAT: Form = "chat"
 _WORD = "word"
 """The name in braces that marks the label word's position."""
 
@@ -35,7 +40,14 @@ def _stands_before(template: str, field: str, mark: str) -> bool:
     return field in (field_names(name)[0] for _, name in before if name)
 
 
-class ClassificationTask(BaseTask):
+class AnsweredTask(BaseTask):
+    """A task whose answer is one of several that are given: a label word, or a candidate."""
+
+    form: Form = AUTO_FORM
+    """The way a causal LM is asked; other models have no other than to read the text."""
+
+
+class ClassificationTask(AnsweredTask):
     """A task that asks which of some label words, the same for all rows, is the answer.
 
     The word stands in the question behind the text, or, without a question, inside the text, where
@@ -173,7 +185,7 @@ class ClassificationTask(BaseTask):
         return self._fill(before, {}), self._fill(after, {})
 
 
-class ChoiceTask(BaseTask):
+class ChoiceTask(AnsweredTask):
     """A task that asks which of a row's candidates belongs into the text.
 
     The text behind a candidate is scored together with it.

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, isnan, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import Confusion
-from samara.shared.model.scorers import Prompt
+from samara.shared.label_scores import Confusion, auc
+from samara.shared.model.scorers import HeadlessScorer, Prompt
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.metrics import label_metric
 
@@ -49,12 +49,16 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     ]
     if any(example.user for share in shares for example in share.examples):
         lines.append(f"each user's most frequent label: {metric(answers, of_users):.1%}")
+    if isinstance(runtime.scorer, HeadlessScorer):  # which finds all labels as likely
+        return lines
     prompts, right = _spread(shares)
-    given = runtime.base_scores(prompts).argmax(axis=1)
-    reached = metric(right, given)
+    scores = runtime.base_scores(prompts)
+    reached = metric(right, scores.argmax(axis=1))
     low, high = _wilson(reached, len(right))
     interval = f"95 % interval {low:.0%} to {high:.0%}"
     lines.append(f"zero-shot: {reached:.1%} on {len(right):,} of them ({interval})")
+    if width == 2 and not isnan(area := auc(scores, right)):
+        lines[-1] += f", AUC {area:.3f}, which no label bias changes"
     if high < metric(right, np.full_like(right, usual)):
         lines.append(
             "note: zero-shot is below the most frequent label; other words, or another question in "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from samara.shared.config import load_scenario
+from samara.shared.config import RunConfig, load_scenario
 from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.frames.instructions import Split
 from samara.shared.machine import cores
@@ -23,7 +23,9 @@ from samara.simulations.project.drafts import (
     DataSize,
     ProjectChoices,
     draft_scenario,
+    quoted,
 )
+from samara.simulations.prompt_form import FormChoice, choose_form
 from samara.simulations.report.fleet import span_of
 from samara.simulations.simulate import LoadedSimulation, load_simulation
 
@@ -52,6 +54,10 @@ def checked_files(
         task, scenario = Path(temporary) / TASK_FILE, Path(temporary) / SCENARIO_FILE
         task.write_text(task_text, encoding="utf-8")
         size = _size_of(choices, task)
+        if chosen := choose_form(_asking(choices, task)):
+            say(f"form = {chosen.form}: {chosen.reason}")
+            files[TASK_FILE] = task_text = with_form(task_text, chosen)
+            task.write_text(task_text, encoding="utf-8")
         if not is_federated(load_task(str(task)), size.users):
             for line in check_tuning(choices, task):
                 say(line)
@@ -64,6 +70,17 @@ def checked_files(
         for line in check_scenario(scenario, task, folder, places):
             say(line)
     return files, shlex.join(["samara", "simulate", str(folder / SCENARIO_FILE)])
+
+
+def _asking(choices: ProjectChoices, task: Path) -> RunConfig:
+    """Return settings with the model, the task and the data of a project."""
+    paths = {"model.path": choices.model, "data.path": choices.data, "task": str(task)}
+    return RunConfig.of(paths, "samara new")
+
+
+def with_form(task_text: str, chosen: FormChoice) -> str:
+    """Return the text of a task file with a form before all else, where no table has begun."""
+    return f"# {chosen.reason}\nform = {quoted(chosen.form)}\n{task_text}"
 
 
 def is_federated(task: Task, users: int) -> bool:

@@ -23,6 +23,7 @@ from rich.console import Console
 from samara.server.live.bundle import build_bundle
 from samara.server.live.certificates import check_certificates
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
+from samara.server.live.live_config import read_live_config
 from samara.server.live.run_display import RunDisplay
 from samara.server.live.server_log import LOG_FILE
 from samara.server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
@@ -32,7 +33,7 @@ from samara.server.transport.messages import MAX_FOREIGN_TEXT, cut_foreign_text,
 from samara.shared.certificates import make_certificates
 from samara.shared.client_index import client_index_of_key
 from samara.shared.config import RunConfig
-from samara.shared.errors import FrameError, SamaraError
+from samara.shared.errors import ConfigError, FrameError, SamaraError
 from samara.shared.events import EventFollower, append_event
 from samara.shared.rejection import HEADER
 from samara.shared.signing import SigningKey
@@ -319,7 +320,14 @@ def test_the_bundle_has_the_same_bytes_and_every_setting() -> None:
         names = archive.namelist()
         project = tomllib.loads(archive.read("pyproject.toml").decode())
     assert set(names) == {"pyproject.toml", ".info/CONTENT"}
-    assert RunConfig.of(project["tool"]["flwr"]["app"]["config"], "bundle") == RunConfig()
+    config = project["tool"]["flwr"]["app"]["config"]
+    assert RunConfig.of(config, "bundle") == RunConfig()
+    assert "form" not in config  # clients of earlier versions do not know it
+
+
+def test_a_live_run_takes_its_form_from_the_task() -> None:
+    with pytest.raises(ConfigError, match="form is for simulated clients; write it into the file"):
+        read_live_config(None, ["form=chat"], "serve")
 
 
 def test_code_that_is_not_installed_makes_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from sklearn.metrics import roc_auc_score
 
 from samara.shared.errors import TaskError
-from samara.shared.label_scores import Confusion, cross_entropy
+from samara.shared.label_scores import Confusion, auc, cross_entropy
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
 from samara.shared.tasks.metrics import (
@@ -213,6 +214,22 @@ def test_matthews_correlation_is_that_of_indicators(values: np.ndarray) -> None:
     expected = (true * predicted).sum() / norms if norms else 0.0
     found = Confusion.from_predictions(labels, predictions, 4).matthews
     assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(2, 12), st.just(2)), elements=st.integers(-3, 3)),
+    st.data(),
+)
+def test_the_auc_is_that_of_scikit_learn(scores: np.ndarray, data: st.DataObject) -> None:
+    some = st.lists(st.integers(0, 1), min_size=len(scores), max_size=len(scores))
+    labels = np.array(data.draw(some.filter(lambda drawn: len(set(drawn)) == 2)))
+    wanted = roc_auc_score(labels, scores[:, 1] - scores[:, 0])
+    assert auc(scores, labels) == pytest.approx(wanted)
+    assert auc(scores + np.array([2, -5], np.float32), labels) == pytest.approx(wanted)
+
+
+def test_there_is_no_auc_of_one_label() -> None:
+    assert math.isnan(auc(np.zeros((3, 2), np.float32), np.ones(3, np.int64)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

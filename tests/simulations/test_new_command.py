@@ -253,6 +253,25 @@ def test_texts_of_users_make_a_federation(
     assert "next: samara tune" in printed
 
 
+def test_the_form_of_an_instruct_model_is_written_into_the_task(
+    run: Run, data_file: Path, chat_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    options = ("--data", data_file, "--model", chat_model, "--words", "bad,good")
+    status, printed, errors = run("new", folder, *options)
+    assert (status, errors) == (0, "")
+    [(form, reason)] = re.findall(r"^form = (auto|chat): (.*)$", printed, re.MULTILINE)
+    losses = dict(re.findall(r"(auto|chat) (\d+\.\d+) ", reason))
+    assert form == min(losses, key=lambda each: float(losses[each]))
+    task = load_task(str(folder / "task.toml"))
+    assert task.model_dump()["form"] == form
+    assert (folder / "task.toml").read_text().startswith(f"# {reason}\nform = ")
+    status, _, errors = run("simulate", folder / "scenario.toml", "--set", "rounds=1")
+    assert (status, errors) == (0, "")
+    result = RunResult.read(folder / "run")
+    assert (result.config["form"], "form" in result.automatic) == ("auto", False)
+
+
 def test_chats_go_from_a_file_to_a_page(run: Run, chat_model: Path, tmp_path: Path) -> None:
     """Data, project, run, comparison, and what the models answer."""
     file, folder, page = tmp_path / "chats.jsonl", tmp_path / "mine", tmp_path / "page.html"

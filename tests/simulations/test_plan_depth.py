@@ -1,6 +1,7 @@
 """A run with nothing set on a deep language model: what it reads, says and leaves behind."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from samara.shared.frames.instructions import Split
 from samara.shared.model.loading import load_base_model
 from samara.simulations.adapter import FinishedRun
 from samara.simulations.plan import describe_plan
-from samara.simulations.simulate import simulate
+from samara.simulations.project.baselines import describe_baselines
+from samara.simulations.simulate import load_simulation, simulate
 
 BLOCKS, READ = 12, 8
 ModelFolder = Callable[..., Path]
@@ -85,3 +87,14 @@ def test_the_exported_model_ends_where_the_readout_reads(
         with torch.inference_mode():
             state = exported.body(ids).last_hidden_state[0, prompt.supervised[0][0]]
         np.testing.assert_allclose((weight @ state + bias).numpy(), expected, atol=2e-4)
+
+
+def test_a_cut_model_has_no_zero_shot_answers_to_compare_with(config: RunConfig) -> None:
+    for layers, is_said in (("readout:auto", False), ("readout", True)):
+        loaded = load_simulation(config.with_values({"adapter.layers": layers}))
+        lines = describe_baselines(loaded.runtime, loaded.shares)
+        assert any("most frequent label" in line for line in lines)
+        said = [line for line in lines if line.startswith("zero-shot: ")]
+        assert [bool(re.search(r"%\), AUC 0\.\d{3}, which", line)) for line in said] == [
+            True
+        ] * is_said

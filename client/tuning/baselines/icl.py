@@ -10,11 +10,12 @@ import numpy as np
 
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from samara.shared.directions import batch_order
-from samara.shared.errors import ModelError
+from samara.shared.errors import ModelError, TaskError
+from samara.shared.model.prompt_frame import first_tokens, form_of
 from samara.shared.model.scorers import Prompt
 from samara.shared.model.word_tokens import Ids
 from samara.shared.tasks.demonstrations import demonstration
-from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.kinds import CHAT, GenerationTask
 
 
 class InContext:
@@ -29,6 +30,7 @@ class InContext:
 
     Raises:
         ModelError: if the model is no causal LM.
+        TaskError: if it is asked as a chat.
     """
 
     def __init__(self, setup: TuningSetup, demonstrations: int) -> None:
@@ -36,6 +38,11 @@ class InContext:
             raise ModelError(
                 f"{setup.base.folder}: in-context learning needs a causal LM and this is a "
                 f"{setup.base.family} model; choose another optimizer or model"
+            )
+        if form_of(setup.task) == CHAT:
+            raise TaskError(
+                f"task {setup.task.name} is asked as a chat, and demonstrations stand before a "
+                "text; set form to plain, or choose another optimizer"
             )
         self._setup = setup
         train = setup.splits["train"].examples
@@ -48,8 +55,7 @@ class InContext:
             for i in order
         ]
         self._ends = np.cumsum([len(ids) for ids in self._demonstrations])
-        bos = tokenizer.bos_token_id
-        self._start: Ids = () if bos is None else (bos,)
+        self._start = first_tokens(setup.base, form_of(setup.task))
         answer = setup.task.tokens if isinstance(setup.task, GenerationTask) else 0
         self._limit = setup.base.context - answer
 

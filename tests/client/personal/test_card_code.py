@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -137,6 +138,27 @@ def test_words_of_several_tokens_and_several_fields(
     found = answers_without_samara([tmp_path / "out"], {"row": row})[str(tmp_path / "out")]["row"]
     assert list(found) == list(load_task(str(task)).words)  # type: ignore[union-attr]
     np.testing.assert_allclose([*found.values()], answer(row), atol=2e-4)
+
+
+def test_the_code_asks_in_the_form_of_the_run(tmp_path: Path, model_folder: ModelFolder) -> None:
+    instruct = shutil.copytree(model_folder("causal"), tmp_path / "instruct")
+    template = (
+        "{% for m in messages %}the {{ m['role'] }} was {{ m['content'] }} .\n{% endfor %}"
+        "{% if add_generation_prompt %}the assistant was {% endif %}"
+    )
+    (instruct / "chat_template.jinja").write_text(template)
+    forms = [("chat", "top:2"), ("chat", "readout:2/3"), ("plain", "top:2"), ("auto", "top:2")]
+    ours = {}
+    for form, layers in forms:
+        out = tmp_path / f"{form}-{layers[:3]}"
+        ours[str(out)] = exported(out, str(instruct), layers, False, {"form": form})
+    rows = {"long": LONG, "short": {"text": " a warm film "}}
+    theirs = answers_without_samara([Path(folder) for folder in ours], rows)
+    for folder, answer in ours.items():
+        for name, row in rows.items():
+            np.testing.assert_allclose([*theirs[folder][name].values()], answer(row), atol=2e-4)
+    answers = [theirs[folder]["short"]["great"] for folder in ours]
+    assert len({round(answer, 4) for answer in answers}) == len(answers)
 
 
 def test_a_card_says_which_base_it_is_for(tmp_path: Path, model_folder: ModelFolder) -> None:

@@ -1,6 +1,7 @@
 """Baselines without training, and tasks of every kind in tuning: answers, choices, metrics."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Set
         assert found.supervised == ((len(ids) - 1,),)
         assert len(ids) <= setup.base.context < len(read(count + 1, example.text))
         assert context.count(prompt) == count > 0
+
+
+def test_demonstrations_do_not_stand_in_a_chat(settings: Settings, tmp_path: Path) -> None:
+    folder = shutil.copytree(settings["model.path"], tmp_path / "instruct")
+    template = "{{ messages[0]['content'] }}{% if add_generation_prompt %} was {% endif %}"
+    template += "{% if not add_generation_prompt %} was {{ messages[1]['content'] }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    changes = {"model__path": str(folder), "optimizer": "icl"}
+    with pytest.raises(TaskError, match="asked as a chat, and demonstrations stand before a text"):
+        InContext(setup_of(settings, form="chat", **changes), 2)
+    read = []
+    for form in ("plain", "auto"):
+        setup = setup_of(settings, form=form, **changes)
+        (ids,) = InContext(setup, 2).extend(setup.splits["test"].prompts[0]).sequences
+        read.append(ids)
+    assert (setup.base.tokenizer.bos_token_id, *read[0]) == read[1]
 
 
 def test_few_demonstrations_are_all_there(settings: Settings) -> None:

@@ -301,6 +301,17 @@ def test_what_onnx_runtime_has_not_is_refused(
     assert not out.exists()
 
 
+def test_a_page_asks_no_chat(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder("causal"), tmp_path / "instruct")
+    template = "{% for m in messages %}{{ m['content'] }} . {% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    given = ["export", "--runtime", "onnx", "--batch", "2", "--seq", "16", "--task", "sst2"]
+    given += ["--model", str(folder), "--set", "form=chat", "--out", str(tmp_path / "model.onnx")]
+    result = CliRunner().invoke(app, given)
+    assert isinstance(result.exception, ConfigError)
+    assert "is asked as a chat, and a page has no chat template; set form" in str(result.exception)
+
+
 def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from samara.devices.phone import onnx_lowering
     from samara.devices.phone.lowering import Method

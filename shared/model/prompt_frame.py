@@ -1,0 +1,126 @@
+"""The parts of a causal LM's prompt around a text, in the form that its task is asked in.
+
+The form ``chat`` is how an instruct model was taught: the text is a user's message, in the model's
+own chat template, and the label word or candidate is in the answer to it. Whole sentences of the
+question are in the message, too. The sentence that the word completes begins the answer.
+"""
+
+import re
+from dataclasses import dataclass
+
+from samara.shared.errors import TaskError
+from samara.shared.model.chat_template import ChatTemplate
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.truncation import truncate
+from samara.shared.model.word_tokens import Ids, continuation_tokens
+from samara.shared.tasks.base_task import Span
+from samara.shared.tasks.kinds import AUTO_FORM, CHAT, ChoiceTask, ClassificationTask, Form, Task
+
+_SENTENCE_END = re.compile(r"[.?!]\s+|[。？！]|\n")
+
+
+@dataclass(frozen=True)
+class PromptFrame:
+    """The parts of a prompt that are the same for all texts of a task.
+
+    Attributes:
+        start: tokens before all others.
+        before: text before a row's text; a text behind it has no white space around it.
+        after: text between a row's text and its answer; its last spaces belong to the answer.
+        is_chat: whether a chat template has written both.
+    """
+
+    start: Ids
+    before: str
+    after: str
+    is_chat: bool
+
+    @property
+    def stem(self) -> str:
+        """The text behind a row's text, without the spaces that belong to the answer."""
+        return self.after.rstrip(" ")
+
+    def token_count(self, base: BaseModel) -> int:
+        """Return the number of tokens around a text."""
+        return len(self.start) + sum(len(base.token_ids(own)) for own in (self.before, self.stem))
+
+    def ids(
+        self, base: BaseModel, text: str, limit: int, cut: Span | None, keep_end: bool = False
+    ) -> Ids:
+        """Return the tokens before an answer.
+
+        Args:
+            base: model whose tokenizer it is.
+            text: text of a row.
+            limit: most tokens of it.
+            cut: part of it that is shortened first.
+            keep_end: whether the rest of the excess is removed from its beginning.
+        """
+        fitting = truncate(base, text, limit, cut, keep_end)
+        if self.is_chat:
+            fitting = fitting.strip()
+        return self.start + base.token_ids(self.before + fitting + self.stem)
+
+    def answer_tokens(self, base: BaseModel, answer: str) -> Ids:
+        """Return the tokens that an answer adds to the text before it."""
+        return continuation_tokens(base, self.after, answer.strip() if self.is_chat else answer)
+
+
+def frame_of(base: BaseModel, task: ClassificationTask | ChoiceTask) -> PromptFrame:
+    """Return what stands around the texts of a task for a causal LM.
+
+    Raises:
+        ModelError: if the task is asked as a chat, and the model has no chat template.
+    """
+    question = task.question_before_word if isinstance(task, ClassificationTask) else ""
+    if task.form != CHAT:
+        return PromptFrame(first_tokens(base, task.form), "", question, is_chat=False)
+    before, behind = ChatTemplate(base).around_message()
+    asked, begun = split_question(question)
+    return PromptFrame((), before, asked + behind + begun, is_chat=True)
+
+
+def split_question(question: str) -> tuple[str, str]:
+    """Split what stands before a label word into whole sentences and the begin of one.
+
+    A line ends a sentence, too. ``" Yes or No?\\n"`` begins nothing; ``" It was "`` is a begin.
+    """
+    end = max((found.end() for found in _SENTENCE_END.finditer(question)), default=0)
+    return question[:end].rstrip(), question[end:].lstrip()
+
+
+def text_frame(base: BaseModel) -> PromptFrame:
+    """Return what stands around the text of a generation: the tokens that begin it."""
+    return PromptFrame(first_tokens(base, AUTO_FORM), "", "", is_chat=False)
+
+
+def first_tokens(base: BaseModel, form: Form) -> Ids:
+    """Return the tokens that begin a text outside a chat.
+
+    With ``plain`` they are those that the tokenizer itself begins a text with. Before there were
+    forms, and with ``auto``, it is the BOS token of every tokenizer that has one.
+    """
+    if form == AUTO_FORM:
+        bos = base.tokenizer.bos_token_id
+        return () if bos is None else (bos,)
+    own, whole = base.token_ids("a"), base.token_ids("a", special=True)
+    begin = next((i for i in range(len(whole)) if whole[i : i + len(own)] == own), 0)
+    return whole[:begin]
+
+
+def form_of(task: Task) -> Form:
+    """Return the form that a task is asked in; that of a generation is its own."""
+    return task.form if isinstance(task, ClassificationTask | ChoiceTask) else AUTO_FORM
+
+
+def check_form(base: BaseModel, task: Task) -> None:
+    """Refuse a chat with a model that is no language model.
+
+    Raises:
+        TaskError: if the task is asked as a chat, and the model is none that answers.
+    """
+    if form_of(task) == CHAT and base.family != "causal":
+        raise TaskError(
+            f"task {task.name} is asked as a chat, and {base.folder} is no causal LM; set form to "
+            "plain"
+        )
