@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -126,7 +127,7 @@ def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
     """Return a pass of the unadapted network over as many rows as a step has."""
 
     def run() -> None:
-        with torch.inference_mode(), bench.adapter.using(None):
+        with torch.inference_mode():
             bench.base.network(input_ids=rows, logits_to_keep=1)
 
     return run
@@ -174,12 +175,12 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
         contests += [
             Contest(
                 f"catching up, {count:,} directions, d = {size:,}",
-                lambda state=state: backend.fold(state, seeds, coefficients, "gaussian"),
+                partial(backend.fold, state, seeds, coefficients, "gaussian"),
                 {"DeComFL": decomfl, "FedKSeed": fedkseed},
             ),
             Contest(
                 f"drawing {count:,} directions, d = {size:,}",
-                lambda size=size: backend.directions(seeds, size, "gaussian"),
+                partial(backend.directions, seeds, size, "gaussian"),
                 {"torch": drawn_by_torch, "NumPy": drawn_by_numpy},
             ),
         ]
@@ -235,8 +236,7 @@ def ray_rounds(clients: int, rounds: int) -> list[float]:
             evaluate_fn=lambda number, arrays: ends.append(time.monotonic()),
         )
 
-    resources: dict[str, int | float | str | bytes | bool | list[int]] = {"num_cpus": 1}
-    run_simulation(server, client, clients, backend_config={"client_resources": resources})
+    run_simulation(server, client, clients, backend_config={"client_resources": {"num_cpus": 1}})
     return [end - begin for begin, end in pairwise(ends[1:])]
 
 
