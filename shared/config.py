@@ -17,6 +17,7 @@ from samara.shared.common_settings import (
     ADAPTER,
     FORM,
     MODEL,
+    OF_SIMULATIONS,
     OUT,
     PASS_EXAMPLES,
     SEED,
@@ -48,6 +49,7 @@ from samara.shared.sections import (
 )
 from samara.shared.settings import (
     Fixed,
+    Scalar,
     Section,
     Settings,
     Text,
@@ -355,6 +357,10 @@ class RunConfig(Settings):
             elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
                 flat["adapter.layers"] = READOUT  # which starts without a word about it were for
         return super().of(flat, source)
+
+    def sent(self) -> dict[str, Scalar]:
+        """Return the settings that a live server sends, by dotted key."""
+        return {key: own for key, own in self.flat().items() if key not in OF_SIMULATIONS}
 
     def among(self, clients: int) -> Self:
         """Return the settings of the same run for the number of clients that Flower reports.

@@ -140,7 +140,7 @@ class SuperLink:
         data = build_bundle()
         fab = Fab(hashlib.sha256(data).hexdigest(), data, {})
         request = StartRunRequest(
-            fab=fab_to_proto(fab), override_config=user_config_to_proto(config.flat())
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(config.sent())
         )
         for _ in attempts("the SuperLink to answer"):
             assert self.process.poll() is None, self.log_tail()

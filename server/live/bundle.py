@@ -7,7 +7,6 @@ import tomli_w
 
 from samara.shared import DISTRIBUTION
 from samara.shared.choices import OPEN
-from samara.shared.common_settings import OF_SIMULATIONS
 from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
 from samara.shared.installed_code import client_code_hash, samara_version
@@ -30,14 +29,13 @@ def build_bundle() -> bytes:
 
 def _pyproject_text() -> str:
     """Return what Flower reads of an app, and which version of Samara the server has."""
-    settings = RunConfig().flat() | OPEN
     app = {
         "publisher": "samara",
         "components": {
             "serverapp": "samara.server.app:app",
             "clientapp": "samara.client.app:app",
         },
-        "config": nest({k: v for k, v in settings.items() if k not in OF_SIMULATIONS}),
+        "config": nest(RunConfig().sent() | OPEN),
     }
     project = {
         "name": DISTRIBUTION,

@@ -38,7 +38,6 @@ from samara.server.live.superlink import (
     SECRET_VARIABLE,
 )
 from samara.shared.certificates import TlsFiles
-from samara.shared.common_settings import OF_SIMULATIONS
 from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
 from samara.shared.files import make_private_folder, write_secret
@@ -226,10 +225,9 @@ class SuperLinkProcess:
 
         self.stop_runs()
         end_processes(find_programs(self.folder, SERVER_APP))
-        settings = {k: v for k, v in config.flat().items() if k not in OF_SIMULATIONS}
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
-            override_config=user_config_to_proto(settings),
+            override_config=user_config_to_proto(config.sent()),
         )
         with self._control() as control:
             return int(control.StartRun(request).run_id)
