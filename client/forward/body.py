@@ -145,7 +145,7 @@ class PerturbedBody(ProvenBody):
 
     @cached_property
     def _caches_exactly(self) -> bool:
-        """Whether a text that goes on from a cache has the states that it has as a whole."""
+        """Return whether a text that goes on from a cache has the states that it has as a whole."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:
