@@ -3,6 +3,7 @@
 A federation's server has no rows, so that this is for simulations and for `samara new`.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ from samara.shared.tasks.kinds import (
     GenerationTask,
 )
 from samara.shared.tasks.rows import Example
+
+log = logging.getLogger("samara.simulation")
 
 ROWS, FEWEST_ROWS = 64, 10
 """The most training rows whose losses are compared, and the fewest."""
@@ -87,6 +90,7 @@ def choose_form(config: RunConfig) -> FormChoice | None:
     if len(rows) < FEWEST_ROWS:
         return None
     rows = [rows[i] for i in np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(int)]
+    log.info("asking the model %d training rows in two forms", len(rows))
     torch.set_num_threads(config.threads or cores())
     base = load_model(config.model, config.adapter.depth).base
     labels = np.array([row.label for row in rows], np.int64)
