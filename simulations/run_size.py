@@ -136,24 +136,28 @@ def measured_row(
         most = min(_MOST_TIMED, len(typical), _TIMED_SECONDS / max(one, 1e-6), affordable)
         count = max(1, int(most))
         chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
-        alike = [chosen[start : start + _TOGETHER] for start in range(0, count, _TOGETHER)]
+        parts = math.ceil(count / _TOGETHER)
+        if runtime.has_readout_alone:  # passes are of similar length, and those of steps are not
+            groups = [chosen[part * _TOGETHER : (part + 1) * _TOGETHER] for part in range(parts)]
+        else:
+            groups = [chosen[part::parts] for part in range(parts)]
         scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
 
         def seconds(queries: int) -> float:
             """Return the seconds of a row, the less of two measurements."""
             return scale * sum(
                 min(_seconds_of(pool, kept, prompts, queries) for _ in range(2))
-                for prompts in alike
+                for prompts in groups
             )
 
         if runtime.has_readout_alone:
             return RowCost(seconds(0))
-        unkept = [[fresh() for _ in range(2)] for _ in alike]
+        unkept = [[fresh() for _ in range(2)] for _ in groups]
         whole = scale * sum(
             min(_seconds_of(pool, passes, prompts, 0) for passes in twice)
-            for twice, prompts in zip(unkept, alike, strict=True)
+            for twice, prompts in zip(unkept, groups, strict=True)
         )
-        for prompts in alike:
+        for prompts in groups:
             _seconds_of(pool, kept, prompts, 0)
         plain = seconds(0)
         again = max(0.0, seconds(queries) - plain) / (2 * queries - 1)
