@@ -124,12 +124,11 @@ def auc(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
     Returns:
         A number from 0 to 1; NaN without an example of each label.
     """
-    leads = scores[:, 1].astype(np.float64) - scores[:, 0]
-    others, own = np.sort(leads[labels == 0]), leads[labels == 1]
-    if not (len(others) and len(own)):
+    from sklearn.metrics import roc_auc_score  # here, since a phone has numpy alone
+
+    if len(np.unique(labels)) < 2:
         return math.nan
-    below = sum(np.searchsorted(others, own, side=side).sum() for side in ("left", "right"))
-    return float(below) / (2 * len(others) * len(own))
+    return float(roc_auc_score(labels, scores[:, 1].astype(np.float64) - scores[:, 0]))
 
 
 def evaluation_column(

@@ -11,7 +11,6 @@ run as a whole over all rows, or over those of one length at a time, or are refu
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -139,13 +138,12 @@ class PerturbedBody(ProvenBody):
             gives the states of the whole text.
         """
         ids = torch.tensor(tokens, device=self._base.network.device)
-        if self._caches_exactly:
+        if self._find_once("cache", self._caching_is_exact):
             return self._continue(ids, cache)
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
-    @cached_property
-    def _caches_exactly(self) -> bool:
-        """Return whether a text that goes on from a cache has the states that it has as a whole."""
+    def _caching_is_exact(self) -> bool:
+        """Return whether a text that continues from a cache has the states of the whole text."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:

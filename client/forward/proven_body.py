@@ -79,7 +79,7 @@ class ProvenBody(ABC):
         return tuple(type(module) for module in self._base.network.modules())
 
     def _find_once(self, what: str, find: Callable[[], _Found]) -> _Found:
-        """Return what passes of a probe show of this model, which run once."""
+        """Return a property of this model that probes reveal; they run once."""
         key, verdicts = (what, type(self), self._kinds()), self._base.verdicts
         if key not in verdicts:
             verdicts[key] = find()

@@ -17,7 +17,7 @@ _HUB_FOLDER = "models--"
 
 
 def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
-    """Return what stands around a text; None where cards have always said it themselves."""
+    """Return the prompt's frame; None where the card's own code makes it."""
     if isinstance(task, GenerationTask) or task.form == AUTO_FORM or base.family != "causal":
         return None
     read = base if base.tokenizer else replace(base, tokenizer=load_tokenizer(base.folder))
@@ -37,7 +37,7 @@ class CardBase:
         blocks: number of lowest blocks that are read; 0 for all.
         max_length: most tokens of a text with its question.
         pooling: modules of a sentence encoder behind its network.
-        frame: what stands around a text, if the task says in which form a causal LM is asked.
+        frame: prompt frame, if the task says in which form a causal LM is asked.
         is_embedded: whether it is the small model that comes with Samara.
     """
 

@@ -163,9 +163,8 @@ class ClientData:
     def some_prompts(self, split: Split, most: int) -> list[Prompt]:
         """Return at most so many examples of a split, evenly spread, as the model reads them."""
         examples = self.in_split(split)
-        return [
-            self._tokenize(each) for each in examples[:: max(1, math.ceil(len(examples) / most))]
-        ]
+        step = max(1, math.ceil(len(examples) / most))
+        return [self._tokenize(example) for example in examples[::step]]
 
     def evaluated(self, split: Split) -> LabelledPrompts:
         """Return the examples of a split that an evaluation of the run at hand counts."""

@@ -1,7 +1,7 @@
-"""The count by which a ServerApp sees that something of a reply has arrived at its SuperLink.
+"""A counter of arrived replies, which a SuperLink shares with its ServerApp through a file.
 
-To ask the SuperLink for replies is a request to a database, of 10 ms of processor time. Both
-processes are on one machine, so the SuperLink counts in a file, and the ServerApp looks there.
+Asking the SuperLink for replies is a database request of 10 ms of processor time. Both processes
+run on one machine, so the ServerApp reads the counter and asks when it has changed.
 """
 
 from contextlib import suppress
@@ -12,7 +12,7 @@ ARRIVALS_VARIABLE = "SAMARA_ARRIVALS"
 
 
 class Arrivals:
-    """The count of what has arrived, in a file.
+    """A counter of arrivals, kept in a file.
 
     Args:
         file: its path; it is written anew.
@@ -23,7 +23,7 @@ class Arrivals:
         self._write()
 
     def add(self) -> None:
-        """Count one thing more."""
+        """Add one to the counter."""
         self._count += 1
         self._write()
 
@@ -33,7 +33,7 @@ class Arrivals:
 
 
 def read_arrivals(file: Path) -> bytes:
-    """Return what is in the file of a count: another value whenever something has arrived."""
+    """Return the content of a counter's file, which changes with every arrival."""
     try:
         return file.read_bytes()
     except OSError:

@@ -16,10 +16,10 @@ Flower answers in place of a client that is gone, of which nothing arrives.
 
 
 class ArrivalClock(SystemClock):
-    """The system's clock, whose waits end when something has arrived and nothing follows it.
+    """A system clock whose waits end once a reply has arrived whole.
 
     Args:
-        file: the file of `Arrivals`.
+        file: file of the counter.
     """
 
     def __init__(self, file: Path) -> None:

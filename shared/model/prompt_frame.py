@@ -67,7 +67,7 @@ class PromptFrame:
 
 
 def frame_of(base: BaseModel, task: ClassificationTask | ChoiceTask) -> PromptFrame:
-    """Return what stands around the texts of a task for a causal LM.
+    """Return the prompt frame of a task for a causal LM.
 
     Raises:
         ModelError: if the task is asked as a chat, and the model has no chat template.
@@ -90,7 +90,7 @@ def split_question(question: str) -> tuple[str, str]:
 
 
 def text_frame(base: BaseModel) -> PromptFrame:
-    """Return what stands around the text of a generation: the tokens that begin it."""
+    """Return the prompt frame of a generation: the tokens that begin a text."""
     return PromptFrame(first_tokens(base, AUTO_FORM), "", "", is_chat=False)
 
 

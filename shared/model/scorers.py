@@ -127,7 +127,7 @@ class CausalScorer(Scorer):
             that they share need not be computed.
 
     Attributes:
-        frame: what stands around a text.
+        frame: prompt frame of the task.
         label_tokens: tokens that each label word adds to the question.
     """
 

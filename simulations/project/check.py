@@ -73,13 +73,13 @@ def checked_files(
 
 
 def _asking(choices: ProjectChoices, task: Path) -> RunConfig:
-    """Return settings with the model, the task and the data of a project."""
+    """Return run settings with a project's model, task and data."""
     paths = {"model.path": choices.model, "data.path": choices.data, "task": str(task)}
     return RunConfig.of(paths, "samara new")
 
 
 def with_form(task_text: str, chosen: FormChoice) -> str:
-    """Return the text of a task file with a form before all else, where no table has begun."""
+    """Return a task file's text with its form at the top, before any table."""
     return f"# {chosen.reason}\nform = {quoted(chosen.form)}\n{task_text}"
 
 
